@@ -87,7 +87,7 @@ def share_of_a_step(algorithm: dict[str, Any], steps: int) -> tuple[float, float
             losses.clear()
             total = runtime.learners.train(kept, advantages)["time/learner"] - sum(losses)
             finish_step(runtime, runtime.fleet.version + 1, True)
-            flow.finish()
+            flow.finish_step()
             if step:  # the first warms up
                 shares.append((own + sum(losses)) / (own + total))
                 times.append(total)

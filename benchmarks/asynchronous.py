@@ -209,9 +209,9 @@ class Running:
         """Some training steps, of which the last are measured; then what is played ahead, so that others have the
         machine."""
         played = [self.step() for _ in range(max(WARM_UP, self.case.max_lag + 1) + steps)]
-        while playing := self.flow.running:
+        while playing := self.flow.tickets_running:
             for number in self.runtime.rollouts.wait(playing):
-                self.flow.add(number)
+                self.flow.record_ticket(number)
         return played[-steps:]
 
     def step(self) -> Step:
@@ -220,7 +220,7 @@ class Running:
         prepared = runtime.samples.prepare(rollout, np.arange(rollout.valid.shape[1]))
         metrics = runtime.learners.train(prepared, runtime.algorithm.advantages(prepared))
         finish_step(runtime, step, True)
-        self.flow.finish()
+        self.flow.finish_step()
         whole, waited = perf_counter() - begun, played["time/rollout"]
         return Step(
             whole=whole,

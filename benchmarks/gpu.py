@@ -197,7 +197,7 @@ def oft_act(stage: Stage) -> None:
     learner = Learner(stage.preset, 1, stage.device, **config)
     policy = learner.policy
     decide(stage, "decision, eager", policy, learner.env, noise)
-    MergedAdapters(policy.module, "in_place").merge()
+    MergedAdapters(policy.module, "in_place").merge_weights()
     decide(stage, "decision, merged adapters", policy, learner.env, noise)
     compile_blocks(stage, policy)
     decide(stage, "decision, merged, compiled blocks", policy, learner.env, noise)

@@ -34,7 +34,7 @@ from statistics import median
 
 from attrs import frozen
 
-from vla_rl.core.events import wilson
+from vla_rl.core.events import wilson_interval
 from vla_rl.core.spec.sections import ImaginationSpec
 from vla_rl.core.spec.spec import load_spec
 from vla_rl.runtime.start import run
@@ -183,7 +183,7 @@ def show(outcomes: Mapping[str, Sequence[Outcome]]) -> None:
         n90 = sorted(outcome.at_least for outcome in found)
         more = "" if all(outcome.n90 is not None for outcome in found) else "at least "
         best = median(outcome.best for outcome in found)
-        interval = wilson(round(200 * best), 200)
+        interval = wilson_interval(round(200 * best), 200)
         print(
             f"| {arm} | {more}{median(n90):,.0f} [{n90[0]:,}, {n90[-1]:,}] | "
             f"{sum(o.n90 is not None for o in found)} of {len(found)} | "

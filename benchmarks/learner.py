@@ -76,7 +76,7 @@ class Learner:
         masters = MasterWeights(trained)
         stepped = trained | masters.masters
         self.optimiser = build_optimizer(list(stepped.values()), [], TrainSpec(steps=1, lr=1e-6, micro_batch=rows))
-        masters.follow(self.optimiser)
+        masters.follow_optimizer(self.optimiser)
         self.record(rows)
 
     def build(self, preset: str, place: Context, **config: Any) -> Any:
@@ -129,7 +129,7 @@ class PlainLearner(Learner):
         network.text_rows = None
 
     def scores(self) -> Scores:
-        policy, prompt = self.policy, self.policy.prompts.rows(self.obs.instructions)
+        policy, prompt = self.policy, self.policy.prompts.take_prompts(self.obs.instructions)
         pixels = policy.images(list(self.obs.images.values()))
 
         def hidden() -> Tensor:
@@ -166,7 +166,7 @@ class PlainFlowLearner(FlowLearner):
 
     def scores(self) -> Scores:
         scores = self.policy.chunk_log_probs(self.obs, self.chunk)
-        values = self.policy.module.criticise(*self.policy._see(self.obs))  # noqa: SLF001
+        values = self.policy.module.estimate_values(*self.policy._encode_observation(self.obs))  # noqa: SLF001
         return Scores(log_probs=scores.log_probs, entropy=scores.entropy, values=values)
 
 

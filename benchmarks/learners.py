@@ -33,9 +33,10 @@ from vla_rl.core.declarations import ModelPlugin
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
-from vla_rl.core.spec.spec import component, parse_spec
+from vla_rl.core.spec.spec import make_component, parse_spec
 from vla_rl.core.trainers import ModelInputs, OptimizerStep
 from vla_rl.core.types import Context
+from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.start import start
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.learner.trainers import Trainers
@@ -131,7 +132,7 @@ def trainers_of(algorithm: Algorithm) -> Callable[[TrainedModel], Trainers]:
     def make(trained: TrainedModel) -> Trainers:
         training = TrainingContext(trained=trained, algorithm=algorithm, heartbeat=lambda: None)
         built = [
-            build("trainer", name, component("trainer", name).config, Context(training=training), ())
+            build("trainer", name, make_component("trainer", name).config, Context(training=training), ())
             for name in ("policy_gradient", "behaviour_cloning")
         ]
         return Trainers(*built)
@@ -144,8 +145,8 @@ def rank_of(world: int, sharding: str, rank: int, address: str) -> dict[str, Any
     torch.set_num_threads(1)
     info = synthetic.env_info(cameras=1, pixels=64, state_dim=0, action_dim=7)
     place = Context(env=info, chunk=CHUNK, values="chunk")
-    model = build("model", "openvla_oft", component("model", "openvla_oft", preset="tiny").config, place, ())
-    algorithm = build("algorithm", "ppo", component("algorithm", "ppo").config, Context(chunk=CHUNK), ())
+    model = build("model", "openvla_oft", make_component("model", "openvla_oft", preset="tiny").config, place, ())
+    algorithm = build("algorithm", "ppo", make_component("algorithm", "ppo").config, Context(chunk=CHUNK), ())
     rows = SAMPLES // world
     obs = synthetic.observation(info, SAMPLES).take(np.arange(rank * rows, (rank + 1) * rows))
     zeros = [0] * rows
@@ -175,16 +176,19 @@ def rank_of(world: int, sharding: str, rank: int, address: str) -> dict[str, Any
         acting=False,
         heartbeat=lambda: None,
     )
-    role.join(address, rank)
+    role.join_group(address, rank)
     parts = tuple(np.arange(i, i + MICRO_BATCH) for i in range(0, rows, MICRO_BATCH))
     step = OptimizerStep(micro_batches=parts, passes=len(parts), divisor=SAMPLES, value_divisor=SAMPLES)
+    ids, none = np.arange(rows), np.zeros(0, np.int64)
+    role.buffer.add(0, [SampleBatch(sample_ids=ids, inputs=heavy, final_ids=none, finals=None)])
+    refs = np.zeros(rows, np.int64), ids
     seconds, losses = [], []
     for update in range(1, UPDATES + 1):
         before = perf_counter()
-        losses.append(role.update(update, heavy, light, [step]).sums["loss/total"])
+        losses.append(role.update(update, refs, light, [step]).sums["loss/total"])
         seconds.append(perf_counter() - before)
     before = perf_counter()
-    for _ in role.trainers.collected.batches.each(heavy, light, parts, step, role.version):
+    for _ in role.trainers.collected.batches.iterate_batches(heavy, light, parts, step, 0):
         pass
     collating = perf_counter() - before
     if world > 1:

@@ -110,7 +110,7 @@ def iteration(runtime: Driver, flow: Flow) -> tuple[float, float]:
     runtime.learners.train(kept, runtime.algorithm.advantages(kept))
     after = perf_counter()
     finish_step(runtime, runtime.fleet.version + 1, True)
-    flow.finish()
+    flow.finish_step()
     return after - before, after - middle
 
 

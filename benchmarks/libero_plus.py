@@ -230,9 +230,9 @@ def comparisons(records: Any, assets: Path, only: str | None) -> Iterator[tuple[
 def compared_tables(records: Any) -> Iterator[tuple[str, str]]:
     """Yield comparisons of what a table or a formula determines."""
     from vla_rl.plugins.envs.libero.plus import SUITES
-    from vla_rl.plugins.envs.libero.plus.noise import noisy
+    from vla_rl.plugins.envs.libero.plus.noise import add_noise
     from vla_rl.plugins.envs.libero.plus.variants import all_variants
-    from vla_rl.plugins.envs.libero.plus_files import initial_state, instruction, joint_angles
+    from vla_rl.plugins.envs.libero.plus_files import find_instruction, initial_state, joint_angles
     from vla_rl.plugins.envs.libero.suites import Suite
 
     suites = {name: Suite(name) for name in SUITES}
@@ -244,7 +244,7 @@ def compared_tables(records: Any) -> Iterator[tuple[str, str]]:
     different = [
         name
         for name, variant in variants.items()
-        if instruction(variant, bases[variant.suite, variant.base].instruction, official=True) != words[name]
+        if find_instruction(variant, bases[variant.suite, variant.base].instruction, official=True) != words[name]
     ]
     yield "10,030 instructions (instructions: official)", differences(different)
     robots = np.array([joint_angles(number) for number in range(1, 501)])
@@ -261,7 +261,7 @@ def compared_tables(records: Any) -> Iterator[tuple[str, str]]:
             different.append(key)
     yield f"{len(layouts)} initial states of layouts", differences(different)
     for noise in range(1, 51):
-        image = noisy(noise_image(noise_size(noise)), noise, np.random.RandomState(noise))
+        image = add_noise(noise_image(noise_size(noise)), noise, np.random.RandomState(noise))
         yield f"noise {noise} at {noise_size(noise)} pixels", largest(image, records[f"noise/{noise}"])
 
 
@@ -271,7 +271,7 @@ def play_here(variant: Any, assets: Path) -> dict[str, Array]:
     from vla_rl.plugins.envs.libero import plugin
     from vla_rl.plugins.envs.libero.config import LiberoConfig
     from vla_rl.plugins.envs.libero.plus import PlusConfig
-    from vla_rl.plugins.envs.libero.plus.noise import noisy
+    from vla_rl.plugins.envs.libero.plus.noise import add_noise
 
     config = LiberoConfig(
         plus=PlusConfig(suites=(variant.suite,), dimensions=(variant.dimension,), assets=assets),
@@ -280,14 +280,14 @@ def play_here(variant: Any, assets: Path) -> dict[str, Array]:
     env: Any = plugin.build(config, Context(num_envs=1, chunk=STEPS))
     one = np.array([0])
     env.reset(one, np.array([variant.state_id]), one)
-    instance = env.env(0)
-    scene = instance._scene  # noqa: SLF001
+    instance = env.inline_env(0)
+    scene = instance._current_scene  # noqa: SLF001
     settled = scene.simulator_state()
     for action in ACTIONS:
         instance.step(action)
     images = {name: image[::-1, ::-1] for name, image in scene.images().items()}
     if variant.noise:
-        images["agentview"] = noisy(images["agentview"], variant.noise, np.random.RandomState(SEED))
+        images["agentview"] = add_noise(images["agentview"], variant.noise, np.random.RandomState(SEED))
     state = scene.simulator_state()
     env.close()
     return {"settled": settled, "state": state, **images}

@@ -29,7 +29,7 @@ from typing import Any
 from attrs import asdict
 
 from vla_rl.cli.run_record import RunRecord
-from vla_rl.core.events import wilson
+from vla_rl.core.events import wilson_interval
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.start import clone, run
 
@@ -111,12 +111,12 @@ def success_of(folder: Path) -> dict[str, Any]:
     results = RunRecord(folder).results
     first = results["repeats"][0]
     count = results["success"]["n"] // len(results["repeats"])
-    return asdict(wilson(round(first * count), count))
+    return asdict(wilson_interval(round(first * count), count))
 
 
 def pooled(rates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     total = sum(rate["n"] for rate in rates)
-    return asdict(wilson(round(sum(rate["rate"] * rate["n"] for rate in rates)), total))
+    return asdict(wilson_interval(round(sum(rate["rate"] * rate["n"] for rate in rates)), total))
 
 
 def difference(arm: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float, float]:

@@ -122,7 +122,7 @@ def oft_decision() -> tuple[Any, Callable[[], Any]]:
 def oft_merged() -> tuple[Any, Callable[[], Any]]:
     """Return the decision with adapters merged into the weights."""
     policy, work = oft_decision()
-    MergedAdapters(policy.module, "in_place").merge()
+    MergedAdapters(policy.module, "in_place").merge_weights()
     return policy, work
 
 

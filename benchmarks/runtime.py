@@ -32,8 +32,8 @@ from vla_rl.core.run.loop import collect_rollout, finish_step, flow_of
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.runtime.driver.driver import Driver
-from vla_rl.runtime.placement.assignments import assign
-from vla_rl.runtime.planning.forecast import forecast
+from vla_rl.runtime.placement.assignments import assign_workers
+from vla_rl.runtime.planning.forecast import forecast_job
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Cost, Profile
 from vla_rl.runtime.start import start
@@ -93,11 +93,13 @@ class Case:
         plan = self.plan()
         sim, policy = (self._cost(seconds) for seconds in (self.sim, self.policy))
         profile = Profile(chunk_steps=self.steps, sim=sim, policy=policy, message=0.0)
-        return forecast(plan, assign(plan, self.num_envs, one_process=False), profile, chunk=1).rollout
+        return forecast_job(plan, assign_workers(plan, self.num_envs, one_process=False), profile, chunk=1).rollout
 
     def _cost(self, seconds: float) -> Cost:
         latency = Latency(seconds, self.sigma, seed=10**6)
-        return Cost(seconds=tuple(latency.draw() for _ in range(5000 if self.sigma else 1)), num_envs=self.num_envs)
+        return Cost(
+            seconds=tuple(latency.draw_seconds() for _ in range(5000 if self.sigma else 1)), num_envs=self.num_envs
+        )
 
 
 STRATEGIES = (("collocated", 0), ("one lane", 1), ("two lanes", 2), ("four lanes", 4))
@@ -191,7 +193,7 @@ def microseconds(runtime: Driver, flow: Flow) -> tuple[float, float]:
     before = process_time()
     rollout, _, _ = collect_rollout(runtime, flow, flow.step + 1)
     finish_step(runtime, runtime.fleet.version + 1, False)
-    flow.finish("discarded")
+    flow.finish_step("discarded")
     seconds = process_time() - before
     steps = int(rollout.valid.any(-1).sum())
     return 1e6 * (seconds - TimedTabletop.seconds) / steps, 1e6 * TimedTabletop.seconds / steps
@@ -215,7 +217,7 @@ def play(runtime: Driver, flow: Flow) -> float:
     collect_rollout(runtime, flow, flow.step + 1)
     seconds = perf_counter() - before
     finish_step(runtime, runtime.fleet.version + 1, False)
-    flow.finish("discarded")
+    flow.finish_step("discarded")
     return seconds
 
 

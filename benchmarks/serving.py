@@ -34,7 +34,7 @@ from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context, EnvInfo, TaskInfo
 from vla_rl.serving.policy import Policy
 from vla_rl.serving.server import PolicyServer, Settings
-from vla_rl.toolkit.models.openpi import pack, unpack
+from vla_rl.toolkit.models.openpi import pack_frame, unpack_frame
 
 CLIENTS = 8
 SLEEPS = {"type": "linear", "latency_s": 0.02, "latency_env_s": 0.001}
@@ -84,7 +84,7 @@ def ours(model: dict[str, Any], size: int, max_batch: int, port: Any) -> None:
     server = PolicyServer(
         policy(model, size), Settings(port=0, batching=Batching(max_batch=max_batch, max_wait_s=0.002))
     )
-    asyncio.run(server.run(asyncio.Event(), port.put))
+    asyncio.run(server.serve_clients(asyncio.Event(), port.put))
 
 
 def plain(model: dict[str, Any], size: int, _: int, port: Any) -> None:
@@ -97,13 +97,13 @@ def plain(model: dict[str, Any], size: int, _: int, port: Any) -> None:
         return np.ndarray(buffer=data[b"data"], dtype=np.dtype(data[b"dtype"]), shape=data[b"shape"])
 
     async def answer(connection: Any) -> None:
-        await connection.send(pack({}))
+        await connection.send(pack_frame({}))
         async for frame in connection:
             seen, before = msgpack.unpackb(frame, object_hook=array), time.perf_counter()
             images = {camera: seen[f"observation/{camera}"] for camera in acts.info.cameras}
             actions = acts.act(images, seen["observation/state"], seen["prompt"])
             took = {"infer_ms": 1e3 * (time.perf_counter() - before)}
-            await connection.send(pack({"actions": actions, "policy_timing": took}))
+            await connection.send(pack_frame({"actions": actions, "policy_timing": took}))
 
     async def run() -> None:
         async with serve(answer, "127.0.0.1", 0, compression=None, max_size=None) as server:
@@ -139,12 +139,12 @@ class Client:
         reply = self.socket.recv()
         took = 1e3 * (time.perf_counter() - before)
         assert isinstance(reply, bytes), reply
-        return took, unpack(reply)["policy_timing"]["infer_ms"]
+        return took, unpack_frame(reply)["policy_timing"]["infer_ms"]
 
 
 def overheads(requests: int) -> list[list[float]]:
     """Milliseconds in addition to the inference, sorted: of our server, and of the plain loop."""
-    frame, model = pack(request(224)), {"type": "linear"}
+    frame, model = pack_frame(request(224)), {"type": "linear"}
     with running(ours, model, 224) as here, running(plain, model, 224) as there:
         clients, found = [Client(here), Client(there)], list[list[float]]()
         for _ in range(WARM + requests):
@@ -155,7 +155,7 @@ def overheads(requests: int) -> list[list[float]]:
 def throughput(model: dict[str, Any], max_batch: int, seconds: float, period: float = 0.0) -> tuple[float, list[float]]:
     """Answers a second that eight clients get, each of which asks as soon as it was answered, or once a period; and
     the round trips in milliseconds, sorted."""
-    frame, trips, start = pack(request(64)), list[float](), Barrier(CLIENTS + 1)
+    frame, trips, start = pack_frame(request(64)), list[float](), Barrier(CLIENTS + 1)
     with running(ours, model, 64, max_batch) as url:
 
         def ask(number: int) -> None:

@@ -83,7 +83,7 @@ def send(kind: str, strategy: str, nbytes: int, pipe: Any) -> None:
     pipe.send(address_of(listener))
     sender = open_sender(pipe.recv(), device, listener)
     while pipe.recv():
-        sender.send(pairs, False)
+        sender.send_version(pairs, False)
 
 
 def receive(kind: str, strategy: str, nbytes: int, repeats: int, pipe: Any, wanted: Any) -> None:
@@ -99,8 +99,8 @@ def receive(kind: str, strategy: str, nbytes: int, repeats: int, pipe: Any, want
     for repeat in range(repeats + 1):
         started = perf_counter()
         wanted.send(True)
-        receiver.wait(None)
-        for name, tensor in receiver.pairs():
+        receiver.wait_for_version(None)
+        for name, tensor in receiver.named_tensors():
             held[name].copy_(tensor)
             if repeat == 0:
                 memory.look()
@@ -130,7 +130,7 @@ def measure(kind: str, strategy: str, nbytes: int, repeats: int, bucket_bytes: i
         transfer = WeightTransfer(
             strategy=strategy,  # type: ignore[arg-type]
             through_store=False,
-            layout=WeightLayout.of(parameters(nbytes, torch.device("meta"), 0), bucket_bytes),
+            layout=WeightLayout.of_weights(parameters(nbytes, torch.device("meta"), 0), bucket_bytes),
             address=to_sender.recv(),
             learner=1,
             policies=(0,),

@@ -22,7 +22,7 @@ from vla_rl import Context, Noise, Observation, SimEnv, Windows, WorldModel, bui
 from vla_rl.runtime.imagination.messages import RecordedEpisode
 from vla_rl.runtime.imagination.worker.episode_files import EpisodeShape
 from vla_rl.runtime.imagination.worker.episode_store import EpisodeStore
-from vla_rl.toolkit.world_models.measures import imagine_episodes, measure, thresholds_met
+from vla_rl.toolkit.world_models.measures import imagine_episodes, measure_quality, thresholds_met
 from vla_rl.toolkit.world_models.windows import frames_of, take_rows
 
 CHUNK = 4
@@ -112,10 +112,10 @@ def main() -> None:
         recorder = EpisodeStore(Path(folder), shape, capacity=options.episodes, spare=0)
         began = perf_counter()
         episodes, successes = record(recorder, env, policy, options.episodes // ROWS)
-        held = recorder.starts("first", held_out=True)
+        held = recorder.start_windows("first", held_out=True)
         print(f"{episodes} episodes, {successes} successes, {len(held)} held out, {perf_counter() - began:.0f} s")
         ids = np.array([state.id for state in held])
-        windows = recorder.windows(ids, history=world.history, rollout=shape.longest)
+        windows = recorder.read_windows(ids, history=world.history, rollout=shape.longest)
         fitted, updates, shown = 0.0, 0, 0.0
         while fitted < 60 * options.minutes:
             began = process_time()
@@ -125,7 +125,7 @@ def main() -> None:
             updates, fitted = updates + 1, fitted + process_time() - began
             if fitted - shown >= 60 * options.every or fitted >= 60 * options.minutes:
                 shown = fitted
-                found = measure(world, windows)
+                found = measure_quality(world, windows)
                 line = {"minutes": fitted / 60, "updates": updates, **losses, **found}
                 print(json.dumps({name: round(value, 4) for name, value in line.items()}))
                 print(f"  gates: {thresholds_met(found)}", flush=True)

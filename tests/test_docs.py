@@ -20,12 +20,12 @@ def hook_sections() -> str:
     """Every hook of every contract: its signature, and its docstring, which says when it is called."""
     text = ""
     for kind in KINDS.values():
-        text += f"\n## {kind.name}: `{kind.base.__name__}`\n\n{inspect.getdoc(kind.base)}\n"
-        for name in hook_names(kind.base):
-            method = getattr(kind.base, name)
+        text += f"\n## {kind.name}: `{kind.contract_class.__name__}`\n\n{inspect.getdoc(kind.contract_class)}\n"
+        for name in hook_names(kind.contract_class):
+            method = getattr(kind.contract_class, name)
             parameters = [p for p in inspect.signature(method).parameters.values() if p.name != "self"]
             arguments = ", ".join(f"{p.name}: {p.annotation}" for p in parameters)
-            optional = "" if name in kind.base.__dict__.get("__abstractmethods__", ()) else "  (optional)"
+            optional = "" if name in kind.contract_class.__dict__.get("__abstractmethods__", ()) else "  (optional)"
             returns = inspect.signature(method).return_annotation
             text += f"\n### {name}{optional}\n\n```python\n{name}({arguments}) -> {returns}\n```\n{inspect.getdoc(method)}\n"
     return text
@@ -58,9 +58,9 @@ def test_the_lifecycle_names_every_hook() -> None:
     head = (DOCS / "reference" / "hooks.md").read_text().partition(FIRST_SECTION)[0]
     rare = {"encode_actions", "decode_actions", "snapshot", "restore"}
     for kind in KINDS.values():
-        missing = [n for n in hook_names(kind.base) if n not in rare and not re.search(rf"\b{n}\b", head)]
+        missing = [n for n in hook_names(kind.contract_class) if n not in rare and not re.search(rf"\b{n}\b", head)]
         assert not missing, f"hooks of {kind.name} that the lifecycle lacks: {missing}"
-    known = {name for kind in KINDS.values() for name in hook_names(kind.base)}
+    known = {name for kind in KINDS.values() for name in hook_names(kind.contract_class)}
     drawn = set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", code_blocks("reference/hooks.md", "text")[0]))
     assert drawn <= known, f"no such hooks: {drawn - known}"
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 import readme_animation as tool
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
-from vla_rl.toolkit.data.recording import Recording, png
+from vla_rl.toolkit.data.recording import Recording, encode_png
 
 ROOT = Path(__file__).parents[1]
 GREEN, RED = tool.OUTCOME[True][1], tool.OUTCOME[False][1]
@@ -25,7 +25,10 @@ def write(folder: Path, episodes: Sequence[tuple[str, bool, int]]) -> Path:
             frames = [np.full((24, 32, 3), 40 + 5 * t, np.uint8) for t in range(steps)]
             writer.add(
                 Recording(
-                    images={"front": [png(frame) for frame in frames], "wrist": [png(frame) for frame in frames]},
+                    images={
+                        "front": [encode_png(frame) for frame in frames],
+                        "wrist": [encode_png(frame) for frame in frames],
+                    },
                     sizes={"front": (24, 32), "wrist": (24, 32)},
                     state=np.zeros((steps, 0), np.float32),
                     actions=np.zeros((steps, 2), np.float32),

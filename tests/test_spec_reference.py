@@ -9,7 +9,7 @@ import yaml
 
 import spec_reference
 from vla_rl import load_spec
-from vla_rl.core.catalogue import KINDS, installed
+from vla_rl.core.catalogue import KINDS, installed_plugins
 from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.spec.structure import keys_of
@@ -46,7 +46,9 @@ def test_every_section_and_every_plugin_has_its_keys_on_a_page():
     assert re.findall(r"^## (.+)$", page, flags=re.MULTILINE) == list(keys_of(Spec))
     plugins = spec_reference.plugins_page()
     for kind in KINDS:
-        names = [name for name, items in installed(kind).items() if any(item.dist == OWN_DIST for item in items)]
+        names = [
+            name for name, items in installed_plugins(kind).items() if any(item.dist == OWN_DIST for item in items)
+        ]
         for name in names:
             assert f"\n### {kind}: {name}\n" in plugins
 

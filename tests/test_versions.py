@@ -47,15 +47,15 @@ def test_python_3_13_gets_all_but_maniskill(extras, monkeypatch: pytest.MonkeyPa
         )
 
     monkeypatch.setattr(catalogue, "_all_requirements", requirements)
-    monkeypatch.setattr(catalogue, "_version", lambda name, path: None)
-    catalogue._requirements.cache_clear()
+    monkeypatch.setattr(catalogue, "_installed_version", lambda name, path: None)
+    catalogue._requirements_with_extra.cache_clear()
     try:
         for version, remedy in (("3.12", "pip install "), ("3.13", "Python 3.11 or 3.12 in place of 3.13, for which ")):
-            monkeypatch.setattr(catalogue, "_python", lambda version=version: version)
-            fixes = {finding.what: finding.fix for finding in doctor._extras()}
+            monkeypatch.setattr(catalogue, "_python_version", lambda version=version: version)
+            fixes = {finding.what: finding.fix for finding in doctor._check_extras()}
             assert fixes["maniskill"].startswith(remedy) and fixes["libero"].startswith("pip install ")
     finally:
-        catalogue._requirements.cache_clear()
+        catalogue._requirements_with_extra.cache_clear()
 
 
 def test_the_lowest_versions_are_the_lower_bounds():

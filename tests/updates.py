@@ -14,11 +14,13 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.randomness import generator
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.trainers import ModelInputs, UpdateMetrics
-from vla_rl.core.types import EnvInfo, Rollout
+from vla_rl.core.types import Array, EnvInfo, Rollout
 from vla_rl.plugins.trainers.behaviour_cloning.impl import BehaviourCloning
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, batch_fields, find_samples
 from vla_rl.runtime.driver.samples.minibatches import RankShard, split_into_minibatches
+from vla_rl.runtime.messages.learning import SampleRefs
+from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.testing import synthetic
@@ -54,8 +56,10 @@ class Update:
         """The rank's optimiser steps. -> what `Learner.update` returns."""
         own = self.shares[rank]
         light = {name: None if array is None else array[own.samples] for name, array in self.light.items()}
-        heavy = self.heavy.take(own.samples) if len(own.samples) else None
-        return learner.update(step, heavy, light, own.steps)
+        refs = hold_inputs(learner, self.heavy, own.samples)
+        metrics = learner.update(step, refs, light, own.steps)
+        learner.buffer.release_samples({0: own.samples})
+        return metrics
 
     def train_in_parts(self, learner: Learner, rank: int, step: int, parts: int) -> UpdateMetrics:
         """The same, of one optimiser step, begun with parts of its samples."""
@@ -66,10 +70,24 @@ class Update:
             micro_batches = [whole.micro_batches[k] for k in of_ranks[rank][i]]
             samples = np.sort(np.concatenate([np.zeros(0, np.int64), *micro_batches]))
             light = {n: None if a is None else a[own.samples][samples] for n, a in self.light.items()}
-            heavy = self.heavy.take(own.samples[samples]) if len(samples) else None
+            refs = hold_inputs(learner, self.heavy, own.samples[samples])
             indices = [np.searchsorted(samples, of_batch) for of_batch in micro_batches]
-            learner.forward_backward(heavy, light, indices, max(len(of_rank[i]) for of_rank in of_ranks), i == 0)
-        return learner.update(step, None, {}, [attrs.evolve(whole, micro_batches=(), passes=0, accumulated=True)])
+            passes = max(len(of_rank[i]) for of_rank in of_ranks)
+            learner.forward_backward(step - 1, refs, light, indices, passes, i == 0)
+        nothing = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        last = attrs.evolve(whole, micro_batches=(), passes=0, accumulated=True)
+        metrics = learner.update(step, nothing, {}, [last])
+        learner.buffer.release_samples({0: own.samples})
+        return metrics
+
+
+def hold_inputs(learner: Learner, heavy: ModelInputs, samples: Array) -> SampleRefs:
+    """Let the learner hold these samples, as if worker 0 had made them. -> references to them."""
+    ids = np.sort(samples)
+    none = np.zeros(0, np.int64)
+    if len(ids):
+        learner.buffer.add(0, [SampleBatch(sample_ids=ids, inputs=heavy.take(ids), final_ids=none, finals=None)])
+    return np.zeros(len(samples), np.int64), samples
 
 
 def update_of(

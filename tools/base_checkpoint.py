@@ -55,7 +55,7 @@ class Stream:
     def next(self) -> Observation:
         scenes, which = next(self._draws)
         env, rows = self.env, self.env.num_envs
-        env.place(torch.arange(rows), scenes, which)
+        env.place_scenes(torch.arange(rows), scenes, which)
         now = env.snapshot()
         start, goal = now["gripper"], now["position"][torch.arange(rows), now["target"]]
         choice, way = torch.rand(2, rows, 1, generator=self._torch)
@@ -65,7 +65,7 @@ class Stream:
         gripper = torch.where(choice < 0.65, gripper, goal + 0.15 * jitter)
         gripper = torch.where(choice < 0.85, gripper, anywhere)
         env.move_gripper(gripper, now["closed"] ^ (torch.rand(rows, generator=self._torch) < 0.1))
-        return env.observe()
+        return env.observe_envs()
 
     def _batches(self, pool: int = 2048) -> Iterator[tuple[Any, Any]]:
         rows = self.env.num_envs
@@ -190,7 +190,7 @@ def train(options: argparse.Namespace) -> Any:
         """Losses of imitation and of finding the named thing, and their sum."""
         obs = stream.next()
         imitation = policy.imitation_loss(obs, env.expert_chunk())
-        prompt, hidden = policy.prompts.rows(obs.instructions), seen["hidden"]
+        prompt, hidden = policy.prompts.take_prompts(obs.instructions), seen["hidden"]
         last = prompt.start + hidden.shape[1] - prompt.ids.shape[1]
         read = hidden[torch.arange(len(hidden))[:, None], last[:, None] + torch.arange(reads)]
         way = probes.reach(read, env)

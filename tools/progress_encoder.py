@@ -23,7 +23,7 @@ from transformers import VJEPA2Config, VJEPA2Model
 from figures import report
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import Context, Observation, to_numpy
-from vla_rl.plugins.algorithms.srpo.encoder import BUILTIN, Frames, frame_indices, preprocess
+from vla_rl.plugins.algorithms.srpo.encoder import BUILTIN, Frames, frame_indices, preprocess_frames
 from vla_rl.plugins.envs.tabletop import plugin as tabletop
 from vla_rl.plugins.envs.tabletop.config import TabletopConfig
 from vla_rl.plugins.envs.tabletop.scenes import draw_scenes
@@ -56,10 +56,10 @@ def play(env: Tabletop, rng: np.random.Generator) -> Films:
     """One episode a row, in new scenes."""
     rows = env.num_envs
     scenes = draw_scenes(rng, rows)
-    env.place(torch.arange(rows), scenes, np.arange(rows))
+    env.place_scenes(torch.arange(rows), scenes, np.arange(rows))
     noise = rng.uniform(0, 1, rows) * (rng.random(rows) < 0.8)
     length, active, success = np.ones(rows, np.int64), np.ones(rows, bool), np.zeros(rows, bool)
-    frames, near = [wrist(env.observe())], [nearness(env)]
+    frames, near = [wrist(env.observe_envs())], [nearness(env)]
     for _ in range(CHUNKS):
         aim = rng.normal(size=(rows, 1, 3)) * [1.0, 1.0, 0.6]
         tremor = 0.3 * rng.normal(size=(rows, CHUNK, 3))
@@ -90,7 +90,7 @@ def nearness(env: Tabletop) -> Frames:
 
 def prepared(films: Films) -> Tensor:
     """Every frame as the encoder is given it: float32 [N, chunks + 1, 3, S, S]."""
-    return preprocess(films.frames.reshape(-1, *films.frames.shape[2:]), SIZE, "cpu").unflatten(
+    return preprocess_frames(films.frames.reshape(-1, *films.frames.shape[2:]), SIZE, "cpu").unflatten(
         0, films.frames.shape[:2]
     )
 

@@ -24,7 +24,7 @@ from vla_rl.core.randomness import generator
 from vla_rl.core.spec.spec import Spec, load_spec
 from vla_rl.core.types import Array, Context, Observation, to_numpy
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
-from vla_rl.toolkit.data.recording import Recording, png
+from vla_rl.toolkit.data.recording import Recording, encode_png
 
 FPS = 10
 
@@ -43,7 +43,7 @@ class Demonstration:
 
     def add_observation(self, obs: Observation, index: int) -> None:
         for camera, images in self.images.items():
-            images.append(png(to_numpy(obs.images[camera][index])))
+            images.append(encode_png(to_numpy(obs.images[camera][index])))
         self.states.append(np.zeros(0, np.float32) if obs.state is None else np.array(to_numpy(obs.state[index])))
 
     def recording(self, sizes: dict[str, tuple[int, int]], task: str, identity: str) -> Recording:

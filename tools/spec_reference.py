@@ -20,7 +20,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import attrs
 
-from vla_rl.core.catalogue import OWN_DIST, installed, load
+from vla_rl.core.catalogue import OWN_DIST, installed_plugins, load
 from vla_rl.core.spec.sections import Component
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.spec.structure import keys_of
@@ -325,7 +325,7 @@ defaults.
 """
     for kind, (heading, below) in KINDS.items():
         page += f"\n## {heading}\n\n{below}\n"
-        for name, items in sorted(installed(kind).items()):
+        for name, items in sorted(installed_plugins(kind).items()):
             if all(item.dist != OWN_DIST for item in items):
                 continue
             plugin = load(kind, name)

@@ -23,7 +23,7 @@ FINE = dict.fromkeys(PROBES, ProbeResult(True, "works"))
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> dict[str, ProbeResult]:
     """What probes say, here without running them."""
     said = dict(FINE)
-    monkeypatch.setattr(doctor, "probe", lambda name: said[name])
+    monkeypatch.setattr(doctor, "probe_rendering", lambda name: said[name])
     return said
 
 
@@ -48,8 +48,8 @@ def test_what_is_missing_comes_with_the_command_that_mends_it(outcomes, capsys) 
 
 
 def test_a_probe_that_hangs_or_dies_is_an_answer() -> None:
-    assert doctor.probe("no such probe") == ProbeResult(False, "KeyError: 'no such probe'")
-    assert doctor.probe("ray", seconds=0.05) == ProbeResult(False, "no answer within 0.05 s", timed_out=True)
+    assert doctor.probe_rendering("no such probe") == ProbeResult(False, "KeyError: 'no such probe'")
+    assert doctor.probe_rendering("ray", seconds=0.05) == ProbeResult(False, "no answer within 0.05 s", timed_out=True)
 
 
 def test_no_answer_within_the_time_is_not_a_missing_package(outcomes, capsys) -> None:
@@ -63,7 +63,7 @@ def test_no_answer_within_the_time_is_not_a_missing_package(outcomes, capsys) ->
 
 def osmesa_renderer() -> str:
     """What the probe of OSMesa says; few machines have that, so the test is skipped without it."""
-    result = doctor.probe("osmesa")
+    result = doctor.probe_rendering("osmesa")
     if not result.works:
         pytest.skip(f"OSMesa does not work here ({result.detail}): {FIXES['osmesa']}")
     return result.detail
@@ -71,7 +71,7 @@ def osmesa_renderer() -> str:
 
 @pytest.mark.sim
 def test_the_probe_of_egl_names_a_renderer() -> None:
-    result = doctor.probe("egl")
+    result = doctor.probe_rendering("egl")
     assert result.works and result.detail, result
 
 
@@ -90,9 +90,9 @@ def test_a_machine_without_osmesa_gets_the_command_that_installs_it(outcomes) ->
 def old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU image: torch is older than we ask for, and h5py (extra `data`) is not there."""
     versions = {"torch": "2.8.0+cu128", "h5py": None}
-    real = catalogue._version
+    real = catalogue._installed_version
     monkeypatch.setattr(
-        catalogue, "_version", lambda name, path: versions[name] if name in versions else real(name, path)
+        catalogue, "_installed_version", lambda name, path: versions[name] if name in versions else real(name, path)
     )
 
 
@@ -113,7 +113,7 @@ def test_plugins_do_not_each_ask_for_it(capsys) -> None:
     line, *table = capsys.readouterr().out.splitlines()
     assert line.startswith(f"vla-rl needs {TORCH} (2.8.0+cu128 is installed): installing vla-rl again would rep")
     assert not any("pip install -e" in row or "torch>=" in row for row in table)
-    assert {row["name"]: row["ready"] for row in list_plugins.rows()}["tabletop"]
+    assert {row["name"]: row["ready"] for row in list_plugins.plugin_rows()}["tabletop"]
 
 
 @pytest.mark.usefixtures("old_torch")

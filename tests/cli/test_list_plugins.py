@@ -10,7 +10,7 @@ from importlib import metadata
 import pytest
 from packaging.requirements import Requirement
 
-from vla_rl.cli.list_plugins import rows, table_lines
+from vla_rl.cli.list_plugins import plugin_rows, table_lines
 from vla_rl.core import catalogue
 
 LIGHT = {"attrs", "cattrs", "packaging", "pluggy", "pyyaml", "rich", "typer", "vla-rl"}
@@ -36,7 +36,7 @@ def test_nothing_heavy_is_imported() -> None:
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_table_fits_the_terminal(width: int) -> None:
     missing = {"ready": False, "status": "needs vroom>=2: pip install 'acme[fast]'", "summary": "drives"}
-    entries = [*rows(), {"kind": "env", "name": "vroom", "dist": "acme", "version": "0.1", **missing}]
+    entries = [*plugin_rows(), {"kind": "env", "name": "vroom", "dist": "acme", "version": "0.1", **missing}]
     heading, rule, *lines = table_lines(entries, width)
     assert heading.split()[:5] == ["kind", "name", "dist", "version", "ready"] and rule == "-" * width
     assert max(map(len, lines)) <= width
@@ -49,14 +49,16 @@ def test_the_table_fits_the_terminal(width: int) -> None:
 
 
 def test_a_plugin_is_ready_or_names_what_its_extra_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = catalogue._version
-    monkeypatch.setattr(catalogue, "_version", lambda name, path: None if name == "peft" else real(name, path))
-    status = {row["name"]: row["status"] for row in rows() if row["kind"] in ("model", "env")}
+    real = catalogue._installed_version
+    monkeypatch.setattr(
+        catalogue, "_installed_version", lambda name, path: None if name == "peft" else real(name, path)
+    )
+    status = {row["name"]: row["status"] for row in plugin_rows() if row["kind"] in ("model", "env")}
     assert status["tabletop"] == status["film_resnet"] == "ready"
     assert status["openvla"].startswith("needs peft>=0.17: pip install ")
 
 
 def test_versions_are_those_of_the_metadata() -> None:
     for name in ("attrs", "numpy", "torch", "vla-rl"):
-        assert catalogue._version(name, tuple(sys.path)) == metadata.version(name)
-    assert catalogue._version("no-such-distribution", tuple(sys.path)) is None
+        assert catalogue._installed_version(name, tuple(sys.path)) == metadata.version(name)
+    assert catalogue._installed_version("no-such-distribution", tuple(sys.path)) is None

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from vla_rl.cli.main import app, main, reported
+from vla_rl.cli.main import app, main, report_errors
 from vla_rl.core.errors import PluginError, UserError
 
 SPEC = """
@@ -122,7 +122,7 @@ def test_version():
 def test_exit_codes(error, code):
     import typer
 
-    @reported
+    @report_errors
     def command() -> None:
         raise error
 
@@ -132,7 +132,7 @@ def test_exit_codes(error, code):
 
 
 def test_a_bug_is_not_hidden():
-    @reported
+    @report_errors
     def command() -> None:
         raise ZeroDivisionError
 
@@ -152,11 +152,11 @@ def test_check_env_shows_progress_where_it_takes_long(monkeypatch, capsys):
     from vla_rl.cli import check_env
 
     monkeypatch.setattr(check_env, "FIRST_S", 0.3)
-    with check_env.progress("check-env slow") as on_section:
+    with check_env.show_progress("check-env slow") as on_section:
         on_section("states")
         time.sleep(0.7)
     assert capsys.readouterr().err == "check-env slow: states\n", "the next line comes half a minute later"
-    with check_env.progress("check-env quick") as on_section:
+    with check_env.show_progress("check-env quick") as on_section:
         on_section("states")
     assert capsys.readouterr().err == ""
 

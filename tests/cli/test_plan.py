@@ -121,7 +121,7 @@ def test_a_cluster_of_devices_comes_with_cpus_and_memory():
 
 
 def test_no_number_is_cut_on_eighty_columns(plan, monkeypatch):
-    monkeypatch.setattr("vla_rl.cli.plan._console", lambda: Console(width=80, highlight=False))
+    monkeypatch.setattr("vla_rl.cli.plan._make_console", lambda: Console(width=80, highlight=False))
     text = plan("--devices", "8")[1]
     rows = {line.split("  ")[0].strip(): line for line in text.splitlines()}
     assert "…" not in text and max(map(len, text.splitlines())) <= 80

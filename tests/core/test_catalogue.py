@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.core.catalogue import build, hook_modules, installed, load, load_declaration, missing_requirements
+from vla_rl.core.catalogue import build, hook_modules, installed_plugins, load, load_declaration, missing_requirements
 from vla_rl.core.declarations import PlacementPlugin
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Placement
@@ -54,7 +54,7 @@ def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_listing_imports_nothing(offer):
     offer("acme-one", "one", "raise RuntimeError('imported')")
-    assert [(i.dist, i.version, i.target) for i in installed("placement")["one"]] == [
+    assert [(i.dist, i.version, i.target) for i in installed_plugins("placement")["one"]] == [
         ("acme-one", "0.3", "acme_one_module:plugin")
     ]
 
@@ -74,7 +74,7 @@ def test_unknown_name_lists_the_available_ones(offer):
     ):
         load("placement", "only_won")
     with pytest.raises(PluginError, match="no kind of plugin 'envs'; did you mean 'env'"):
-        installed("envs")
+        installed_plugins("envs")
 
 
 def test_two_distributions_with_one_name_are_both_named(offer):
@@ -88,8 +88,8 @@ def test_only_listed_third_parties_are_seen(offer, monkeypatch):
     offer("acme-one", "one", GOOD)
     offer("beta-one", "two", GOOD)
     monkeypatch.setenv("VLA_RL_PLUGINS", "acme_one")
-    assert "one" in installed("placement")
-    assert "two" not in installed("placement")
+    assert "one" in installed_plugins("placement")
+    assert "two" not in installed_plugins("placement")
 
 
 @pytest.mark.parametrize(
@@ -238,6 +238,8 @@ def test_missing_requirements_follow_the_extra(offer):
 
 
 def test_the_catalogue_is_light():
-    code = "import sys, vla_rl.core.catalogue as p; p.installed('env'); print({'torch', 'ray'} & set(sys.modules))"
+    code = (
+        "import sys, vla_rl.core.catalogue as p; p.installed_plugins('env'); print({'torch', 'ray'} & set(sys.modules))"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"

@@ -16,7 +16,7 @@ def test_the_first_signal_is_a_request(number):
     with Interrupts() as interrupts:
         os.kill(os.getpid(), number)
         with pytest.raises(StopRequested):
-            interrupts.check()
+            interrupts.check_stop()
     assert signal.getsignal(number) == before
 
 
@@ -25,6 +25,6 @@ def test_nohup_continues_when_the_terminal_closes():
     try:
         with Interrupts() as interrupts:
             os.kill(os.getpid(), signal.SIGHUP)
-            interrupts.check()
+            interrupts.check_stop()
     finally:
         signal.signal(signal.SIGHUP, before)

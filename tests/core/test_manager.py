@@ -14,7 +14,7 @@ from vla_rl.core.declarations import Declaration, EnvPlugin
 from vla_rl.core.errors import HookFailed, NotOffered, PluginError
 from vla_rl.core.hookspecs import Algorithm, PolicyEngine, RunEvents, SimEnv, VLAModel, hookspec
 from vla_rl.core.interrupts import StopAtOnce
-from vla_rl.core.manager import broadcast, check_module, hook_names, hookimpl, offers, unwrapped, wrap
+from vla_rl.core.manager import broadcast, check_module, hook_names, hookimpl, offers_method, unwrap_component, wrap
 from vla_rl.core.types import Requirements
 
 
@@ -400,7 +400,7 @@ def test_an_engine_is_wrapped_by_hooks_of_its_kind_alone():
     hooks = module(act=act, values=values)
     wrapped = wrap("engine", Pointer(), "pointer", {"hooks": hooks})
     assert wrapped.act("obs", None, True) == "wrapped chunk for obs"
-    assert unwrapped(wrapped).act("obs") == "chunk for obs"
+    assert unwrap_component(wrapped).act("obs") == "chunk for obs"
     with pytest.raises(NotOffered, match="no critic"):
         wrapped.values(None)
     with pytest.raises(NotOffered, match="takes no weights"):
@@ -422,9 +422,9 @@ def test_what_a_component_offers(wrapped):
     def of(model):
         return wrap("engine", model, "m") if wrapped else model
 
-    assert offers(of(Continuing()), "continue_chunk") and not offers(of(Pointer()), "continue_chunk")
+    assert offers_method(of(Continuing()), "continue_chunk") and not offers_method(of(Pointer()), "continue_chunk")
     again = type("Again", (Continuing,), {"continue_chunk": PolicyEngine.continue_chunk})
-    assert not offers(of(again()), "continue_chunk")
+    assert not offers_method(of(again()), "continue_chunk")
 
 
 def test_trace_prints_every_call(monkeypatch, capsys):

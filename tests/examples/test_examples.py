@@ -11,7 +11,7 @@ import pytest
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import load_spec
 from vla_rl.runtime.start import clone, run
-from vla_rl.toolkit.envs.rendering import require
+from vla_rl.toolkit.envs.rendering import require_rendering
 from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -71,7 +71,7 @@ def skip_without(package: str) -> None:
     if package == "mani_skill":
         use_unpacked_driver()
         try:
-            require("vulkan", "maniskill")
+            require_rendering("vulkan", "maniskill")
         except UserError as exc:
             pytest.skip(str(exc))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vla_rl.core.catalogue import KINDS, installed, load, load_declaration, missing_requirements
+from vla_rl.core.catalogue import KINDS, installed_plugins, load, load_declaration, missing_requirements
 from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.manager import broadcast
 from vla_rl.testing import check_algorithm, check_env, check_model, check_placement, check_world_model
@@ -34,7 +34,7 @@ SLOW_SIMULATORS = {"gym_hil", "gymnasium", "lerobot_robot", "libero", "maniskill
 
 
 def own(kind: str) -> list[str]:
-    return [name for name, offers in installed(kind).items() if any(item.dist == OWN_DIST for item in offers)]
+    return [name for name, offers in installed_plugins(kind).items() if any(item.dist == OWN_DIST for item in offers)]
 
 
 def ready(kind: str, name: str) -> tuple[Any, Any]:
@@ -54,7 +54,7 @@ def test_env(name: str) -> None:
 @pytest.mark.parametrize("name", own("env"))
 def test_an_expert_is_declared(name: str) -> None:
     """A trainer that asks an expert refuses simulators whose plugin declares none."""
-    (item,) = [item for item in installed("env")[name] if item.dist == OWN_DIST]
+    (item,) = [item for item in installed_plugins("env")[name] if item.dist == OWN_DIST]
     module = item.target.partition(":")[0].removeprefix("vla_rl.").replace(".", "/")
     folder = Path(sys.modules["vla_rl"].__file__ or "").parent / module
     implements = any("def expert_chunk" in file.read_text("utf-8") for file in folder.rglob("*.py"))
@@ -137,7 +137,7 @@ def test_the_light_part_is_light_and_there_is_a_page(
     kind: str, name: str, loaded_modules: dict[tuple[str, str], set[str]]
 ) -> None:
     assert not set(HEAVY) & loaded_modules[kind, name]
-    (item,) = [item for item in installed(kind)[name] if item.dist == OWN_DIST]
+    (item,) = [item for item in installed_plugins(kind)[name] if item.dist == OWN_DIST]
     module = item.target.partition(":")[0].removeprefix("vla_rl.").replace(".", "/")
     folder = Path(sys.modules["vla_rl"].__file__ or "").parent / module
     pages = {"env": DOCS / "simulators" / f"{name}.md", "model": DOCS / "models" / f"{folder.name}.md"}

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from vla_rl.cli.inputs import cluster_of
 from vla_rl.cli.main import app
-from vla_rl.cli.protocol.protocols import load
+from vla_rl.cli.protocol.protocols import load_protocol
 from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import Spec, load_spec, parse_spec
-from vla_rl.core.spec.yaml import parse, value_at
+from vla_rl.core.spec.yaml import parse_yaml, value_at
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.start import run
 
@@ -119,7 +119,9 @@ def test_it_is_accepted_for_eight_gpus_and_for_one_without_a_warning(
     assert not [record.getMessage() for record in caplog.records if "warning" in record.getMessage()]
 
 
-@pytest.mark.parametrize("file", [f for f in RECIPES if parse(f.read_text()).data["model"].get("tokenizer")], ids=str)
+@pytest.mark.parametrize(
+    "file", [f for f in RECIPES if parse_yaml(f.read_text()).data["model"].get("tokenizer")], ids=str
+)
 def test_a_tokenizer_that_is_not_there_yet_is_refused_as_the_run_would_be(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +144,7 @@ def test_a_tokenizer_that_is_not_there_yet_is_refused_as_the_run_would_be(
 def test_it_measures_as_its_authors_do(file: Path) -> None:
     """Keys that the authors' protocol sets have its values, but for those of the training alone."""
     plain = load_spec(file).to_dict()
-    protocol = load(PROTOCOLS[file.stem.partition("_")[0]])
+    protocol = load_protocol(PROTOCOLS[file.stem.partition("_")[0]])
     known = {key: value.value for key, value in protocol.keys_for(plain).items()}
     ours = {key: value_at(plain, key.split(".")) for key in known}
     if ours["env.cameras"].items() <= known["env.cameras"].items():  # further ones are drawn there, and not seen
@@ -175,7 +177,7 @@ def refusal(spec: Spec, devices: int) -> str:
 
 def tiny(file: Path) -> dict[str, Any]:
     """Return the recipe with a tiny network, on the built-in simulator, in a step of a few episodes."""
-    data = parse(file.read_text()).data
+    data = parse_yaml(file.read_text()).data
     model = {key: value for key, value in data["model"].items() if key in KEPT}
     # GRPO learns from groups in which some succeed: OpenVLA-OFT has a tiny checkpoint that does.
     model |= {"checkpoint": "builtin:tabletop"} if model["type"] == "openvla_oft" else {"preset": "tiny"}

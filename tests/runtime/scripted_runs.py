@@ -101,7 +101,7 @@ def advance(runtime, step: int, keep=None):
 def finish(runtime, trained: bool = True):
     """The step of the last rollout is over."""
     finish_step(runtime, runtime.fleet.version + 1, trained)
-    runtime.flow.finish("trained" if trained else "discarded")
+    runtime.flow.finish_step("trained" if trained else "discarded")
 
 
 def prepared(runtime, rollout):
@@ -111,8 +111,8 @@ def prepared(runtime, rollout):
 
 def heavy_of(runtime, rollout):
     """The heavy part of a rollout's samples in time-major order; one policy has played it, and it is not over."""
-    sample_ids = runtime.rollouts.batch.sample_ids[rollout.samples.numpy()]
-    part = runtime.fleet.get(runtime.fleet.policies[0].call(PolicyInterface.take, np.sort(sample_ids)))
+    sample_ids = runtime.rollouts.current_batch.sample_ids[rollout.samples.numpy()]
+    part = runtime.fleet.get(runtime.fleet.policies[0].call(PolicyInterface.take_samples, np.sort(sample_ids)))
     return part.inputs.take(np.argsort(np.argsort(sample_ids)))
 
 
@@ -120,4 +120,4 @@ def assert_no_heavy_rows(runtime):
     """Assert that policies hold no samples of finished tickets; one of them has number 0."""
     for policy in runtime.fleet.policies:
         with pytest.raises(KeyError):
-            runtime.fleet.get(policy.call(PolicyInterface.take, np.zeros(1, np.int64)))
+            runtime.fleet.get(policy.call(PolicyInterface.take_samples, np.zeros(1, np.int64)))

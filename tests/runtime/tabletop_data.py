@@ -37,7 +37,7 @@ def tabletop_data(
         actions = to_numpy(env.expert_chunk())[request.positions]
         noise = [
             1.2 * (number % 4 > 0) * generator(0, "disturbed", int(number), 0, int(chunk)).standard_normal((CHUNK, 3))
-            for number, chunk in zip(request.numbers, request.chunks, strict=True)
+            for number, chunk in zip(request.ticket_numbers, request.chunk_numbers, strict=True)
         ]
         request = episodes.step(np.clip(actions + np.stack(noise), -1, 1).astype(np.float32))
     with LeRobotWriter(folder, fps=10, robot="tabletop") as writer:

@@ -31,7 +31,7 @@ def weights(scale: int, count: int = 24, size: int = 50_000) -> list[tuple[str, 
 
 
 def layout_of(pairs, bucket_bytes: int = 2**19) -> WeightLayout:
-    return WeightLayout.of(pairs, bucket_bytes)
+    return WeightLayout.of_weights(pairs, bucket_bytes)
 
 
 def stored(layout: WeightLayout) -> WeightTransfer:
@@ -43,9 +43,9 @@ def stored(layout: WeightLayout) -> WeightTransfer:
 
 def pass_on(sender: StoreSender, receiver: StoreReceiver, pairs, check: bool = False):
     """Send a version through memory, as Ray passes it on. -> (pairs that arrive, checksums)."""
-    memory, checksums = sender.send(pairs, check)
-    receiver.wait(memory)
-    return receiver.pairs(), checksums
+    memory, checksums = sender.send_version(pairs, check)
+    receiver.wait_for_version(memory)
+    return receiver.named_tensors(), checksums
 
 
 def listening(strategy: str, layout: WeightLayout, policies: int, deadline_s: float) -> tuple[Any, WeightTransfer]:
@@ -72,7 +72,7 @@ def send_versions(transfer: WeightTransfer, fd: int, reports: Any, go: Any, vers
             pairs = weights(version)
             if version == versions and stop_in >= 0:
                 pairs = _stopping(pairs, reports, stop_in)
-            _, checksums = sender.send(pairs, True)
+            _, checksums = sender.send_version(pairs, True)
             reports.send(("sent", version, checksums))
     except Exception as exc:
         reports.send(("sender failed", type(exc).__name__, str(exc)))
@@ -87,8 +87,8 @@ def receive_versions(transfer: WeightTransfer, worker: int, reports: Any, versio
     addresses = {name: tensor.data_ptr() for name, tensor in own.items()}
     try:
         for version in range(1, versions + 1):
-            receiver.wait(None)
-            for number, (name, tensor) in enumerate(receiver.pairs()):
+            receiver.wait_for_version(None)
+            for number, (name, tensor) in enumerate(receiver.named_tensors()):
                 if version == versions and number == stop_in:
                     reports.send(("stopped", os.getpid(), ""))
                     time.sleep(1000)

@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from vla_rl.serving.policy import Policy
 from vla_rl.serving.server import PolicyServer, Settings
-from vla_rl.toolkit.models.openpi import pack, unpack
+from vla_rl.toolkit.models.openpi import pack_frame, unpack_frame
 
 WAIT = 60.0
 """Seconds after which an answer is missing."""
@@ -45,7 +45,9 @@ def served(policy: Policy, **settings: Any) -> Iterator[PolicyServer]:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         try:
-            await server.run(stop, lambda port: ready.put((port, lambda: loop.call_soon_threadsafe(stop.set))))
+            await server.serve_clients(
+                stop, lambda port: ready.put((port, lambda: loop.call_soon_threadsafe(stop.set)))
+            )
         except BaseException as exc:
             ready.put(exc)
             raise
@@ -75,15 +77,15 @@ class Client:
 
     def __init__(self, server: PolicyServer, **given: Any) -> None:
         self.socket = opened(server, **given)
-        self.metadata = unpack(self.socket.recv(timeout=WAIT))
+        self.metadata = unpack_frame(self.socket.recv(timeout=WAIT))
 
     def infer(self, request: Mapping[str, Any]) -> Any:
         """The reply; RuntimeError with the text of an error."""
-        self.socket.send(pack(request))
+        self.socket.send(pack_frame(request))
         reply = self.socket.recv(timeout=WAIT)
         if isinstance(reply, str):
             raise RuntimeError(reply)  # noqa: TRY004 - as openpi's client
-        return unpack(reply)
+        return unpack_frame(reply)
 
     def __enter__(self) -> Client:
         return self

@@ -31,8 +31,8 @@ from vla_rl.serving import clients as bounds  # noqa: E402
 from vla_rl.serving.access import Access, own_names, url_of  # noqa: E402
 from vla_rl.serving.policy import Policy  # noqa: E402
 from vla_rl.serving.server import PolicyServer, Settings  # noqa: E402
-from vla_rl.toolkit.models.key_maps import plain  # noqa: E402
-from vla_rl.toolkit.models.openpi import EncodedImage, pack, unpack  # noqa: E402
+from vla_rl.toolkit.models.key_maps import default_key_map  # noqa: E402
+from vla_rl.toolkit.models.openpi import EncodedImage, pack_frame, unpack_frame  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_images_that_were_not_asked_for_are_not_decoded(policy, black, monkeypat
     seen = sight(policy, 0)
     wanted, process = policy.act(**seen), psutil.Process()
     images = {name: png(image) for name, image in seen["images"].items()}
-    keys = plain(policy.info)
+    keys = default_key_map(policy.info)
     request = {
         **{keys.images[name]: image for name, image in images.items()},
         "observation/state": seen["state"].tolist(),
@@ -126,7 +126,7 @@ def test_images_that_were_not_asked_for_are_not_decoded(policy, black, monkeypat
             message["timestamp"] = 1.0
         before = process.memory_info().rss
         line.send(msgpack.packb(message))
-        reply = unpack(line.recv(timeout=WAIT))
+        reply = unpack_frame(line.recv(timeout=WAIT))
         answer = reply["payload"]["actions"] if dialect == "vla-eval" else reply["actions"]
         assert np.array_equal(answer, wanted[0] if dialect == "vla-eval" else wanted)
         assert process.memory_info().rss - before < 100 << 20
@@ -138,7 +138,7 @@ def test_images_that_were_not_asked_for_are_not_decoded(policy, black, monkeypat
 )
 def test_images_that_are_wanted_are_measured_before_they_are_decoded(policy, black, monkeypatch, resize, message):
     monkeypatch.setattr(EncodedImage, "decode", lambda self: pytest.fail("decoded"))
-    keys = plain(policy.info)
+    keys = default_key_map(policy.info)
     keys = type(keys)(images=keys.images, state=keys.state, resize=resize)
     request = {**request_of(sight(policy, 0)), **dict.fromkeys(keys.images.values(), black)}
     with served(policy, keys=keys) as server, Client(server) as client, pytest.raises(RuntimeError, match=message):
@@ -240,15 +240,15 @@ def test_web_pages_and_foreign_hosts_are_refused(policy, caplog):
 
 
 def test_a_server_for_the_network_answers_to_addresses_and_its_own_names():
-    everywhere = Access.of("0.0.0.0", ["policy.example.org"], [])
+    everywhere = Access.for_server("0.0.0.0", ["policy.example.org"], [])
     for host in ("192.168.1.5:8000", "[fe80::1]:8000", "0.0.0.0:8000", "localhost", "policy.example.org:443"):
-        assert everywhere.refusal([host], []) is None, host
+        assert everywhere.find_refusal([host], []) is None, host
     for name in own_names():
-        assert everywhere.refusal([f"{name.upper()}:8000"], []) is None, name
+        assert everywhere.find_refusal([f"{name.upper()}:8000"], []) is None, name
     assert socket.gethostname().lower() in own_names()
     for host in ("evil.example:8000", f"{socket.gethostname()}.evil.example", "10.0.0.1.evil.example"):
-        assert "does not answer to the host" in everywhere.refusal([host], []), host
-    assert Access.of("robot", [], []).refusal(["robot:8000"], []) is None
+        assert "does not answer to the host" in everywhere.find_refusal([host], []), host
+    assert Access.for_server("robot", [], []).find_refusal(["robot:8000"], []) is None
     assert url_of("::1", 8000) == "ws://[::1]:8000" and url_of("robot", 1) == "ws://robot:1"
 
 
@@ -387,7 +387,7 @@ def test_what_a_client_asked_that_has_gone_is_not_inferred(policy, monkeypatch):
         assert go.wait(WAIT)
         return act_on(self, obs, *given)
 
-    request = pack(request_of(sight(policy, 0)))
+    request = pack_frame(request_of(sight(policy, 0)))
     with served(policy, batching=Batching(max_batch=4, max_wait_s=0.0)) as server:
         monkeypatch.setattr(Policy, "act_on", held)
         clients = [Client(server) for _ in range(3)]
@@ -400,7 +400,7 @@ def test_what_a_client_asked_that_has_gone_is_not_inferred(policy, monkeypatch):
         assert eventually(lambda: len([c for c in server._clients if c.state.name == "OPEN"]) == 2)
         go.set()
         for client in (clients[0], clients[2]):
-            assert unpack(client.socket.recv(timeout=WAIT))["actions"].shape == (4, 3)
+            assert unpack_frame(client.socket.recv(timeout=WAIT))["actions"].shape == (4, 3)
         assert eventually(lambda: len(server._clients) == 2)
     assert rows == [1, 1]
 

@@ -40,7 +40,7 @@ from vla_rl.serving.server import (  # noqa: E402
     serve_policy,
 )
 from vla_rl.toolkit.models.key_maps import PRESETS, KeyMap  # noqa: E402
-from vla_rl.toolkit.models.openpi import MAX_FRAME, pack, unpack  # noqa: E402
+from vla_rl.toolkit.models.openpi import MAX_FRAME, pack_frame, unpack_frame  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +119,13 @@ def test_what_comes_while_it_infers_is_inferred_together(policy, monkeypatch):
         monkeypatch.setattr(Policy, "act_on", held)
         clients = [Client(server) for _ in range(7)]
         for number, client in enumerate(clients):
-            client.socket.send(pack(request_of(sight(policy, number))))
+            client.socket.send(pack_frame(request_of(sight(policy, number))))
             assert going.wait(WAIT)
         until = time.monotonic() + WAIT
         while server._batcher._waiting.qsize() < 6 and time.monotonic() < until:
             time.sleep(0.01)
         go.set()
-        found = [unpack(client.socket.recv(timeout=WAIT))["actions"] for client in clients]
+        found = [unpack_frame(client.socket.recv(timeout=WAIT))["actions"] for client in clients]
     assert batches == [1, 4, 2]
     assert np.array_equal(found, [policy.act(**sight(policy, number)) for number in range(7)])
 
@@ -264,7 +264,7 @@ def test_there_is_a_limit_of_clients(policy, monkeypatch):
 
 def hostile(random_, request):
     """A frame that is cut, disturbed, nested, too long, of another kind, or nonsense."""
-    frame = pack(request)
+    frame = pack_frame(request)
     kind = random_.randrange(9)
     if kind == 0:
         return frame[: random_.randrange(len(frame))]
@@ -294,7 +294,7 @@ def hostile(random_, request):
     odd = random_.choice(
         [None, -1, 1e300, "x", [], {}, np.zeros(0), np.zeros((0, 0, 3)), np.zeros((3, 10**5, 1), "u1")]
     )
-    return pack({**request, random_.choice(list(request)): odd})
+    return pack_frame({**request, random_.choice(list(request)): odd})
 
 
 def test_a_thousand_hostile_frames(policy, caplog):
@@ -317,7 +317,7 @@ def test_a_thousand_hostile_frames(policy, caplog):
                         socket.recv(timeout=WAIT)
                     assert closed.value.rcvd.code == 1011
                 else:
-                    assert unpack(reply)["actions"].shape == (4, 3)
+                    assert unpack_frame(reply)["actions"].shape == (4, 3)
         assert process.memory_info().rss - before < 64 << 20
         assert len(texts) > 800 and all(len(text) < 2000 and "Traceback" not in text for text in texts)
         with Client(server) as client:
@@ -336,7 +336,7 @@ def test_clients_that_vanish_leave_nothing(policy):
     with served(policy) as server:
         for _ in range(20):
             client = Client(server)
-            client.socket.send(pack(request_of(sight(policy, 0))))
+            client.socket.send(pack_frame(request_of(sight(policy, 0))))
             client.socket.socket.close()
         with Client(server) as client:
             assert client.infer(request_of(sight(policy, 0)))["actions"].shape == (4, 3)
@@ -362,7 +362,7 @@ with connect(sys.argv[1], compression=None) as socket:
     with served(policy) as server:
         command = [sys.executable, "-c", asks, f"ws://127.0.0.1:{server.settings.port}"]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as client:
-            client.stdin.write(pack(request))
+            client.stdin.write(pack_frame(request))
             client.stdin.close()
             until = time.monotonic() + WAIT
             while server.answered < 20 and time.monotonic() < until:
@@ -408,7 +408,7 @@ def test_roboarena(policy):
         for _ in range(2):
             reply = client.infer({**request, "endpoint": "infer"})
             assert list(reply) == ["actions"] and np.array_equal(reply["actions"], wanted)
-            client.socket.send(pack({"endpoint": "reset"}))
+            client.socket.send(pack_frame({"endpoint": "reset"}))
             assert client.socket.recv(timeout=WAIT) == "reset successful"
     for endpoint, message in (("kill", "no endpoint 'kill'"), (np.zeros(3), "the endpoint is a text")):
         with served(policy, dialect="roboarena") as server, pytest.raises(RuntimeError, match=message):
@@ -437,7 +437,7 @@ def test_vla_evaluation_harness(policy):
             socket.send(msgpack.packb({"type": kind, "payload": payload, "seq": seq, "timestamp": 1.0}))
             if not hears:
                 return None
-            reply = unpack(socket.recv(timeout=WAIT))
+            reply = unpack_frame(socket.recv(timeout=WAIT))
             assert reply["seq"] == seq and isinstance(reply["timestamp"], float)
             return reply["type"], reply["payload"]
 
@@ -454,10 +454,10 @@ def test_vla_evaluation_harness(policy):
         assert server.answered == 4
         assert say("observation", {})[0] == "error"
         socket.send(b"\x80")
-        assert "lacks type, payload, seq, timestamp" in unpack(socket.recv(timeout=WAIT))["payload"]["error"]
+        assert "lacks type, payload, seq, timestamp" in unpack_frame(socket.recv(timeout=WAIT))["payload"]["error"]
         assert say("dance", {})[1] == {"error": "there is no message of type 'dance'"}
-        socket.send(pack({"type": np.zeros(2), "payload": {}, "seq": 1, "timestamp": 1.0}))
-        assert "the type of a message is a text" in unpack(socket.recv(timeout=WAIT))["payload"]["error"]
+        socket.send(pack_frame({"type": np.zeros(2), "payload": {}, "seq": 1, "timestamp": 1.0}))
+        assert "the type of a message is a text" in unpack_frame(socket.recv(timeout=WAIT))["payload"]["error"]
         assert say("observation", payload)[0] == "action"
         status, kind, body = page(server, "/health")
         assert (status, kind, json.loads(body)) == (200, "application/json", {"status": "ok"})

@@ -22,7 +22,7 @@ from vla_rl.plugins.data.lerobot import plugin as reader
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.serving import recording
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
-from vla_rl.toolkit.models.openpi import pack, unpack
+from vla_rl.toolkit.models.openpi import pack_frame, unpack_frame
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +70,14 @@ def test_sessions_are_episodes(policy, tmp_path):
 def test_a_reset_and_another_instruction_begin_an_episode(policy, tmp_path):
     with served(policy, record=tmp_path, dialect="roboarena") as server:
         socket = opened(server)
-        unpack(socket.recv(timeout=WAIT))
+        unpack_frame(socket.recv(timeout=WAIT))
         frame = {**request_of(sight(policy, 0)), "endpoint": "infer"}
         keys = {f"observation/{camera}": key for camera, key in server._keys.keys_of(policy.info).items()}
         request = {keys.get(name, name): value for name, value in frame.items()}
         request |= {"observation/joint_position": np.zeros(3), "observation/gripper_position": np.zeros(1)}
         request.pop("observation/state", None)
         for what in (request, request, {"endpoint": "reset"}, request, {**request, "prompt": "another"}):
-            socket.send(pack(what))
+            socket.send(pack_frame(what))
             socket.recv(timeout=WAIT)
         socket.close()
     assert episodes(tmp_path) == [2, 1, 1]

@@ -62,8 +62,8 @@ def test_noise_that_is_ignored_is_found() -> None:
 
 def test_statistics_of_the_batch_are_found() -> None:
     class Model(LinearModel):
-        def _features(self, obs):
-            features = super()._features(obs)
+        def _compute_features(self, obs):
+            features = super()._compute_features(obs)
             return features + features[:1] * 100
 
     assert "a row's chunk wherever it stands in the batch" in findings(Model)

@@ -55,7 +55,7 @@ class Learnt(RewardModel):
         )
 
     def success_probability(self, obs):
-        return self.model.probabilities(obs)
+        return self.model.predict_success(obs)
 
 
 @pytest.mark.parametrize("model", [Bright, Learnt])

@@ -253,8 +253,8 @@ class ForgetsItsTransitions(OffPolicy):
 
 
 class DrawsFromTorch(OffPolicy):
-    def _batch(self, number):
-        return super()._batch(number).take(torch.randint(0, 8, (8,)).numpy())
+    def _draw_batch(self, number):
+        return super()._draw_batch(number).take(torch.randint(0, 8, (8,)).numpy())
 
 
 class DividesByTheMicroBatch(OffPolicy):
@@ -301,14 +301,14 @@ class CountsFromOne(Dagger):
 
 
 class DrawsSamplesFromTorch(HGDagger):
-    def _steps(self, step, samples):
+    def _plan_steps(self, step, samples):
         draws = torch.randint(0, samples, (8,)).numpy()
-        return [attrs.evolve(one, indices=draws) for one in super()._steps(step, samples)]
+        return [attrs.evolve(one, indices=draws) for one in super()._plan_steps(step, samples)]
 
 
 class ClonesHalfOfABatch(Dagger):
-    def _steps(self, step, samples):
-        return [attrs.evolve(one, total=self._trained.train.micro_batch) for one in super()._steps(step, samples)]
+    def _plan_steps(self, step, samples):
+        return [attrs.evolve(one, total=self._trained.train.micro_batch) for one in super()._plan_steps(step, samples)]
 
 
 @pytest.mark.parametrize(

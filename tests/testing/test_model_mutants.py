@@ -41,8 +41,8 @@ ENTROPY = "an entropy that is the mean of -log_probs over samples"
 
 @found_by(APART)
 class CentredByTheBatch(LinearModel):
-    def _features(self, obs):
-        features = super()._features(obs)
+    def _compute_features(self, obs):
+        features = super()._compute_features(obs)
         return features - features.mean(0)
 
 
@@ -61,8 +61,8 @@ class EntropyOfTheBatch(LinearModel):
 
 @found_by("a row's values whatever other rows there are")
 class ValuesOfTheBatch(LinearModel):
-    def _critic(self, features):
-        return super()._critic(features - features.mean(0))
+    def _compute_values(self, features):
+        return super()._compute_values(features - features.mean(0))
 
 
 @found_by("a row's actions whatever other rows there are")
@@ -155,7 +155,7 @@ class LogProbsOfTheMode(LinearModel):
 
     def chunk_log_probs(self, obs, chunk):
         scores = super().chunk_log_probs(obs, chunk)
-        return attrs.evolve(scores, log_probs=self._log_softmax(self._features(obs)).amax(-1))
+        return attrs.evolve(scores, log_probs=self._log_softmax(self._compute_features(obs)).amax(-1))
 
 
 @found_by("independent draws for all numbers of a chunk")
@@ -172,7 +172,7 @@ class GreedyIsTheLeastLikely(LinearModel):
         chunk = super().sample_chunk(obs, noise, greedy)
         if not greedy:
             return chunk
-        log_probs = self._log_softmax(self._features(obs))
+        log_probs = self._log_softmax(self._compute_features(obs))
         tokens = log_probs.argmin(-1)
         return attrs.evolve(
             chunk, actions=self.decode_actions(tokens), extras={"tokens": tokens}, log_probs=log_probs.amin(-1)
@@ -209,8 +209,8 @@ class ValueGradientTurned(LinearModel):
 
 @found_by("one of values in the critic")
 class ValuesOfThePolicy(LinearModel):
-    def _critic(self, features):
-        return self.module.policy(features).mean(-1) + 0 * super()._critic(features).detach()
+    def _compute_values(self, features):
+        return self.module.policy(features).mean(-1) + 0 * super()._compute_values(features).detach()
 
 
 @found_by("critic: expected the part of `module` that values come from, got None")
@@ -291,8 +291,8 @@ class StaysInTraining(LinearModel):
 
 @found_by("log_probs of the observation")
 class Blind(LinearModel):
-    def _features(self, obs):
-        return torch.ones_like(super()._features(obs))
+    def _compute_features(self, obs):
+        return torch.ones_like(super()._compute_features(obs))
 
 
 @found_by("observation: expected unchanged, got written into")
@@ -344,13 +344,13 @@ class SavesTheShape(LinearModel):
     def save(self, folder):
         (folder / "config.json").write_text(json.dumps(self._shape))
 
-    def _load(self, folder):
+    def _load_checkpoint(self, folder):
         pass
 
 
 class SavesThePolicyAlone(LinearModel):
-    def _load(self, folder):
-        super()._load(folder)
+    def _load_checkpoint(self, folder):
+        super()._load_checkpoint(folder)
         self.module.value_head.weight.data.zero_()
 
 

@@ -54,7 +54,7 @@ def findings(cls):
     f = Findings("check_model")
     obs = synthetic.observation(ENV, 3)
     case = ModelCase(model=model, f=f, env=ENV, chunk=CHUNK, values="none", obs=obs, atol=1e-5)
-    _check_weighable(case, case.sample())
+    _check_weighable(case, case.draw_chunks())
     f.close()
 
 

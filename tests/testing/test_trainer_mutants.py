@@ -22,7 +22,7 @@ from vla_rl.plugins.trainers.offline.impl import Offline
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.testing import CheckFailed, check_trainer
 from vla_rl.toolkit.models.networks import as_tensor
-from vla_rl.toolkit.trainers.critics import follow
+from vla_rl.toolkit.trainers.critics import update_target
 
 NEARER = "a policy that comes nearer to what is rewarded, labelled or demonstrated"
 LEAVES = "updates, got one that leaves it"
@@ -245,8 +245,8 @@ class FirstStepOnly(BehaviourCloning):
 class OfRewards(Offline):
     """Reads something else than the recorded rewards."""
 
-    def _read(self, recording):
-        return self.changed(super()._read(recording))
+    def _read_returns(self, recording):
+        return self.changed(super()._read_returns(recording))
 
 
 @found_by("other weights after other data (rewards)")
@@ -286,9 +286,9 @@ class UntrainedValues(Offline):
 class StandingTargetsOffline(Offline):
     algorithm = "iql"
 
-    def _step(self, *arguments):
+    def _make_step(self, *arguments):
         kept = {name: tensor.clone() for name, tensor in self._target_q.state_dict().items()}
-        super()._step(*arguments)
+        super()._make_step(*arguments)
         self._target_q.load_state_dict(kept)
 
 
@@ -306,7 +306,7 @@ class RewardsOfTheNextSample(OfRewards):
 class Keeping(OffPolicy):
     """Keeps something else than the new transitions."""
 
-    def _kept(self, transitions):
+    def _select_kept(self, transitions):
         return attrs.evolve(transitions, **self.changed(transitions))
 
 
@@ -354,27 +354,27 @@ class ActionsOfTheNextChunk(Keeping):
 
 @found_by("other weights after other data (actions, and the policy's extras)")
 class OwnActions(OffPolicy):
-    def _update(self, number, batch, *arguments):
+    def _make_update(self, number, batch, *arguments):
         # Not in `_batch`: that runs in a separate thread, while this one changes the weights.
         with torch.no_grad():
-            actions, _ = self._sampled(self._features(batch.obs), torch.zeros(batch.actions.shape))
-        return super()._update(number, attrs.evolve(batch, actions=actions.numpy()), *arguments)
+            actions, _ = self._sample_actions(self._compute_features(batch.obs), torch.zeros(batch.actions.shape))
+        return super()._make_update(number, attrs.evolve(batch, actions=actions.numpy()), *arguments)
 
 
 @found_by("'critics' to move less than the network that it follows")
 class CopiedTargets(OffPolicy):
-    def _update(self, *arguments):
-        sums = super()._update(*arguments)
-        follow(self._target_critics, self._critics, 1.0)
+    def _make_update(self, *arguments):
+        sums = super()._make_update(*arguments)
+        update_target(self._target_critics, self._critics, 1.0)
         return sums
 
 
 class WithTargets(OffPolicy):
     """Moves targets in its own way."""
 
-    def _update(self, *arguments):
+    def _make_update(self, *arguments):
         kept = {name: tensor.clone() for name, tensor in self._target_critics.state_dict().items()}
-        sums = super()._update(*arguments)
+        sums = super()._make_update(*arguments)
         self._target_critics.load_state_dict(kept)
         self.move()
         return sums
@@ -391,7 +391,7 @@ class StandingTargets(WithTargets):
 @found_by("targets: expected other weights of 'critics'")
 class CriticsFollowTargets(WithTargets):
     def move(self):
-        follow(self._critics, self._target_critics, self._config.target_rate)
+        update_target(self._critics, self._target_critics, self._config.target_rate)
 
 
 @found_by(NEARER)
@@ -406,7 +406,7 @@ class FlippedPolicyLoss(OffPolicy):
 
 @found_by("modules: expected other weights of 'policy'")
 class PolicyNeverTrained(OffPolicy):
-    def _acts(self, number):
+    def _is_policy_update(self, number):
         return False
 
 
@@ -419,12 +419,12 @@ class CriticsNeverTrained(OffPolicy):
 
 class HighestOfTheTargets(OffPolicy):
     @torch.no_grad()
-    def _targets(self, part, normals, chosen):
-        features = self._features(part.following)
-        actions, log_probs = self._sampled(features, as_tensor(normals, self._device))
+    def _compute_targets(self, part, normals, chosen):
+        features = self._compute_features(part.following)
+        actions, log_probs = self._sample_actions(features, as_tensor(normals, self._device))
         inputs = self._inputs(features, actions)
         values = torch.stack([self._target_critics.critics[i](inputs) for i in chosen]).max(0).values
-        values = values - self._weight() * log_probs.sum((1, 2))
+        values = values - self._entropy_weight() * log_probs.sum((1, 2))
         return as_tensor(part.rewards, self._device) + as_tensor(part.bootstrap, self._device) * values
 
 
@@ -441,8 +441,8 @@ class PolicyLossTrainsCritics(OffPolicy):
 
 @found_by("other weights after other data (transitions of a later update)")
 class FirstTransitionsOnly(OffPolicy):
-    def _keep(self, data):
-        super()._keep(attrs.evolve(data, transitions=None) if self._buffer.count else data)
+    def _keep_transitions(self, data):
+        super()._keep_transitions(attrs.evolve(data, transitions=None) if self._buffer.transition_count else data)
 
 
 # ----------------------------------------------------------------------------------------------------------- labels
@@ -450,15 +450,15 @@ class FirstTransitionsOnly(OffPolicy):
 
 @found_by("other weights after other data (expert_actions)")
 class ClonesItself(Dagger):
-    def labelled(self, transitions):
-        chosen, _ = super().labelled(transitions)
+    def select_labelled(self, transitions):
+        chosen, _ = super().select_labelled(transitions)
         return chosen, transitions.actions
 
 
 @found_by(LEAVES)
 class LabelsOfTheNextChunk(Dagger):
-    def labelled(self, transitions):
-        chosen, labels = super().labelled(transitions)
+    def select_labelled(self, transitions):
+        chosen, labels = super().select_labelled(transitions)
         return chosen, np.roll(labels, 1, axis=0)
 
 
@@ -471,15 +471,17 @@ class FramesThatFollow(Dagger):
 
 @found_by(LEAVES)
 class ClonesThePolicyItself(HGDagger):
-    def labelled(self, transitions):
+    def select_labelled(self, transitions):
         swapped = np.where(transitions.source == ActionSource.POLICY, ActionSource.PERSON, ActionSource.POLICY)
-        return super().labelled(attrs.evolve(transitions, source=swapped))
+        return super().select_labelled(attrs.evolve(transitions, source=swapped))
 
 
 @found_by("other weights after other data (source, and rewards)")
 class ClonesEverybody(HGDagger):
-    def labelled(self, transitions):
-        return super().labelled(attrs.evolve(transitions, source=np.full_like(transitions.source, ActionSource.PERSON)))
+    def select_labelled(self, transitions):
+        return super().select_labelled(
+            attrs.evolve(transitions, source=np.full_like(transitions.source, ActionSource.PERSON))
+        )
 
 
 # ----------------------------------------------------------------------------------------------------- housekeeping

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from vla_rl.toolkit import waiting as module
-from vla_rl.toolkit.waiting import Work, listening, summed, waiting, works_now
+from vla_rl.toolkit.waiting import Work, listen_to_work, merge_works, register_work, works_now
 
 
 def test_work_is_shown_once_it_takes_long(monkeypatch):
     heard = []
-    with waiting("starting envs", 8, "push") as note, listening(lambda: heard.append(works_now())):
+    with register_work("starting envs", 8, "push") as note, listen_to_work(lambda: heard.append(works_now())):
         note(1)
         monkeypatch.setattr(module, "PATIENCE_S", 0.0)
         note(3)
@@ -20,7 +20,7 @@ def test_work_is_shown_once_it_takes_long(monkeypatch):
 
 def test_work_that_fails_is_over_too(monkeypatch):
     monkeypatch.setattr(module, "PATIENCE_S", 0.0)
-    with pytest.raises(ValueError), waiting("loading the model"):
+    with pytest.raises(ValueError), register_work("loading the model"):
         assert works_now()
         raise ValueError
     assert works_now() == ()
@@ -29,6 +29,6 @@ def test_work_that_fails_is_over_too(monkeypatch):
 def test_workers_that_do_the_same_are_one():
     rows = [Work(what="starting envs", done=done, total=4, about="push") for done in (1, 2)]
     other = Work(what="loading the model", done=5, total=9)
-    found = summed([rows[0], other, rows[1]])
+    found = merge_works([rows[0], other, rows[1]])
     assert found is not None and (found.title, found.done, found.total) == ("starting envs: push", 3, 8)
-    assert summed([]) is None
+    assert merge_works([]) is None

@@ -20,7 +20,7 @@ from PIL import Image
 from vla_rl.core.catalogue import load
 from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import Noise
-from vla_rl.core.spec.spec import component, parse_spec
+from vla_rl.core.spec.spec import make_component, parse_spec
 from vla_rl.core.types import Context, to_numpy
 from vla_rl.runtime.start import evaluate
 from vla_rl.testing import synthetic
@@ -59,7 +59,7 @@ def record(folder: Path, rows: str) -> list[dict[str, Any]]:
             "eval": {"episodes_per_task": 1},
         }
     )
-    evaluate(spec, record=component("hook", "lerobot", folder=str(folder), rows=rows))
+    evaluate(spec, record=make_component("hook", "lerobot", folder=str(folder), rows=rows))
     files = sorted((folder / "data").rglob("*.parquet"))
     assert len(files) == 8
     return [row for file in files for row in pq.read_table(file).to_pylist()]

@@ -8,18 +8,18 @@ from functools import partial
 import attrs
 from attrs import evolve, frozen
 
-from vla_rl.core.catalogue import installed, load
+from vla_rl.core.catalogue import installed_plugins, load
 from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.plan import Cluster, DoesNotFit, Plan
 from vla_rl.core.spec.spec import PlacementSpec, Spec
 from vla_rl.core.spec.structure import Problems
 from vla_rl.runtime.gpu_memory.checks import NOT_PREDICTED, Prediction
-from vla_rl.runtime.placement.assignments import assign
+from vla_rl.runtime.placement.assignments import assign_workers
 from vla_rl.runtime.planning.device_memory import DeviceMemory, check_capacity, device_memory
 from vla_rl.runtime.planning.forecast import Forecast, Overlap, forecast_spec, has_dedicated_learners, overlap
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Profile
-from vla_rl.toolkit.waiting import waiting
+from vla_rl.toolkit.waiting import register_work
 
 STAGES = "pipeline_stages"
 TRIED_STAGES = (1, 2, 4)
@@ -40,18 +40,20 @@ class Candidate:
     reason: str = ""
 
 
-def compare(spec: Spec, cluster: Cluster, profile: Profile, prediction: Prediction = NOT_PREDICTED) -> list[Candidate]:
+def compare_placements(
+    spec: Spec, cluster: Cluster, profile: Profile, prediction: Prediction = NOT_PREDICTED
+) -> list[Candidate]:
     """The spec's own placement, then the others by name, each with its defaults and 1, 2 and 4 pipeline stages.
     `prediction`: memory of the spec's model."""
-    placements = list(_placements(spec))
-    with waiting("planning", total=len(placements)) as note:
+    placements = list(_list_placements(spec))
+    with register_work("planning", total=len(placements)) as note:
         return [
-            _candidate(spec, cluster, profile, prediction, *named, note=partial(note, i))
+            _plan_candidate(spec, cluster, profile, prediction, *named, note=partial(note, i))
             for i, named in enumerate(placements)
         ]
 
 
-def _candidate(
+def _plan_candidate(
     spec: Spec,
     cluster: Cluster,
     profile: Profile,
@@ -74,7 +76,7 @@ def _candidate(
             )
         forecast = forecast_spec(plan, candidate_spec, profile)
         if prediction.memory is not None:
-            workers = assign(plan, spec.env.num_envs, one_process=False)
+            workers = assign_workers(plan, spec.env.num_envs, one_process=False)
             gpus = device_memory(plan, workers, prediction.memory, candidate_spec)
         if gpus:
             forecast = evolve(forecast, device_bytes=gpus[0].peak[0])
@@ -84,27 +86,27 @@ def _candidate(
     return Candidate(name=name, own=from_spec, placement=placement, plan=plan, forecast=forecast, gpus=gpus)
 
 
-def ahead(spec: Spec, candidates: Sequence[Candidate], profile: Profile) -> tuple[Candidate, Overlap] | None:
+def forecast_overlap(spec: Spec, candidates: Sequence[Candidate], profile: Profile) -> tuple[Candidate, Overlap] | None:
     """Forecast the gain from running ahead, under the spec's placement or else the fastest with dedicated learners."""
     able = [
         candidate for candidate in candidates if candidate.plan is not None and has_dedicated_learners(candidate.plan)
     ]
-    chosen = next((candidate for candidate in able if candidate.own), None) or best(able)
+    chosen = next((candidate for candidate in able if candidate.own), None) or best_candidate(able)
     if chosen is None or chosen.plan is None:
         return None
     return chosen, overlap(chosen.plan, evolve(spec, placement=chosen.placement), profile)
 
 
-def best(candidates: Sequence[Candidate]) -> Candidate | None:
+def best_candidate(candidates: Sequence[Candidate]) -> Candidate | None:
     """The one with the highest throughput; of equals the first."""
     fit = [(c.forecast.throughput, c) for c in candidates if c.forecast is not None]
     return max(fit, key=lambda pair: pair[0])[1] if fit else None
 
 
-def _placements(spec: Spec) -> Iterator[tuple[str, bool, PlacementSpec]]:
+def _list_placements(spec: Spec) -> Iterator[tuple[str, bool, PlacementSpec]]:
     placements = [spec.placement]
-    yield _name(spec.placement), True, spec.placement
-    for name in sorted(installed("placement", spec.plugins)):
+    yield _placement_name(spec.placement), True, spec.placement
+    for name in sorted(installed_plugins("placement", spec.plugins)):
         try:
             config = load("placement", name, spec.plugins).config()
         except (PluginError, Problems, TypeError, ValueError):
@@ -115,9 +117,9 @@ def _placements(spec: Spec) -> Iterator[tuple[str, bool, PlacementSpec]]:
             placement = evolve(spec.placement, type=name, config=changed)
             if placement not in placements:
                 placements.append(placement)
-                yield _name(placement), False, placement
+                yield _placement_name(placement), False, placement
 
 
-def _name(placement: PlacementSpec) -> str:
+def _placement_name(placement: PlacementSpec) -> str:
     stages = getattr(placement.config, STAGES, None)
     return placement.type if stages is None else f"{placement.type}, {stages} stage{'s' * (stages > 1)}"

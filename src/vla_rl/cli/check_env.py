@@ -29,7 +29,7 @@ from vla_rl.runtime.placement.hardware import check_device
 from vla_rl.testing.common.findings import Findings
 from vla_rl.testing.envs import examine_env
 from vla_rl.toolkit.processes import module_path
-from vla_rl.toolkit.waiting import summed, works_now
+from vla_rl.toolkit.waiting import merge_works, works_now
 
 FIRST_S = 10.0
 """Seconds until the first line of progress if stderr is not a terminal."""
@@ -46,21 +46,23 @@ def main(
     seconds: float,
     whole_range: bool,
 ) -> int:
-    """Print the report. Return 0, or 1 with findings. Raises as `examine`. With the setting `python`, that interpreter
-    runs the check and prints."""
+    """Print the report. Return 0, or 1 with findings. Raises as `examine_named_env`. With the setting `python`, that
+    interpreter runs the check and prints."""
     python = _read_env(name, overrides, modules).python
     if python is not None:
         settings = [text for text in overrides if text.partition("=")[0] != "python"]
         options = ["--num-envs", str(num_envs), "--chunk", str(chunk), "--device", device, "--seconds", str(seconds)]
         options += ["--expert" if expert else "--no-expert", "--whole-range" if whole_range else "--no-whole-range"]
         return _run_there(python, [name, *settings, *options, *(f"--plugin={module}" for module in modules)])
-    with progress(f"check-env {name}") as on_section:
-        findings = examine(name, overrides, modules, num_envs, chunk, device, expert, seconds, whole_range, on_section)
-    _print(f"{name}: {num_envs} envs, chunks of {chunk}, {device}", findings)
+    with show_progress(f"check-env {name}") as on_section:
+        findings = examine_named_env(
+            name, overrides, modules, num_envs, chunk, device, expert, seconds, whole_range, on_section
+        )
+    _print_findings(f"{name}: {num_envs} envs, chunks of {chunk}, {device}", findings)
     return int(any(section.findings for section in findings.sections))
 
 
-def examine(
+def examine_named_env(
     name: str,
     overrides: Sequence[str],
     modules: Sequence[str],
@@ -95,7 +97,7 @@ def _read_env(name: str, overrides: Sequence[str], modules: Sequence[str]) -> En
     try:
         return read_env(name, overrides, modules)
     except SpecError as exc:
-        keys = "\n".join(f"  {line}" for line in _keys(load("env", name, modules).config))
+        keys = "\n".join(f"  {line}" for line in _describe_keys(load("env", name, modules).config))
         problems = "\n".join(f"  {text}" for text in exc.errors)
         raise UserError(
             f"env {name!r} cannot be set up:\n{problems}\nits keys, as in vla-rl check-env {name} key=value:\n{keys}"
@@ -113,23 +115,23 @@ def _run_there(python: Path, arguments: Sequence[str]) -> int:
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Callable[[str], None]]:
+def show_progress(title: str) -> Iterator[Callable[[str], None]]:
     """Report progress on stderr, from a thread: on a terminal in one line, elsewhere in a line now and then. -> a
     function that takes the name of what has begun."""
     now, over, line = ["starting"], Event(), StatusLine()
 
-    def show() -> None:
+    def print_status() -> None:
         wanted = monotonic() + FIRST_S
         while not over.wait(0.25):
-            work = summed(works_now())
+            work = merge_works(works_now())
             about = now[0] + (f", {work.what}: {work.done} of {work.total}" if work and work.total else "")
             if sys.stderr.isatty():
-                line.show(f"{title}: {about}", 0, 0)
+                line.show_progress(f"{title}: {about}", 0, 0)
             elif monotonic() >= wanted:
                 print(f"{title}: {about}", file=sys.stderr, flush=True)
                 wanted = monotonic() + EVERY_S
 
-    thread = Thread(target=show, name="progress", daemon=True)
+    thread = Thread(target=print_status, name="progress", daemon=True)
     thread.start()
     try:
         yield lambda name: now.__setitem__(0, name)
@@ -139,23 +141,23 @@ def progress(title: str) -> Iterator[Callable[[str], None]]:
         line.clear()
 
 
-def _keys(config: type) -> Iterator[str]:
+def _describe_keys(config: type) -> Iterator[str]:
     """Return each key with its type, its default and the line of documentation below it."""
-    documented = _documentation(config)
+    documented = _read_docstrings(config)
     for field in attrs.fields(config):
-        default = "required" if field.default is attrs.NOTHING else f"default {_default(field.default)}"
+        default = "required" if field.default is attrs.NOTHING else f"default {_format_default(field.default)}"
         kind = field.type.__name__ if type(field.type) is type else str(field.type).replace("typing.", "")
         about = textwrap.fill(documented.get(field.name, ""), 108)
         yield f"{field.name}: {kind}, {default}" + textwrap.indent(f"\n{about}" if about else "", "    ")
 
 
-def _default(default: object) -> str:
+def _format_default(default: object) -> str:
     factory = getattr(default, "factory", None)
     shown = default if factory is None else factory()
     return "its own defaults" if attrs.has(type(shown)) else repr(shown)
 
 
-def _documentation(config: type) -> dict[str, str]:
+def _read_docstrings(config: type) -> dict[str, str]:
     """Return each field's docstring; empty if its source is not available."""
     try:
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(config))).body
@@ -170,7 +172,7 @@ def _documentation(config: type) -> dict[str, str]:
     return reported
 
 
-def _print(title: str, findings: Findings) -> None:
+def _print_findings(title: str, findings: Findings) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -16,7 +16,7 @@ from attrs import asdict, frozen
 
 from vla_rl.core.catalogue import install_command, keep_build, missing_requirements, unmet_base
 from vla_rl.core.installation import OWN_DIST, pip_arguments
-from vla_rl.toolkit.envs.rendering import FIXES, ProbeResult, probe
+from vla_rl.toolkit.envs.rendering import FIXES, ProbeResult, probe_rendering
 
 State = Literal["ok", "missing", "broken"]
 GIB = 2**30
@@ -39,39 +39,45 @@ class Finding:
 
 def main(json: bool) -> int:
     """Print the report, as JSON on request. Return 0, or 1 if something is broken that every run needs."""
-    findings = examine()
+    findings = examine_machine()
     if json:
         from json import dumps
 
         print(dumps([asdict(finding) for finding in findings], indent=1))
     else:
-        _print(findings)
+        _print_report(findings)
     return int(any(finding.state == "broken" for finding in findings))
 
 
-def examine() -> list[Finding]:
+def examine_machine() -> list[Finding]:
     """Run all checks; those that can hang or crash run in a separate process, at most 90 s each."""
     probes = ("egl", "osmesa", "vulkan", "cuda", "ray")
     with ThreadPoolExecutor(len(probes)) as pool:
-        outcomes = dict(zip(probes, pool.map(probe, probes), strict=True))
-    return [*_base(), *_machine(), *_runtimes(outcomes), *_drawing(outcomes), *_extras()]
+        outcomes = dict(zip(probes, pool.map(probe_rendering, probes), strict=True))
+    return [
+        *_check_requirements(),
+        *_check_machine(),
+        *_check_runtimes(outcomes),
+        *_check_drawing(outcomes),
+        *_check_extras(),
+    ]
 
 
-def _base() -> Iterator[Finding]:
+def _check_requirements() -> Iterator[Finding]:
     """Check what everything needs. It comes first: later findings may follow from it."""
     if unmet := unmet_base():
         detail = f"{OWN_DIST} needs {', '.join(unmet)}"
         yield Finding(area="machine", what="requirements", state="broken", detail=detail, fix=keep_build(unmet))
 
 
-def _machine() -> Iterator[Finding]:
-    versions = f"Python {platform.python_version()}, vla-rl {_version(OWN_DIST)}, {platform.platform()}"
+def _check_machine() -> Iterator[Finding]:
+    versions = f"Python {platform.python_version()}, vla-rl {_installed_version(OWN_DIST)}, {platform.platform()}"
     yield Finding(area="machine", what="versions", state="ok", detail=versions)
-    packages = ", ".join(f"{name} {version}" for name in VERSIONS if (version := _version(name)))
+    packages = ", ".join(f"{name} {version}" for name in VERSIONS if (version := _installed_version(name)))
     yield Finding(area="machine", what="packages", state="ok", detail=packages)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield Finding(area="machine", what="cores", state="ok", detail=f"{cores} usable")
-    total, free = _memory()
+    total, free = _read_memory()
     tight = free < 4 * GIB
     yield Finding(
         area="machine",
@@ -91,9 +97,9 @@ def _machine() -> Iterator[Finding]:
     )
 
 
-def _runtimes(outcomes: dict[str, ProbeResult]) -> Iterator[Finding]:
+def _check_runtimes(outcomes: dict[str, ProbeResult]) -> Iterator[Finding]:
     ray = outcomes["ray"]
-    fixes = [ray.remedy(""), "" if ray.works else "until Ray starts here: runtime.backend=local"]
+    fixes = [ray.choose_remedy(""), "" if ray.works else "until Ray starts here: runtime.backend=local"]
     yield Finding(
         area="runtime",
         what="Ray",
@@ -102,12 +108,12 @@ def _runtimes(outcomes: dict[str, ProbeResult]) -> Iterator[Finding]:
         fix="; ".join(filter(None, fixes)),
     )
     cuda, has_driver = outcomes["cuda"], shutil.which("nvidia-smi") is not None
-    fix = cuda.remedy("install a torch build with CUDA: https://pytorch.org/get-started") if has_driver else ""
+    fix = cuda.choose_remedy("install a torch build with CUDA: https://pytorch.org/get-started") if has_driver else ""
     detail = cuda.detail + ("" if cuda.works or has_driver else ", and there is no NVIDIA driver; runs use the CPU")
     yield Finding(area="runtime", what="CUDA", state="ok" if cuda.works else "missing", detail=detail, fix=fix)
 
 
-def _drawing(outcomes: dict[str, ProbeResult]) -> Iterator[Finding]:
+def _check_drawing(outcomes: dict[str, ProbeResult]) -> Iterator[Finding]:
     backends = {
         "egl": ("GL: EGL", "MuJoCo simulators, MUJOCO_GL=egl"),
         "osmesa": ("GL: OSMesa", "MuJoCo simulators, MUJOCO_GL=osmesa"),
@@ -120,11 +126,11 @@ def _drawing(outcomes: dict[str, ProbeResult]) -> Iterator[Finding]:
             what=what,
             state="ok" if result.works else "missing",
             detail=f"{result.detail} ({users})",
-            fix=result.remedy(FIXES[name]),
+            fix=result.choose_remedy(FIXES[name]),
         )
 
 
-def _extras() -> Iterator[Finding]:
+def _check_extras() -> Iterator[Finding]:
     try:
         extras = metadata.metadata(OWN_DIST).get_all("Provides-Extra") or []
     except metadata.PackageNotFoundError:
@@ -144,14 +150,14 @@ def _extras() -> Iterator[Finding]:
         )
 
 
-def _version(dist: str) -> str:
+def _installed_version(dist: str) -> str:
     try:
         return metadata.version(dist)
     except metadata.PackageNotFoundError:
         return ""
 
 
-def _memory() -> tuple[int, int]:
+def _read_memory() -> tuple[int, int]:
     """Bytes of memory, total and available, within the limits of a container."""
     page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
     total, free = page * pages, page * os.sysconf("SC_AVPHYS_PAGES")
@@ -168,7 +174,7 @@ def _memory() -> tuple[int, int]:
     return total, free
 
 
-def _print(findings: list[Finding]) -> None:
+def _print_report(findings: list[Finding]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table

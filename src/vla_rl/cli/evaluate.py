@@ -11,12 +11,12 @@ from typing import Any
 import attrs
 import typer
 
-from vla_rl.cli.benchmark.run import evaluate_suite, line
-from vla_rl.cli.benchmark.suites import load
+from vla_rl.cli.benchmark.run import evaluate_suite, rate_line
+from vla_rl.cli.benchmark.suites import load_benchmark
 from vla_rl.cli.protocol.protocols import protocol_record
 from vla_rl.core.errors import UserError
-from vla_rl.core.paths import about, check_file, check_folder, write_whole
-from vla_rl.core.spec.spec import Component, Spec, component
+from vla_rl.core.paths import check_file, check_folder, explain_path_errors, write_whole
+from vla_rl.core.spec.spec import Component, Spec, make_component
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.status_line import StatusLine
 from vla_rl.runtime.driver.evaluation.checkpoint_evaluation import NotRecorded
@@ -49,7 +49,7 @@ def main(
     """
     if record is not None:
         check_folder("--record", record)
-    run_evaluation = partial(_evaluate, record=record, protocol=protocol)
+    run_evaluation = partial(_evaluate_checkpoint, record=record, protocol=protocol)
     if benchmark is None:
         if suites or folder:
             raise UserError("--suite and --folder are of a benchmark; name it: --benchmark libero")
@@ -58,17 +58,17 @@ def main(
         try:
             result = run_evaluation(spec_with(()), checkpoint)
         except NotRecorded as exc:
-            _tell(exc.result, output)
+            _print_result(exc.result, output)
             raise
-        _tell(result, output)
+        _print_result(result, output)
         return
     if output is not None:
         raise UserError("--output is for a single evaluation; a benchmark's suites go to --folder, a file each")
-    chosen = load(benchmark)
+    chosen = load_benchmark(benchmark)
     folder = folder or run_folder / "benchmarks" / Path(benchmark).stem
     evaluate_suite(
         chosen,
-        chosen.chosen(suites),
+        chosen.choose_suites(suites),
         policy,
         checkpoint,
         spec_with,
@@ -81,13 +81,13 @@ def main(
     typer.echo(f"wrote {folder / 'index.html'}")
 
 
-def _tell(result: dict[str, Any], output: Path | None) -> None:
+def _print_result(result: dict[str, Any], output: Path | None) -> None:
     """Write it, and print the success rates; all of it where it cannot be written."""
     text = json.dumps(result, indent=1) + "\n"
     failed: UserError | None = None
     if output is not None:
         try:
-            with about("--output", output):
+            with explain_path_errors("--output", output):
                 write_whole(output, text)
         except UserError as exc:
             typer.echo(text, nl=False)
@@ -99,17 +99,19 @@ def _tell(result: dict[str, Any], output: Path | None) -> None:
     if (interventions := result.get("interventions")) is not None:
         rows["without interventions"] = interventions["unaided"]
     for name, rate in rows.items():
-        typer.echo(line(name, rate, max(map(len, rows))))
+        typer.echo(rate_line(name, rate, max(map(len, rows))))
     if interventions is not None:
         typer.echo(f"interventions in {interventions['rate']:.1%} of all steps")
     if failed is not None:
         raise UserError(f"{failed}; what it would have held is printed above") from failed
 
 
-def _evaluate(spec: Spec, checkpoint: Path | None, record: Path | None, protocol: str | None) -> dict[str, Any]:
+def _evaluate_checkpoint(
+    spec: Spec, checkpoint: Path | None, record: Path | None, protocol: str | None
+) -> dict[str, Any]:
     line = StatusLine()
     try:
-        result = evaluate(spec, checkpoint, line.show, None if record is None else recording_to(spec, record))
+        result = evaluate(spec, checkpoint, line.show_progress, None if record is None else recording_to(spec, record))
     finally:
         line.clear()
     return result if protocol is None else {**result, "protocol": protocol_record(protocol, spec)}
@@ -117,5 +119,7 @@ def _evaluate(spec: Spec, checkpoint: Path | None, record: Path | None, protocol
 
 def recording_to(spec: Spec, folder: Path) -> Component:
     """Return the hook that records to a folder, with the settings of the spec's recording hook, if any."""
-    own = next((hook for hook in spec.hooks if isinstance(hook.config, RecordSettings)), component("hook", "lerobot"))
+    own = next(
+        (hook for hook in spec.hooks if isinstance(hook.config, RecordSettings)), make_component("hook", "lerobot")
+    )
     return attrs.evolve(own, config=attrs.evolve(own.config, folder=folder, what="evaluation", every=0))

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import typer
 
-from vla_rl.cli.model_card import card, curve
-from vla_rl.cli.report.gather import gather
+from vla_rl.cli.model_card import render_card, success_curve
+from vla_rl.cli.report.gather import read_report_data
 from vla_rl.core.errors import UserError, did_you_mean
-from vla_rl.core.paths import about, check_folder
+from vla_rl.core.paths import check_folder, explain_path_errors
 from vla_rl.runtime.run_folder.folder import checkpoint_in, read_state
 from vla_rl.toolkit.models.checkpoints import open_to_readers
 from vla_rl.toolkit.models.instructions import saved_suffix
@@ -43,29 +43,31 @@ def main(
     if asset_id is not None and layout != "openpi":
         raise UserError("--asset-id names openpi's statistics; add --format openpi")
     checkpoint = checkpoint_in(what)
-    with about("--to", target):
+    with explain_path_errors("--to", target):
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise UserError(f"{target} is there and not empty; choose another folder with --to")
     check_folder("--to", target)
     step = read_state(checkpoint).step
-    run = gather(checkpoint.parents[1])
+    run = read_report_data(checkpoint.parents[1])
     written = {
-        "README.md": card(run, step, (push or target.name).rpartition("/")[2], saved_suffix(checkpoint / "model")),
-        "success.svg": curve(run),
+        "README.md": render_card(
+            run, step, (push or target.name).rpartition("/")[2], saved_suffix(checkpoint / "model")
+        ),
+        "success.svg": success_curve(run),
         "vla_rl_spec.yaml": run.spec_text,
     }
-    with about("--to", target), _removing_partial_copies(target):
+    with explain_path_errors("--to", target), _removing_partial_copies(target):
         if layout == "openpi":
             write_openpi(checkpoint / "model", target, asset_id or "vla_rl")
         else:
-            _copy(checkpoint / "model", target)
+            _copy_folder(checkpoint / "model", target)
         for name, text in written.items():
             (target / name).write_text(text, encoding="utf-8")
     open_to_readers(target)  # checkpoints of earlier versions are for their owner alone
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     typer.echo(f"wrote step {step} of {run.folder} to {target}: {size / 1e6:,.1f} MB")
     if push is not None:
-        typer.echo(f"uploaded to {upload(target, push, public)}")
+        typer.echo(f"uploaded to {upload_to_hub(target, push, public)}")
 
 
 @contextmanager
@@ -85,23 +87,23 @@ def _removing_partial_copies(folder: Path) -> Iterator[None]:
         raise
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy_folder(source: Path, target: Path) -> None:
     """Copy a folder. Raises the first OSError, where `shutil.copytree` continues and raises a list of texts."""
     failed: list[OSError] = []
 
-    def copy(file: str, to: str) -> None:
+    def copy_file(file: str, to: str) -> None:
         try:
             if not failed:
                 shutil.copy2(file, to)
         except OSError as exc:
             failed.append(exc)
 
-    shutil.copytree(source, target, dirs_exist_ok=True, copy_function=copy)
+    shutil.copytree(source, target, dirs_exist_ok=True, copy_function=copy_file)
     if failed:
         raise failed[0]
 
 
-def upload(folder: Path, repository: str, public: bool) -> str:
+def upload_to_hub(folder: Path, repository: str, public: bool) -> str:
     """Upload to huggingface.co, or `HF_ENDPOINT`, with the user's login or HF_TOKEN. Return the address."""
     from huggingface_hub import HfApi
 

@@ -26,7 +26,7 @@ REPORTED = 100
 """Optimiser steps per printed line."""
 
 
-def fit(
+def fit_and_save(
     data: Path,
     to: Path,
     settings: ClassifierSettings,
@@ -60,13 +60,13 @@ def main(
     label: str | None,
     device: str | None,
 ) -> None:
-    """Train a classifier, write it to `to`, and print what it reaches. Raises UserError as `fit`."""
+    """Train a classifier, write it to `to`, and print what it reaches. Raises UserError as `fit_and_save`."""
 
-    def report(step: int, loss: float) -> None:
+    def print_loss(step: int, loss: float) -> None:
         if step % REPORTED == 0 or step == settings.steps:
             typer.echo(f"step {step}/{settings.steps}: loss {loss:.4f}")
 
-    fitted = fit(data, to, settings, cameras=cameras, label=label, device=device, report=report)
+    fitted = fit_and_save(data, to, settings, cameras=cameras, label=label, device=device, report=print_loss)
     typer.echo(
         f"held-out episodes ({fitted['held_out_episodes']}): {fitted['episode_accuracy']:.1%} told right; frames: "
         f"{fitted['frame_accuracy']:.1%} told right, {fitted['missed_successes']:.1%} of those of success missed, "
@@ -84,7 +84,7 @@ def open_frames(folder: Path, cameras: Sequence[str], label: str | None) -> Demo
     Raises UserError for a folder of another kind.
     """
     info = read_record(folder / "meta" / "info.json")
-    features = info.records("features")
+    features = info.get_records("features")
     recorded = [name.removeprefix(IMAGES) for name in features if name.startswith(IMAGES)]
     for camera in cameras:
         if camera not in recorded:
@@ -103,9 +103,9 @@ def open_frames(folder: Path, cameras: Sequence[str], label: str | None) -> Demo
         )
     if "action" not in features:
         raise UserError(f"{folder} has no feature 'action'; it is not a robot's data set")
-    actions = math.prod(features["action"].sizes("shape"))
+    actions = math.prod(features["action"].get_sizes("shape"))
     env = EnvInfo(
-        cameras={name: _pixels(features[IMAGES + name]) for name in cameras or recorded},
+        cameras={name: _image_size(features[IMAGES + name]) for name in cameras or recorded},
         state_dim=0,
         action_low=(-math.inf,) * actions,
         action_high=(math.inf,) * actions,
@@ -118,9 +118,9 @@ def open_frames(folder: Path, cameras: Sequence[str], label: str | None) -> Demo
     return opened
 
 
-def _pixels(feature: Record) -> tuple[int, int]:
+def _image_size(feature: Record) -> tuple[int, int]:
     """Return (height, width) of an image feature."""
-    shape = feature.sizes("shape")
+    shape = feature.get_sizes("shape")
     if len(shape) != 3:
-        raise feature.wrong("shape", "three sizes of an image")
+        raise feature.build_error("shape", "three sizes of an image")
     return (shape[1], shape[2]) if shape[0] in (1, 3) else (shape[0], shape[1])

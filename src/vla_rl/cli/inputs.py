@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cli.shipped_specs import advice, shipped
+from vla_rl.cli.shipped_specs import find_shipped, suggest_specs
 from vla_rl.core.errors import SpecError
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec, load_spec, parse_spec
@@ -28,12 +28,12 @@ def read_spec(source: Spec | Mapping[str, Any] | str | Path, overrides: Sequence
         return parse_spec(source, overrides=overrides), None
     path = Path(source)
     if not os.path.exists(path):  # noqa: PTH110 - False for a name that is too long
-        file = shipped(path)
+        file = find_shipped(path)
         if file is not None:
             print(f"{path}: using the spec that comes with vla-rl, {file}", file=sys.stderr)
             path = file
         elif path.suffix in (".yaml", ".yml") or len(path.parts) == 1:
-            raise SpecError([f"{path}: no such file{advice(path)}"])
+            raise SpecError([f"{path}: no such file{suggest_specs(path)}"])
     of_run = path if os.path.isfile(path / "spec.yaml") else None  # noqa: PTH113 - as above
     return (load_run_spec(of_run, overrides) if of_run else load_spec(path, overrides)), of_run
 
@@ -57,9 +57,9 @@ def cluster_of(
 ) -> Cluster:
     """Build a cluster of this many GPUs, CPUs and GiB of memory, also of each GPU. Defaults: this machine; GPUs are
     assumed."""
-    from vla_rl.runtime.placement.hardware import machine
+    from vla_rl.runtime.placement.hardware import machine_resources
 
-    local_machine = machine()
+    local_machine = machine_resources()
     gpus = local_machine.gpus if devices is None else devices
     assumed = (
         Cluster(cpus=CPUS_PER_DEVICE * gpus, gpus=gpus, memory=MEMORY_PER_DEVICE * gpus) if devices else local_machine

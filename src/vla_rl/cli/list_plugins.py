@@ -13,7 +13,7 @@ from typing import Any
 from vla_rl.core.catalogue import (
     KINDS,
     install_command,
-    installed,
+    installed_plugins,
     keep_build,
     load_declaration,
     missing_requirements,
@@ -31,11 +31,11 @@ GAP = "  "
 GREEN, YELLOW, RESET = "\033[32m", "\033[33m", "\033[0m"
 
 
-def rows() -> list[dict[str, Any]]:
+def plugin_rows() -> list[dict[str, Any]]:
     """One row a plugin on offer: kind, name, dist, version, ready, status, summary."""
     entries = []
     for kind in KINDS:
-        for name, offers in installed(kind).items():
+        for name, offers in installed_plugins(kind).items():
             for item in offers:
                 status, summary = "ready", ""
                 try:
@@ -67,19 +67,19 @@ def main(as_json: bool) -> None:
     if as_json:
         import json
 
-        print(json.dumps(rows(), indent=1))
+        print(json.dumps(plugin_rows(), indent=1))
         return
     if unmet := unmet_base():
         print(f"{OWN_DIST} needs {', '.join(unmet)}: {keep_build(unmet)}\n")
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    for line in table_lines(rows(), width, coloured):
+    for line in table_lines(plugin_rows(), width, coloured):
         print(line)
 
 
 def table_lines(entries: list[dict[str, Any]], width: int, coloured: bool = False) -> Iterator[str]:
-    """Yield the lines of a table of `rows` that is at most `width` columns wide. The last column has the summary, after
-    what is missing; it stands below each plugin where the terminal is too narrow for that."""
+    """Yield the lines of a table of `plugin_rows` that is at most `width` columns wide. The last column has the
+    summary, after what is missing; it stands below each plugin where the terminal is too narrow for that."""
     names = ("kind", "name", "dist", "version")
     widths = [max([len(name), *(len(entry[name]) for entry in entries)]) for name in names]
     ready_width = len("not ready")

@@ -52,7 +52,7 @@ GpuMemory = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def reported(command: F) -> F:
+def report_errors(command: F) -> F:
     """Print what the user can fix without a traceback and exit with 2; 130 after an interrupt."""
 
     @functools.wraps(command)
@@ -90,7 +90,7 @@ def reported(command: F) -> F:
 
 
 @app.command()
-@reported
+@report_errors
 def run(
     spec: SpecFile,
     overrides: Overrides = None,
@@ -99,14 +99,14 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Train as a spec says; metrics, checkpoints, videos and results.json go to the run's folder."""
-    loaded, run_folder = _load(spec, overrides)
+    loaded, run_folder = _load_spec(spec, overrides)
     from vla_rl.runtime.start import run as train
 
     train(loaded, folder or run_folder or Path("runs") / loaded.name, resume)
 
 
 @app.command()
-@reported
+@report_errors
 def sft(
     spec: SpecFile,
     overrides: Overrides = None,
@@ -115,14 +115,14 @@ def sft(
     debug: Debug = False,
 ) -> None:
     """Clone demonstrations as the spec's `imitation` says: of the simulator's expert, or recorded ones."""
-    loaded, run_folder = _load(spec, overrides)
+    loaded, run_folder = _load_spec(spec, overrides)
     from vla_rl.runtime.start import clone
 
     clone(loaded, folder or run_folder or Path("runs") / f"{loaded.name}-sft", resume)
 
 
 @app.command()
-@reported
+@report_errors
 def fit_rewards(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="Recorded episodes, a data set in LeRobot's format.")],
     to: Annotated[Path, typer.Option(help="The folder to write.")],
@@ -151,7 +151,7 @@ def fit_rewards(
 
 
 @app.command()
-@reported
+@report_errors
 def check(
     spec: SpecFile,
     overrides: Overrides = None,
@@ -164,11 +164,11 @@ def check(
 ) -> None:
     """Report what `run` would refuse, with file and line: on this machine, or with --devices on one with that many
     GPUs. Needs no GPU and builds no simulator."""
-    from vla_rl.core.spec.yaml import dump
+    from vla_rl.core.spec.yaml import dump_yaml
 
-    loaded, _ = _load(spec, overrides)
+    loaded, _ = _load_spec(spec, overrides)
     if show:
-        typer.echo(dump(loaded.to_dict()), nl=False)
+        typer.echo(dump_yaml(loaded.to_dict()), nl=False)
     from vla_rl.cli.inputs import other_machine
     from vla_rl.core.spec.spec import trains_on_transitions
     from vla_rl.runtime.checks.run import check_spec
@@ -189,7 +189,7 @@ def check(
 
 
 @app.command(name="eval")
-@reported
+@report_errors
 def evaluate(
     what: Annotated[
         Path, typer.Argument(metavar="RUN|CHECKPOINT|SPEC", help="Folder of a run or a checkpoint, or a spec.")
@@ -235,10 +235,10 @@ def evaluate(
     recorded = (source / "spec.yaml").is_file()
 
     def spec_with(changes: Sequence[str]) -> Any:
-        def load(further: Sequence[str]) -> Any:
-            return _load(source, [*changes, *(overrides or ()), *further])[0]
+        def load_with(further: Sequence[str]) -> Any:
+            return _load_spec(source, [*changes, *(overrides or ()), *further])[0]
 
-        return load(()) if protocol is None else with_protocol(protocol, load, overrides or (), recorded)
+        return load_with(()) if protocol is None else with_protocol(protocol, load_with, overrides or (), recorded)
 
     measure(
         spec_with,
@@ -255,23 +255,23 @@ def evaluate(
 
 
 @app.command()
-@reported
+@report_errors
 def compare(
     first: Annotated[Path, typer.Argument(help="What `vla-rl eval RUN --output FILE` wrote, or a benchmark's folder.")],
     second: Annotated[Path, typer.Argument(help="The same of another policy.")],
     debug: Debug = False,
 ) -> None:
     """Compare two policies on the evaluation states that both ran, with McNemar's exact test."""
-    from vla_rl.cli.benchmark.paired import check_evaluations, episodes, table
-    from vla_rl.cli.benchmark.paired import compare as paired
+    from vla_rl.cli.benchmark.paired import check_evaluations, comparison_lines, read_episodes
+    from vla_rl.cli.benchmark.paired import compare_episodes as paired
 
     check_evaluations(first, second)
-    for line in table(paired(episodes(first), episodes(second))):
+    for line in comparison_lines(paired(read_episodes(first), read_episodes(second))):
         typer.echo(line)
 
 
 @app.command()
-@reported
+@report_errors
 def export(
     what: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="Folder of a run or of one checkpoint.")],
     to: Annotated[Path, typer.Option(help="The folder to write.")],
@@ -292,7 +292,7 @@ def export(
 
 
 @app.command()
-@reported
+@report_errors
 def serve(
     what: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="Folder of a run or of one checkpoint.")],
     overrides: Overrides = None,
@@ -351,7 +351,7 @@ def serve(
 
 
 @app.command()
-@reported
+@report_errors
 def plan(
     spec: SpecFile,
     overrides: Overrides = None,
@@ -376,16 +376,16 @@ def plan(
 ) -> None:
     """Forecast throughput, idle time and memory of every placement strategy, with the latencies of a run or those that
     are estimated for a GPU. Needs no GPU and no simulator."""
-    loaded, run_folder = _load(spec, overrides)
-    from vla_rl.cli.plan import latencies
+    loaded, run_folder = _load_spec(spec, overrides)
+    from vla_rl.cli.plan import load_or_estimate_latencies
     from vla_rl.cli.plan import main as forecast
 
     files = profile or ([run_folder / "trace.json"] if run_folder and gpu is None else [])
-    forecast(loaded, latencies(loaded, files, gpu, (devices, cpus, memory, gpu_memory)), json)
+    forecast(loaded, load_or_estimate_latencies(loaded, files, gpu, (devices, cpus, memory, gpu_memory)), json)
 
 
 @app.command()
-@reported
+@report_errors
 def report(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, which may still be running.")],
     output: Annotated[Path | None, typer.Option(help="The file; default: RUN/report.html.")] = None,
@@ -393,13 +393,13 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Make one self-contained HTML page: curves, time split, timeline, videos, results, spec and environment."""
-    from vla_rl.cli.report.write import write
+    from vla_rl.cli.report.write import write_report
 
-    typer.echo(f"wrote {write(folder, output, video_mb)}")
+    typer.echo(f"wrote {write_report(folder, output, video_mb)}")
 
 
 @app.command()
-@reported
+@report_errors
 def check_env(
     name: Annotated[str, typer.Argument(metavar="TYPE", help="Of the simulator, as in a spec.")],
     overrides: Annotated[
@@ -429,7 +429,7 @@ def check_env(
 
 
 @app.command()
-@reported
+@report_errors
 def plugins(json: Json = False, debug: Debug = False) -> None:
     """List all plugins: kind, name, distribution, version, and whether what they need is installed."""
     from vla_rl.cli.list_plugins import main as listing
@@ -438,7 +438,7 @@ def plugins(json: Json = False, debug: Debug = False) -> None:
 
 
 @app.command()
-@reported
+@report_errors
 def models(
     name: Annotated[str | None, typer.Argument(metavar="[OWNER/NAME]", help="One of them, with all its keys.")] = None,
     json: Json = False,
@@ -451,7 +451,7 @@ def models(
 
 
 @app.command()
-@reported
+@report_errors
 def new_plugin(
     kind: Annotated[
         str,
@@ -476,24 +476,24 @@ def _add_collection(collection: str, about: str) -> None:
     commands = typer.Typer(help=about, rich_markup_mode=None, pretty_exceptions_enable=False)
 
     @commands.callback(invoke_without_command=True)
-    def listing(context: typer.Context) -> None:
+    def list_specs(context: typer.Context) -> None:
         if context.invoked_subcommand is None:
             from vla_rl.cli import shipped_specs
 
-            for line in shipped_specs.listing(shipped_specs.SpecCollection(name=collection)):
+            for line in shipped_specs.list_specs(shipped_specs.SpecCollection(name=collection)):
                 typer.echo(line)
 
     @commands.command()
-    @reported
+    @report_errors
     def show(name: Annotated[str, typer.Argument(metavar="NAME")], debug: Debug = False) -> None:
         """Print one: its head says what it does, and where it differs from what it repeats."""
         from vla_rl.cli import shipped_specs
 
-        file = shipped_specs.find(shipped_specs.SpecCollection(name=collection), name)
+        file = shipped_specs.find_spec_file(shipped_specs.SpecCollection(name=collection), name)
         typer.echo(file.read_text(encoding="utf-8"), nl=False)
 
     @commands.command()
-    @reported
+    @report_errors
     def copy(
         names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Default: all.")] = None,
         to: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder to write to.")] = Path(),
@@ -502,7 +502,7 @@ def _add_collection(collection: str, about: str) -> None:
         """Copy some to a folder, to be changed."""
         from vla_rl.cli import shipped_specs
 
-        for file in shipped_specs.copy(shipped_specs.SpecCollection(name=collection), to, names or ()):
+        for file in shipped_specs.copy_specs(shipped_specs.SpecCollection(name=collection), to, names or ()):
             typer.echo(str(file))
 
     app.add_typer(commands, name=collection)
@@ -513,19 +513,19 @@ _add_collection("recipes", "List the specs of published experiments; `vla-rl run
 
 
 @app.command()
-@reported
+@report_errors
 def install_gl(
     what: Annotated[str, typer.Argument(metavar="egl|vulkan", help="What simulators draw with.")] = "egl",
     debug: Debug = False,
 ) -> None:
     """Install what simulators draw with on a machine without a display: EGL (MuJoCo) or Vulkan (SAPIEN)."""
-    from vla_rl.toolkit.envs.rendering import install
+    from vla_rl.toolkit.envs.rendering import install_interface
 
-    raise typer.Exit(install(what))
+    raise typer.Exit(install_interface(what))
 
 
 @app.command()
-@reported
+@report_errors
 def doctor(json: Json = False, debug: Debug = False) -> None:
     """Say what works on this machine, what does not, and the command that fixes it."""
     from vla_rl.cli.doctor import main as examine
@@ -589,11 +589,11 @@ def _print_all_letters() -> None:
 def _take_sigterm_as_ctrl_c() -> None:
     """Also before a run begins, and after it has ended: imports take seconds. Runs install their own handlers."""
 
-    def stop(number: int, frame: object) -> NoReturn:
+    def raise_interrupt(number: int, frame: object) -> NoReturn:
         raise KeyboardInterrupt
 
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGTERM, raise_interrupt)
 
 
 def _path_error(exc: Exception, command: Callable[..., Any], arguments: dict[str, Any]) -> Exception | None:
@@ -614,7 +614,7 @@ def _path_error(exc: Exception, command: Callable[..., Any], arguments: dict[str
     return error
 
 
-def _load(path: Path, overrides: list[str] | None) -> tuple[Any, Path | None]:
+def _load_spec(path: Path, overrides: list[str] | None) -> tuple[Any, Path | None]:
     """The spec, and the run folder when that was given."""
     from vla_rl.cli.inputs import read_spec
 

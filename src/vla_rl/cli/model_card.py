@@ -15,7 +15,7 @@ import attrs
 
 from vla_rl.cli.report.charts import IMAGE, success_chart
 from vla_rl.cli.report.gather import ReportData
-from vla_rl.core.spec.yaml import dump
+from vla_rl.core.spec.yaml import dump_yaml
 
 WHITE = '<rect width="100%" height="100%" fill="white"/>'
 DARK = "@media (prefers-color-scheme: dark)"
@@ -26,44 +26,44 @@ DRAWN = tuple(f".{name} " for name in ("grid", "tick,", "line", "band", "eval", 
 """Beginnings of the rules that a chart needs."""
 
 
-def curve(run: ReportData) -> str:
+def success_curve(run: ReportData) -> str:
     """Success over training as a separate image (SVG)."""
-    last = max((point.step for point in (*run.rollouts, *run.evaluations)), default=1)
-    style = _text("report/style.css")
+    last = max((point.step for point in (*run.rollout_points, *run.evaluations)), default=1)
+    style = _read_resource("report/style.css")
     colours = dict(re.findall(r"(--[a-z]+): (#[0-9a-f]+);", style.partition(DARK)[0]))
     rules = "".join(line for line in style.splitlines() if line.startswith(DRAWN))
     rules = re.sub(r"var\((--[a-z]+)\)", lambda name: colours[name[1]], rules)  # not every viewer knows variables
-    image = success_chart(run.rollouts, run.evaluations, last, IMAGE)
+    image = success_chart(run.rollout_points, run.evaluations, last, IMAGE)
     head, _, rest = image.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).partition(">")
     return f"{head}><style>{FONT}{rules}{LABELS}</style>{WHITE}{rest}\n"
 
 
-def card(run: ReportData, step: int, title: str, suffix: str = "") -> str:
+def render_card(run: ReportData, step: int, title: str, suffix: str = "") -> str:
     """Return the README.
 
     Args:
         step: training step of the checkpoint.
         suffix: text that follows every instruction of the policy (`VLAModel.instruction_suffix`).
     """
-    kinds = {part: _plain(run.section(part).get("type", "?")) for part in ("model", "env", "algorithm")}
-    eval_result = evaluation(run, step)
+    kinds = {part: _escape_markdown(run.spec_section(part).get("type", "?")) for part in ("model", "env", "algorithm")}
+    eval_result = find_evaluation(run, step)
     versions = run.results.get("versions") or {}
-    return Template(_text("model_card.md")).substitute(
+    return Template(_read_resource("model_card.md")).substitute(
         kinds,
-        front=dump(_front(title, kinds, eval_result)),
+        front=dump_yaml(_front_matter(title, kinds, eval_result)),
         title=title,
         step=step,
-        steps=_plain(run.section("train").get("steps", "?")),
-        success=f"Step {step} was not evaluated." if eval_result is None else _success(run, eval_result),
-        condition=_condition(suffix),
-        command=_command(run),
-        versions=_plain(", ".join(f"{package} {version}" for package, version in versions.items()))
+        steps=_escape_markdown(run.spec_section("train").get("steps", "?")),
+        success=f"Step {step} was not evaluated." if eval_result is None else _success_text(run, eval_result),
+        condition=_condition_text(suffix),
+        command=_training_command(run),
+        versions=_escape_markdown(", ".join(f"{package} {version}" for package, version in versions.items()))
         or "not written down",
-        notes="".join(f"\n- {_plain(note)}" for note in run.results.get("notes") or ()),
+        notes="".join(f"\n- {_escape_markdown(note)}" for note in run.results.get("notes") or ()),
     )
 
 
-def evaluation(run: ReportData, step: int) -> Mapping[str, Any] | None:
+def find_evaluation(run: ReportData, step: int) -> Mapping[str, Any] | None:
     """Return the evaluation at the checkpoint's step: success, and per task if the run ended with it."""
     if run.results.get("steps") == step and run.results.get("success"):
         return run.results
@@ -71,7 +71,7 @@ def evaluation(run: ReportData, step: int) -> Mapping[str, Any] | None:
     return None if point is None else {"success": attrs.asdict(point)}
 
 
-def _front(title: str, kinds: Mapping[str, str], eval_result: Mapping[str, Any] | None) -> dict[str, Any]:
+def _front_matter(title: str, kinds: Mapping[str, str], eval_result: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the front matter that the hub reads."""
     front: dict[str, Any] = {
         "library_name": "vla-rl",
@@ -90,7 +90,7 @@ def _front(title: str, kinds: Mapping[str, str], eval_result: Mapping[str, Any] 
     return front
 
 
-def _success(run: ReportData, eval_result: Mapping[str, Any]) -> str:
+def _success_text(run: ReportData, eval_result: Mapping[str, Any]) -> str:
     tasks = eval_result.get("tasks") or {}
     rates = {
         "before training": run.results.get("success_before"),
@@ -101,10 +101,10 @@ def _success(run: ReportData, eval_result: Mapping[str, Any]) -> str:
     for name, rate in rates.items():
         if rate:
             low, high, mid = (100 * rate[key] for key in ("low", "high", "rate"))
-            table.append(f"| {_plain(name)} | {mid:.1f} % | {low:.1f} to {high:.1f} | {rate['n']} |")
-    section = run.section("eval")
+            table.append(f"| {_escape_markdown(name)} | {mid:.1f} % | {low:.1f} to {high:.1f} | {rate['n']} |")
+    section = run.spec_section("eval")
     acts = "greedy actions" if section.get("greedy", True) else "sampled actions"
-    limit = run.section("rollout").get("max_steps")
+    limit = run.spec_section("rollout").get("max_steps")
     steps = f"at most {limit} steps" if limit else "the simulator's own step limit"
     repeats = section.get("repeats", 1)
     each = "one episode of each" if repeats == 1 else f"{repeats} episodes of each"
@@ -112,7 +112,7 @@ def _success(run: ReportData, eval_result: Mapping[str, Any]) -> str:
     return "\n".join([*table, "", protocol])
 
 
-def _condition(suffix: str) -> str:
+def _condition_text(suffix: str) -> str:
     """Return the paragraph about the text without which the policy is another one; empty without such a text."""
     if not suffix:
         return ""
@@ -124,15 +124,15 @@ def _condition(suffix: str) -> str:
     )
 
 
-def _command(run: ReportData) -> str:
+def _training_command(run: ReportData) -> str:
     arguments = run.environment.get("argv") or []
     return shlex.join(["vla-rl", *arguments[1:]]) if len(arguments) > 1 else "vla-rl run vla_rl_spec.yaml"
 
 
-def _plain(value: Any) -> str:
+def _escape_markdown(value: Any) -> str:
     """Return the value as text for a line or a table of Markdown, with HTML escaped."""
     return escape(str(value), quote=False).replace("|", "\\|").replace("\n", " ")
 
 
-def _text(name: str) -> str:
+def _read_resource(name: str) -> str:
     return resources.files("vla_rl.cli").joinpath(name).read_text(encoding="utf-8")

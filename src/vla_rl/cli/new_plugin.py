@@ -53,7 +53,7 @@ def new_plugin(kind: str, name: str, folder: Path) -> Path:
     words["spec"] = Template(IN_A_SPEC[kind]).substitute(words)
     texts = {
         path: Template(template.read_text(encoding="utf-8")).substitute(words)
-        for template, path in _files(begun, package)
+        for template, path in _template_files(begun, package)
     }
     check_classes(package, words["Class"], [text for path, text in texts.items() if path.endswith(".py")])
     for path, text in texts.items():
@@ -63,7 +63,7 @@ def new_plugin(kind: str, name: str, folder: Path) -> Path:
     return folder
 
 
-def _files(kind: str, package: str) -> list[tuple[Path, str]]:
+def _template_files(kind: str, package: str) -> list[tuple[Path, str]]:
     """(template, path within the project) of every file of a kind."""
     files = {"test": f"tests/test_{package}", "plugin": f"src/{package}/__init__"}
     files |= {part: f"src/{package}/{part}" for part in ("impl", "record")}

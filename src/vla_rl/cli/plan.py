@@ -14,18 +14,18 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from vla_rl.cli.candidates import Candidate, ahead, best, compare
+from vla_rl.cli.candidates import Candidate, best_candidate, compare_placements, forecast_overlap
 from vla_rl.cli.inputs import GIB, cluster_of
-from vla_rl.core.errors import UserError, counted
+from vla_rl.core.errors import UserError, format_count
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
-from vla_rl.runtime.comm.status_line import shown
-from vla_rl.runtime.gpu_memory.checks import NOT_PREDICTED, Prediction, predict
+from vla_rl.runtime.comm.status_line import showing_progress
+from vla_rl.runtime.gpu_memory.checks import NOT_PREDICTED, Prediction, predict_model_memory
 from vla_rl.runtime.planning.device_memory import DeviceMemory
-from vla_rl.runtime.planning.forecast import ENOUGH, Forecast, Overlap, periodic
+from vla_rl.runtime.planning.forecast import ENOUGH, Forecast, Overlap, periodic_seconds
 from vla_rl.runtime.planning.memory import waiting_bytes
 from vla_rl.runtime.planning.profile import Profile, load_profile
-from vla_rl.toolkit.waiting import waiting
+from vla_rl.toolkit.waiting import register_work
 
 if TYPE_CHECKING:
     from vla_rl.runtime.gpu_memory.estimate import Estimate
@@ -54,12 +54,12 @@ class Latencies:
     rates: GpuRates | None = None
 
     @property
-    def bounds(self) -> bool:
+    def forecasts_are_bounds(self) -> bool:
         """Whether forecasts are bounds: nothing is known of how long simulation takes, and it counts as no time."""
         return self.estimate is not None and self.estimate.simulation_s is None
 
 
-def latencies(
+def load_or_estimate_latencies(
     spec: Spec,
     profiles: Sequence[Path],
     gpu: str | None,
@@ -79,19 +79,19 @@ def latencies(
                 "--profile RUN/trace.json of a run, or a file"
             )
         profile, cluster = load_profile(profiles), cluster_of(*machine)
-        with shown():
-            return Latencies(profile=profile, cluster=cluster, prediction=_predict(spec, cluster))
+        with showing_progress():
+            return Latencies(profile=profile, cluster=cluster, prediction=_predict_memory(spec, cluster))
     if profiles:
         raise UserError("--gpu estimates the latencies, and --profile gives them; leave one of them out")
-    from vla_rl.runtime.gpu_memory.estimate import estimate
+    from vla_rl.runtime.gpu_memory.estimate import estimate_job
     from vla_rl.runtime.planning.hardware import gpu_rates
 
     rates = gpu_rates(gpu)
     devices, cpus, memory, gpu_memory = machine
     gpus = devices or 1
     cluster = cluster_of(gpus, cpus, memory, rates.gib if gpu_memory is None else gpu_memory)
-    with shown(), waiting("counting the model's operators", about=spec.model.type):
-        expected = estimate(spec, cluster, rates)
+    with showing_progress(), register_work("counting the model's operators", about=spec.model.type):
+        expected = estimate_job(spec, cluster, rates)
     return Latencies(
         profile=expected.profile,
         cluster=cluster,
@@ -107,46 +107,49 @@ def main(spec: Spec, known: Latencies, json: bool) -> None:
     if json:
         from json import dumps
 
-        candidates_data = forecast(spec, known)
+        candidates_data = forecast_placements(spec, known)
         print(dumps(candidates_data, indent=1))
         fits = any("reason" not in candidate for candidate in candidates_data)
     else:
-        candidates, winner, further = _compared(spec, known)
+        candidates, winner, further = _compare_candidates(spec, known)
         if known.estimate is not None:
             _print_estimate(spec, known, known.estimate)
-        _print(spec, known, candidates, winner)
+        _print_candidates(spec, known, candidates, winner)
         fitting = [candidate for candidate in candidates if candidate.forecast is not None]
         _print_gpus(winner or next(iter(fitting), None), known.prediction)
-        if not known.bounds:
-            _print_overlap(spec, further, _waiting(spec, known.profile, further))
+        if not known.forecasts_are_bounds:
+            _print_overlap(spec, further, _waiting_sizes(spec, known.profile, further))
         fits = bool(fitting)
     if not fits:
         raise UserError("no placement fits on these devices; the reasons are above")
 
 
-def forecast(spec: Spec, known: Latencies) -> list[dict[str, Any]]:
+def forecast_placements(spec: Spec, known: Latencies) -> list[dict[str, Any]]:
     """The comparison as plain data. With `bounds: true` seconds are at least, and throughput is at most, so much; then
     no placement is the best, and nothing is forecast of running ahead."""
-    candidates, winner, further = _compared(spec, known)
-    rows = [{**_plain(candidate, candidate is winner), "bounds": known.bounds} for candidate in candidates]
+    candidates, winner, further = _compare_candidates(spec, known)
+    rows = [
+        {**_plain_candidate(candidate, candidate is winner), "bounds": known.forecasts_are_bounds}
+        for candidate in candidates
+    ]
     if further is not None:
-        waiting_sizes = _waiting(spec, known.profile, further)
+        waiting_sizes = _waiting_sizes(spec, known.profile, further)
         rows[candidates.index(further[0])]["overlap"] = _plain_overlap(further[1], waiting_sizes)
     if known.estimate is not None:
         rows = [{**candidate, "estimate": _plain_estimate(known, known.estimate)} for candidate in rows]
     return rows
 
 
-def _compared(
+def _compare_candidates(
     spec: Spec, known: Latencies
 ) -> tuple[list[Candidate], Candidate | None, tuple[Candidate, Overlap] | None]:
     """Return all strategies, the best, and what running ahead brings; the latter two are None where forecasts are
     bounds."""
-    with shown():
-        candidates = compare(spec, known.cluster, known.profile, known.prediction)
-        if known.bounds:
+    with showing_progress():
+        candidates = compare_placements(spec, known.cluster, known.profile, known.prediction)
+        if known.forecasts_are_bounds:
             return candidates, None, None
-        return candidates, best(candidates), ahead(spec, candidates, known.profile)
+        return candidates, best_candidate(candidates), forecast_overlap(spec, candidates, known.profile)
 
 
 def _plain_estimate(known: Latencies, estimate: Estimate) -> dict[str, object]:
@@ -167,27 +170,30 @@ def _plain_estimate(known: Latencies, estimate: Estimate) -> dict[str, object]:
 
 def _print_estimate(spec: Spec, known: Latencies, estimate: Estimate) -> None:
     """Print the seconds of single calls, what would shorten them, and what is a guess."""
-    console = _console()
+    console = _make_console()
     assert known.rates is not None
     rates = "measured rates" if known.rates.measured else "published rates"
     warning = "" if estimate.calibrated else "; [yellow]not calibrated[/]: nothing was measured on this card or model"
     console.print(f"estimated for {known.gpu}, {rates}{warning}")
     micro_batch = spec.train.micro_batch
-    simulation = "?" if estimate.simulation_s is None else f"{_number(estimate.simulation_s)} s an env"
+    simulation = "?" if estimate.simulation_s is None else f"{_format_number(estimate.simulation_s)} s an env"
     console.print(
-        f"  inference of {estimate.rows} rows {_number(estimate.inference.total)} s; learner's pass of {micro_batch} "
-        f"samples {_number(estimate.learner_pass.total)} s ({_number(micro_batch / estimate.learner_pass.total)} "
+        f"  inference of {estimate.rows} rows {_format_number(estimate.inference.total)} s; learner's pass of "
+        f"{micro_batch} "
+        f"samples {_format_number(estimate.learner_pass.total)} s "
+        f"({_format_number(micro_batch / estimate.learner_pass.total)} "
         f"samples/s); chunk step of simulation {simulation}"
     )
     for change in estimate.faster:
         console.print(
-            f"  faster: [green]{change.change}[/]: {change.call} {_number(change.before)} -> {_number(change.after)} s"
+            f"  faster: [green]{change.change}[/]: {change.call} {_format_number(change.before)} -> "
+            f"{_format_number(change.after)} s"
         )
     for guess in estimate.guesses:
         console.print(f"  [dim]assumed: {escape(guess)}[/]")
 
 
-def _plain(candidate: Candidate, is_best: bool) -> dict[str, object]:
+def _plain_candidate(candidate: Candidate, is_best: bool) -> dict[str, object]:
     expected = candidate.forecast
     plain: dict[str, object] = {"strategy": candidate.name, "spec": candidate.own, "best": is_best}
     if expected is None:
@@ -223,30 +229,32 @@ def _plain_gpu(device: DeviceMemory) -> dict[str, object]:
     }
 
 
-def _predict(spec: Spec, cluster: Cluster) -> Prediction:
+def _predict_memory(spec: Spec, cluster: Cluster) -> Prediction:
     """Predict the model's memory on the cluster's GPUs, if any."""
     if not cluster.gpus:
         return NOT_PREDICTED
-    with waiting("counting the model's memory", about=spec.model.type):
-        return predict(spec)
+    with register_work("counting the model's memory", about=spec.model.type):
+        return predict_model_memory(spec)
 
 
 def _print_gpus(candidate: Candidate | None, prediction: Prediction) -> None:
     """Print what fills the fullest GPU of a placement."""
-    console = _console()
+    console = _make_console()
     if prediction.reason:
         console.print(f"[dim]memory of GPUs is not predicted: {escape(prediction.reason)}[/]")
     if candidate is None or not candidate.gpus:
         return
     size, phases = candidate.gpus[0].peak
-    console.print(f"fullest GPU with {candidate.name}: {_size(size)} GiB")
+    console.print(f"fullest GPU with {candidate.name}: {_format_gib(size)} GiB")
     for worker in candidate.gpus[0].workers:
         phase = phases[worker.worker]
-        parts = ", ".join(f"{_size(part.size)} {part.name}" for part in worker.phases[phase] if part.size >= GIB / 100)
+        parts = ", ".join(
+            f"{_format_gib(part.size)} {part.name}" for part in worker.phases[phase] if part.size >= GIB / 100
+        )
         console.print(f"  worker {worker.worker} ({', '.join(worker.roles)}), {phase}: {parts}")
 
 
-def _waiting(spec: Spec, profile: Profile, further: tuple[Candidate, Overlap] | None) -> dict[int, float]:
+def _waiting_sizes(spec: Spec, profile: Profile, further: tuple[Candidate, Overlap] | None) -> dict[int, float]:
     """Return max_lag -> largest size of the waiting trajectories, in bytes; empty if a trajectory's size is unknown."""
     if further is None or profile.trajectory_bytes is None:
         return {}
@@ -255,31 +263,34 @@ def _waiting(spec: Spec, profile: Profile, further: tuple[Candidate, Overlap] | 
 
 def _plain_overlap(overlap: Overlap, waiting: Mapping[int, float]) -> dict[str, object]:
     lags = {
-        str(lag): {"step_s": expected.iteration, "share": overlap.share(lag), "waiting_bytes": waiting.get(lag)}
+        str(lag): {"step_s": expected.iteration, "share": overlap.bound_share(lag), "waiting_bytes": waiting.get(lag)}
         for lag, expected in overlap.by_lag.items()
     }
     return {
         "rollout_s": overlap.rollout,
         "training_s": overlap.training,
         "by_lag": lags,
-        "least_lag": overlap.least,
-        "periodic_s": periodic(overlap.rollout, overlap.training, PARTS),
+        "least_lag": overlap.smallest_lag,
+        "periodic_s": periodic_seconds(overlap.rollout, overlap.training, PARTS),
     }
 
 
-def _print(spec: Spec, known: Latencies, candidates: Sequence[Candidate], winner: Candidate | None) -> None:
+def _print_candidates(spec: Spec, known: Latencies, candidates: Sequence[Candidate], winner: Candidate | None) -> None:
     """Print the strategies and the best of them, or why none is named."""
-    console, cluster, profile = _console(), known.cluster, known.profile
+    console, cluster, profile = _make_console(), known.cluster, known.profile
     console.print(
-        f"[bold]{spec.name}[/]: {counted(spec.env.num_envs, 'env')} of {spec.env.type}, {spec.model.type}, on "
-        f"{counted(cluster.gpus, 'GPU')}, {counted(cluster.cpus, 'CPU')}, {cluster.memory / GIB:.0f} GiB of memory"
+        f"[bold]{spec.name}[/]: {format_count(spec.env.num_envs, 'env')} of {spec.env.type}, {spec.model.type}, on "
+        f"{format_count(cluster.gpus, 'GPU')}, {format_count(cluster.cpus, 'CPU')}, {cluster.memory / GIB:.0f} GiB "
+        f"of memory"
     )
-    table = _table("strategy", *(BOUND_TITLES if known.bounds else TITLES), *FURTHER_TITLES)
+    table = _make_table("strategy", *(BOUND_TITLES if known.forecasts_are_bounds else TITLES), *FURTHER_TITLES)
     for candidate in candidates:
         expected = candidate.forecast
         if expected is not None:
             name = Text(candidate.name, style="bold green" if candidate is winner else "")
-            table.add_row(name.append("\n(spec)" if candidate.own else ""), *_cells(expected, known.bounds))
+            table.add_row(
+                name.append("\n(spec)" if candidate.own else ""), *_forecast_cells(expected, known.forecasts_are_bounds)
+            )
     if table.row_count:
         console.print(table)
     for candidate in candidates:
@@ -293,7 +304,7 @@ def _print(spec: Spec, known: Latencies, candidates: Sequence[Candidate], winner
         expected, role = winner.forecast, winner.forecast.bottleneck
         busy = f"{WORKERS[role]}, busy {100 * (1 - expected.idle[role]):.0f} % of the time"
         console.print(f"best: [bold green]{winner.name}[/]{gain}; its bottleneck: {busy}")
-    if known.bounds:
+    if known.forecasts_are_bounds:
         console.print(
             f"no best is named, as nothing is known of how long {spec.env.type} simulates: measure a short "
             f"run, and plan with --profile RUN/trace.json"
@@ -308,38 +319,38 @@ def _print(spec: Spec, known: Latencies, candidates: Sequence[Candidate], winner
 
 
 def _print_overlap(spec: Spec, further: tuple[Candidate, Overlap] | None, waiting: Mapping[int, float]) -> None:
-    console = _console()
+    console = _make_console()
     if further is None:
         console.print("asynchrony.max_lag brings nothing here: no placement that fits has separate learners")
         return
     candidate, overlap = further
     streamed = ", streamed" if spec.asynchrony.streaming_update else ""
     first = f"max_lag, {candidate.name}{streamed}"
-    table = _table(first, "step\ns", "of the best\n%", "oldest chunk\nsteps", "wait at most\nGiB")
+    table = _make_table(first, "step\ns", "of the best\n%", "oldest chunk\nsteps", "wait at most\nGiB")
     for lag, expected in overlap.by_lag.items():
-        name = Text(str(lag), style="bold green" if lag == overlap.least else "")
+        name = Text(str(lag), style="bold green" if lag == overlap.smallest_lag else "")
         own = " (spec)" if candidate.own and lag == spec.asynchrony.max_lag else ""
-        memory = _size(waiting[lag]) if waiting else "?"
-        share = f"{100 * overlap.share(lag):.0f}"
-        table.add_row(name.append(own), _number(expected.iteration), share, str(expected.lag), memory)
-    seconds = periodic(overlap.rollout, overlap.training, PARTS)
-    share = f"{100 * overlap.bound / seconds:.0f}" if seconds else "-"
-    table.add_row(f"periodic, {PARTS} parts", _number(seconds), share, "0", "")
+        memory = _format_gib(waiting[lag]) if waiting else "?"
+        share = f"{100 * overlap.bound_share(lag):.0f}"
+        table.add_row(name.append(own), _format_number(expected.iteration), share, str(expected.lag), memory)
+    seconds = periodic_seconds(overlap.rollout, overlap.training, PARTS)
+    share = f"{100 * overlap.lower_bound / seconds:.0f}" if seconds else "-"
+    table.add_row(f"periodic, {PARTS} parts", _format_number(seconds), share, "0", "")
     console.print()
     console.print(table)
     console.print(
-        f"the best: {overlap.bound:,.2f} s, the longer of {overlap.rollout:,.2f} s for the tickets of a step and "
+        f"the best: {overlap.lower_bound:,.2f} s, the longer of {overlap.rollout:,.2f} s for the tickets of a step and "
         f"{overlap.training:,.2f} s for update and publication"
     )
-    least = f"the least that reaches {ENOUGH}: [bold green]max_lag {overlap.least}[/]"
-    console.print(f"none of these reaches {ENOUGH} of it" if overlap.least is None else least)
+    least = f"the least that reaches {ENOUGH}: [bold green]max_lag {overlap.smallest_lag}[/]"
+    console.print(f"none of these reaches {ENOUGH} of it" if overlap.smallest_lag is None else least)
 
 
-def _console() -> Console:
+def _make_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 
-def _table(first: str, *titles: str) -> Table:
+def _make_table(first: str, *titles: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 0, 0, 1))
     table.add_column(first, no_wrap=True, overflow="fold")
     for title in titles:
@@ -347,22 +358,22 @@ def _table(first: str, *titles: str) -> Table:
     return table
 
 
-def _cells(expected: Forecast, bounds: bool) -> list[str]:
-    memory = "?" if expected.device_bytes is None else _size(expected.device_bytes)
+def _forecast_cells(expected: Forecast, bounds: bool) -> list[str]:
+    memory = "?" if expected.device_bytes is None else _format_gib(expected.device_bytes)
     return [
-        _number(expected.throughput),
-        *map(_number, (expected.iteration, expected.rollout, expected.update)),
+        _format_number(expected.throughput),
+        *map(_format_number, (expected.iteration, expected.rollout, expected.update)),
         "?" if bounds else ", ".join(f"{100 * expected.idle[role]:3.0f}" for role in ("sim", "policy", "learner")),
         memory,
-        _size(expected.host_bytes) if expected.host_bytes else "-",
+        _format_gib(expected.host_bytes) if expected.host_bytes else "-",
     ]
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     """Three digits, or all before the point."""
     return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
-def _size(count: float) -> str:
+def _format_gib(count: float) -> str:
     """GiB."""
     return f"{count / GIB:,.1f}" if count >= GIB / 10 else f"{count / GIB:.3f}"

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterable
 from importlib import metadata
 
-from vla_rl.core.catalogue import KINDS, installed
+from vla_rl.core.catalogue import KINDS, installed_plugins
 from vla_rl.core.errors import UserError
 from vla_rl.core.installation import OWN_DIST
-from vla_rl.core.spec.yaml import parse
+from vla_rl.core.spec.yaml import parse_yaml
 
 
 def check_name(name: str) -> str:
@@ -51,17 +51,17 @@ def _owner_of(package: str) -> str | None:
     """Return the owner of the name; None if it is free."""
     if keyword.iskeyword(package) or keyword.issoftkeyword(package):
         return "a word of Python"
-    if not isinstance(parse(package).data, str):
+    if not isinstance(parse_yaml(package).data, str):
         return "a word of YAML, which a spec does not read as a name"
     if package in sys.stdlib_module_names:
         return "a module of Python's standard library"
     for dist in metadata.distributions():
-        if _normal(dist.name) == _normal(package):
+        if _normalise_name(dist.name) == _normalise_name(package):
             return f"the installed distribution {dist.name} {dist.version}, which `pip install` would replace"
     for kind in KINDS:
-        for item in installed(kind).get(package, ()):
+        for item in installed_plugins(kind).get(package, ()):
             return f"the {kind} plugin of {item.origin}"
-    if _normal(package) in _required():
+    if _normalise_name(package) in _required_packages():
         return f"a package that {OWN_DIST} or one of its extras installs"
     module_spec = importlib.util.find_spec(package)
     if module_spec is not None and module_spec.origin is not None:
@@ -69,11 +69,11 @@ def _owner_of(package: str) -> str | None:
     return "a name of Python's own" if hasattr(builtins, package) else None
 
 
-def _required() -> set[str]:
+def _required_packages() -> set[str]:
     from packaging.requirements import Requirement
 
-    return {_normal(Requirement(text).name) for text in metadata.requires(OWN_DIST) or ()} | {OWN_DIST}
+    return {_normalise_name(Requirement(text).name) for text in metadata.requires(OWN_DIST) or ()} | {OWN_DIST}
 
 
-def _normal(name: str) -> str:
+def _normalise_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -22,17 +22,17 @@ def egl() -> str:
     lib = ctypes.CDLL("libEGL.so.1")
     lib.eglGetProcAddress.restype = c_void_p
 
-    def function(name: str, result: Any, *arguments: Any) -> Any:
+    def load_function(name: str, result: Any, *arguments: Any) -> Any:
         address = lib.eglGetProcAddress(name.encode())
         if not address:
             raise RuntimeError(f"libEGL has no {name}")
         return ctypes.CFUNCTYPE(result, *arguments)(address)
 
     devices, count = (c_void_p * 16)(), c_int()
-    query = function("eglQueryDevicesEXT", c_uint, c_int, ctypes.POINTER(c_void_p), ctypes.POINTER(c_int))
+    query = load_function("eglQueryDevicesEXT", c_uint, c_int, ctypes.POINTER(c_void_p), ctypes.POINTER(c_int))
     if not query(16, devices, ctypes.byref(count)) or not count.value:
         raise RuntimeError("libEGL knows no device")
-    display_of = function("eglGetPlatformDisplayEXT", c_void_p, c_uint, c_void_p, c_void_p)
+    display_of = load_function("eglGetPlatformDisplayEXT", c_void_p, c_uint, c_void_p, c_void_p)
     pointer = ctypes.POINTER(c_int)
     lib.eglInitialize.argtypes = (c_void_p, pointer, pointer)
     lib.eglChooseConfig.argtypes = (c_void_p, pointer, ctypes.POINTER(c_void_p), c_int, pointer)
@@ -57,14 +57,16 @@ def egl() -> str:
         surface = lib.eglCreatePbufferSurface(display, config, size)
         context = lib.eglCreateContext(display, config, None, None)
         if surface and context and lib.eglMakeCurrent(display, surface, surface, context):
-            name: bytes = function("glGetString", c_char_p, c_uint)(GL_RENDERER)
+            name: bytes = load_function("glGetString", c_char_p, c_uint)(GL_RENDERER)
             return name.decode()
     raise RuntimeError(f"none of {count.value} devices gives an OpenGL context")
 
 
 def osmesa() -> str:
     """Draw into memory, as MuJoCo does with MUJOCO_GL=osmesa."""
-    lib = ctypes.CDLL(next(name for name in ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so") if _exists(name)))
+    lib = ctypes.CDLL(
+        next(name for name in ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so") if _library_exists(name))
+    )
     lib.OSMesaCreateContextExt.restype = c_void_p
     lib.OSMesaMakeCurrent.argtypes = (c_void_p, c_void_p, c_uint, c_int, c_int)
     lib.OSMesaGetProcAddress.restype = c_void_p
@@ -138,7 +140,7 @@ def ray() -> str:
 PROBES = {probe.__name__: probe for probe in (egl, osmesa, vulkan, cuda, ray)}
 
 
-def _exists(library: str) -> bool:
+def _library_exists(library: str) -> bool:
     try:
         ctypes.CDLL(library)
     except OSError as exc:

@@ -33,7 +33,7 @@ def _with_path_errors(function: F) -> F:
     """Raise UserError where the operating system does not take a path that was given."""
 
     @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def call_function(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except (OSError, ValueError) as exc:
@@ -47,7 +47,7 @@ def _with_path_errors(function: F) -> F:
                 raise
             raise error from exc
 
-    return called  # type: ignore[return-value]
+    return call_function  # type: ignore[return-value]
 
 
 @_with_path_errors
@@ -71,7 +71,7 @@ def run(
     Raises UserError, and RunStopped after Ctrl-C (saved)."""
     from vla_rl.runtime.start import run as train
 
-    return _train(train, spec, folder, "", overrides, resume, live)
+    return _train_in_folder(train, spec, folder, "", overrides, resume, live)
 
 
 @_with_path_errors
@@ -87,7 +87,7 @@ def clone(
     runs/NAME-sft."""
     from vla_rl.runtime.start import clone as imitate
 
-    return _train(imitate, spec, folder, "-sft", overrides, resume, live)
+    return _train_in_folder(imitate, spec, folder, "-sft", overrides, resume, live)
 
 
 @_with_path_errors
@@ -152,8 +152,8 @@ def evaluate(
     from vla_rl.runtime.comm.status_line import StatusLine
     from vla_rl.runtime.start import evaluate as measure
 
-    source, default_checkpoint = _source(what, policy)
-    given = [*_served(policy), *overrides]
+    source, default_checkpoint = _find_source(what, policy)
+    given = [*_remote_overrides(policy), *overrides]
     loaded, of_run = read_spec(source, given)
     if protocol is not None:
         loaded = with_protocol(
@@ -163,7 +163,7 @@ def evaluate(
     hook = None if record is None else recording_to(loaded, Path(record))
     try:
         result = measure(
-            loaded, default_checkpoint if checkpoint is None else Path(checkpoint), progress or line.show, hook
+            loaded, default_checkpoint if checkpoint is None else Path(checkpoint), progress or line.show_progress, hook
         )
     finally:
         line.clear()
@@ -186,18 +186,18 @@ def benchmark(
         what: as of `evaluate`.   name: "libero", "metaworld" ..., or a YAML file.
         folder: where results are kept, and not measured again; None: RUN/benchmarks/NAME."""
     from vla_rl.cli.benchmark.run import evaluate_suite
-    from vla_rl.cli.benchmark.suites import load
+    from vla_rl.cli.benchmark.suites import load_benchmark
     from vla_rl.runtime.checks.run import check_spec
 
-    source, checkpoint = _source(what, policy)
+    source, checkpoint = _find_source(what, policy)
     run_folder = source if isinstance(source, Path) and (source / "spec.yaml").is_file() else Path()
-    chosen = load(name)
+    chosen = load_benchmark(name)
     return evaluate_suite(
         chosen,
-        chosen.chosen(list(suites) or None),
+        chosen.choose_suites(list(suites) or None),
         policy or name_of(checkpoint, what if isinstance(what, str | Path) else "the model of a spec"),
         checkpoint,
-        lambda changes: read_spec(source, [*_served(policy), *changes, *overrides])[0],
+        lambda changes: read_spec(source, [*_remote_overrides(policy), *changes, *overrides])[0],
         lambda spec, weights: evaluate(spec, weights),
         Path(folder or run_folder / "benchmarks" / Path(name).stem),
         print,
@@ -210,11 +210,11 @@ def benchmark(
 def compare(first: str | Path, second: str | Path) -> dict[str, Pair]:
     """Compare two files of `vla-rl eval --output`, or two folders of benchmarks, on their common states (`vla-rl
     compare`). Return "all", and each task -> `Pair`, whose `p` is McNemar's."""
-    from vla_rl.cli.benchmark.paired import check_evaluations, episodes
-    from vla_rl.cli.benchmark.paired import compare as paired
+    from vla_rl.cli.benchmark.paired import check_evaluations, read_episodes
+    from vla_rl.cli.benchmark.paired import compare_episodes as paired
 
     check_evaluations(Path(first), Path(second))
-    return paired(episodes(Path(first)), episodes(Path(second)))
+    return paired(read_episodes(Path(first)), read_episodes(Path(second)))
 
 
 @_with_path_errors
@@ -231,11 +231,13 @@ def plan(
 ) -> list[dict[str, Any]]:
     """`vla-rl plan`: what every placement strategy is expected to do, one entry each, or its "reason" why it does not
     fit. Arguments as on the command line; `profiles` may be left out for the folder of a run, or with `gpu`."""
-    from vla_rl.cli.plan import forecast, latencies
+    from vla_rl.cli.plan import forecast_placements, load_or_estimate_latencies
 
     loaded, run_folder = read_spec(spec, overrides)
     files = [Path(file) for file in profiles] or ([run_folder / "trace.json"] if run_folder and gpu is None else [])
-    return forecast(loaded, latencies(loaded, files, gpu, (devices, cpus, memory, gpu_memory)))
+    return forecast_placements(
+        loaded, load_or_estimate_latencies(loaded, files, gpu, (devices, cpus, memory, gpu_memory))
+    )
 
 
 @_with_path_errors
@@ -261,19 +263,19 @@ def fit_rewards(
         threshold: probability that counts as success.   image_size: side that images are scaled to, in pixels.
 
     Returns its accuracy on held-out episodes and their frames. Raises UserError."""
-    from vla_rl.cli.fit_rewards import fit
+    from vla_rl.cli.fit_rewards import fit_and_save
     from vla_rl.toolkit.reward_models.fitting import ClassifierSettings
 
     settings = ClassifierSettings(steps=steps, held_out=held_out, threshold=threshold, image_size=image_size, seed=seed)
-    return dict(fit(Path(data), Path(to), settings, cameras=cameras, label=label, device=device))
+    return dict(fit_and_save(Path(data), Path(to), settings, cameras=cameras, label=label, device=device))
 
 
 @_with_path_errors
 def report(folder: str | Path, output: str | Path | None = None, *, video_mb: float = 20.0) -> Path:
     """Write one HTML page about a run (`vla-rl report`). Return its file."""
-    from vla_rl.cli.report.write import write
+    from vla_rl.cli.report.write import write_report
 
-    return write(Path(folder), None if output is None else Path(output), video_mb)
+    return write_report(Path(folder), None if output is None else Path(output), video_mb)
 
 
 @_with_path_errors
@@ -305,7 +307,7 @@ class Served:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failed: BaseException | None = None
         started = Event()
-        self._thread = Thread(target=self._run, args=(started,), name="policy server", daemon=True)
+        self._thread = Thread(target=self._run_server, args=(started,), name="policy server", daemon=True)
         self._thread.start()
         started.wait()
         if self._failed is not None:
@@ -323,18 +325,18 @@ class Served:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, started: Event) -> None:
-        def listening(port: int) -> None:
+    def _run_server(self, started: Event) -> None:
+        def note_port(port: int) -> None:
             self.port = port
             started.set()
 
-        async def serve() -> None:
+        async def serve_until_stopped() -> None:
             self._stop = asyncio.Event()
             self._loop = asyncio.get_running_loop()
-            await self.server.run(self._stop, listening)
+            await self.server.serve_clients(self._stop, note_port)
 
         try:
-            asyncio.run(serve())
+            asyncio.run(serve_until_stopped())
         except BaseException as exc:
             self._failed = exc
         finally:
@@ -394,24 +396,24 @@ def check_env(
 ) -> Findings:
     """Run the conformance tests on a simulator (`vla-rl check-env`). Return the findings; empty if all pass."""
     leave_if_importing()
-    from vla_rl.cli.check_env import examine
+    from vla_rl.cli.check_env import examine_named_env
 
-    return examine(name, overrides, plugins, num_envs, chunk, device, expert, seconds, whole_range)
+    return examine_named_env(name, overrides, plugins, num_envs, chunk, device, expert, seconds, whole_range)
 
 
 def list_plugins() -> list[dict[str, Any]]:
     """`vla-rl plugins`: kind, name, dist, version, ready, status and summary of each."""
-    from vla_rl.cli.list_plugins import rows
+    from vla_rl.cli.list_plugins import plugin_rows
 
-    return rows()
+    return plugin_rows()
 
 
 def known_checkpoints() -> list[dict[str, Any]]:
     """`vla-rl models`: name, types, keys, env_keys, tell, required and facts of each known checkpoint, with their
     sources."""
-    from vla_rl.cli.models import entries
+    from vla_rl.cli.models import checkpoint_entries
 
-    return entries()
+    return checkpoint_entries()
 
 
 @_with_path_errors
@@ -430,7 +432,7 @@ def examples(to: str | Path | None = None, names: Sequence[str] = ()) -> list[Pa
         to: folder to copy to; None: nothing is copied.
         names: of those to copy; none: all.
     """
-    return _specs("examples", to, names)
+    return _list_or_copy_specs("examples", to, names)
 
 
 @_with_path_errors
@@ -441,29 +443,29 @@ def recipes(to: str | Path | None = None, names: Sequence[str] = ()) -> list[Pat
         to: folder to copy to; None: nothing is copied.
         names: of those to copy; none: all.
     """
-    return _specs("recipes", to, names)
+    return _list_or_copy_specs("recipes", to, names)
 
 
 def doctor() -> list[dict[str, Any]]:
     """`vla-rl doctor`: one entry for each thing that was looked at, and the command that mends it."""
     from attrs import asdict
 
-    from vla_rl.cli.doctor import examine
+    from vla_rl.cli.doctor import examine_machine
 
-    return [asdict(finding) for finding in examine()]
+    return [asdict(finding) for finding in examine_machine()]
 
 
 # ------------------------------------------------------------------------------------------------ internal
 
 
-def _specs(name: str, to: str | Path | None, names: Sequence[str]) -> list[Path]:
+def _list_or_copy_specs(name: str, to: str | Path | None, names: Sequence[str]) -> list[Path]:
     from vla_rl.cli import shipped_specs
 
     collection = shipped_specs.SpecCollection(name=name)
-    return collection.files if to is None else shipped_specs.copy(collection, Path(to), names)
+    return collection.files if to is None else shipped_specs.copy_specs(collection, Path(to), names)
 
 
-def _train(
+def _train_in_folder(
     train: Callable[[Spec, Path, bool], object],
     spec: SpecLike,
     folder: str | Path | None,
@@ -491,7 +493,7 @@ def in_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel") and find_spec("matplotlib") is not None
 
 
-def _source(what: SpecLike, policy: str | None) -> tuple[SpecLike, Path | None]:
+def _find_source(what: SpecLike, policy: str | None) -> tuple[SpecLike, Path | None]:
     """Return the source of the spec, and the checkpoint with the weights."""
     if isinstance(what, str | Path):
         path = Path(what)
@@ -500,7 +502,7 @@ def _source(what: SpecLike, policy: str | None) -> tuple[SpecLike, Path | None]:
     return what, None
 
 
-def _served(policy: str | None) -> list[str]:
+def _remote_overrides(policy: str | None) -> list[str]:
     return [] if policy is None else [f"rollout.engine={{type: remote, url: {json.dumps(policy)}}}"]
 
 

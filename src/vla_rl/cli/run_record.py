@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_rl.cli.report.gather import ReportData, gather
+from vla_rl.cli.report.gather import ReportData, read_report_data
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Array
@@ -27,7 +27,7 @@ class RunRecord:
     def __init__(self, folder: Path | str) -> None:
         """Raises UserError where the folder holds no run."""
         self.folder = Path(folder)
-        self._read: ReportData = gather(self.folder)
+        self._read: ReportData = read_report_data(self.folder)
 
     def reload(self) -> RunRecord:
         """This run as it is by now."""
@@ -82,15 +82,15 @@ class RunRecord:
         from vla_rl.core.catalogue import install_command
         from vla_rl.core.errors import did_you_mean
         from vla_rl.core.installation import OWN_DIST
-        from vla_rl.toolkit.hooks.curves import draw
+        from vla_rl.toolkit.hooks.curves import draw_curves
 
         for name in metrics:
             if name not in self.metrics and name not in PLOTTED:
                 raise UserError(f"{self.folder} has no metric {name!r}{did_you_mean(name, self.metrics)}")
         points = self._read.evaluations
-        curves = {name: self._read.series(name) for name in metrics}
+        curves = {name: self._read.metric_series(name) for name in metrics}
         try:
-            return draw(curves, [(p.step, p.rate, p.low, p.high) for p in points], str(self.spec.name))
+            return draw_curves(curves, [(p.step, p.rate, p.low, p.high) for p in points], str(self.spec.name))
         except ModuleNotFoundError as exc:
             raise UserError(f"plots need {exc.name!r}; try: {install_command(OWN_DIST, 'notebook')}") from exc
 

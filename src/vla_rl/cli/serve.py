@@ -39,7 +39,7 @@ def main(
 ) -> int:
     """Serve until Ctrl-C or SIGTERM. Return the exit status."""
     check_serving(dialect)
-    from vla_rl.runtime.comm.status_line import shown
+    from vla_rl.runtime.comm.status_line import showing_progress
     from vla_rl.serving.access import Access, is_loopback, url_of
     from vla_rl.serving.dialects import DIALECTS
     from vla_rl.serving.policy import open_policy
@@ -49,9 +49,9 @@ def main(
     logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, format="%(asctime)s %(message)s")
     api_key = None if api_key_file is None else read_api_key(api_key_file)
     named = None if keys is None else read_key_map(keys)
-    Access.of(host, allow_hosts, allow_origins)
+    Access.for_server(host, allow_hosts, allow_origins)
     check_address(host, port)
-    with shown():
+    with showing_progress():
         policy = open_policy(what, device=device, greedy=greedy, overrides=overrides)
     if resize:
         named = attrs.evolve(named or DIALECTS[dialect].default_keys(policy.info), resize=True)
@@ -69,7 +69,7 @@ def main(
         idle_s=idle_s,
     )
 
-    def listening(port: int) -> None:
+    def print_address(port: int) -> None:
         if not is_loopback(host) and api_key is None:
             typer.echo(
                 f"warning: whoever reaches {url_of(host, port)} can use this policy; see --api-key-file", err=True
@@ -78,7 +78,7 @@ def main(
         name = policy.plugin if policy.step is None else f"{policy.plugin} of step {policy.step}"
         typer.echo(f"{name} on {policy.device}: {where}")
 
-    server = serve_policy(policy, settings, listening)
+    server = serve_policy(policy, settings, print_address)
     policy.close()
     typer.echo(
         f"answered {server.answered} requests, refused {server.refused}; {policy.clipped} of {policy.acted} chunks "

@@ -8,7 +8,7 @@ from pathlib import Path
 from attrs import frozen
 
 from vla_rl.core.errors import UserError, did_you_mean
-from vla_rl.core.paths import about, check_folder
+from vla_rl.core.paths import check_folder, explain_path_errors
 
 SUFFIX = ".yaml"
 
@@ -35,7 +35,7 @@ RECIPES = SpecCollection(name="recipes")
 COLLECTIONS = (EXAMPLES, RECIPES)
 
 
-def shipped(path: Path) -> Path | None:
+def find_shipped(path: Path) -> Path | None:
     """Return the file of the package that `NAME`, `NAME.yaml` or `examples/NAME.yaml` means if no such file exists;
     None for any other path."""
     for collection in COLLECTIONS:
@@ -45,7 +45,7 @@ def shipped(path: Path) -> Path | None:
     return None
 
 
-def advice(path: Path) -> str:
+def suggest_specs(path: Path) -> str:
     """Return where the specs of the package are listed, after the one that `path` may mean."""
     names = [file.stem for collection in COLLECTIONS for file in collection.files]
     listed = " and ".join(f"`vla-rl {collection.name}`" for collection in COLLECTIONS)
@@ -63,13 +63,13 @@ def first_line(file: Path) -> str:
     return " ".join(comment).partition(". ")[0].partition(" vla-rl run ")[0].strip().removesuffix(".")
 
 
-def listing(collection: SpecCollection) -> list[str]:
+def list_specs(collection: SpecCollection) -> list[str]:
     """Return a line a spec: its name and its description."""
     width = max(len(file.stem) for file in collection.files)
     return [f"{file.stem:<{width}}  {first_line(file)}" for file in collection.files]
 
 
-def find(collection: SpecCollection, name: str) -> Path:
+def find_spec_file(collection: SpecCollection, name: str) -> Path:
     """Return the file of a spec, named with or without `.yaml`. Raises UserError for an unknown name."""
     files = {file.stem: file for file in collection.files}
     stem = Path(name).name.removesuffix(SUFFIX)
@@ -78,7 +78,7 @@ def find(collection: SpecCollection, name: str) -> Path:
     return files[stem]
 
 
-def copy(collection: SpecCollection, folder: Path, names: Sequence[str] = ()) -> list[Path]:
+def copy_specs(collection: SpecCollection, folder: Path, names: Sequence[str] = ()) -> list[Path]:
     """Copy specs to a folder. Return the new files.
 
     Args:
@@ -87,12 +87,12 @@ def copy(collection: SpecCollection, folder: Path, names: Sequence[str] = ()) ->
     Raises UserError for an unknown name, and if a different file has the same name.
     """
     check_folder("--to", folder)
-    chosen = [find(collection, name) for name in names] or collection.files
+    chosen = [find_spec_file(collection, name) for name in names] or collection.files
     texts = {folder / file.name: file.read_text(encoding="utf-8") for file in chosen}
     for target, text in texts.items():
         if target.exists() and (not target.is_file() or target.read_text(encoding="utf-8") != text):
             raise UserError(f"{target} is there and is not as it comes; choose another folder with --to")
-    with about("--to", folder):
+    with explain_path_errors("--to", folder):
         folder.mkdir(parents=True, exist_ok=True)
         for target, text in texts.items():
             target.write_text(text, encoding="utf-8")

@@ -19,7 +19,7 @@ class CropSpec:
 
     @scale.validator
     @ratio.validator
-    def _range(self, attribute: Any, value: tuple[float, float]) -> None:
+    def _check_crop_range(self, attribute: Any, value: tuple[float, float]) -> None:
         most = 1.0 if attribute.name == "scale" else 10.0
         if not 0 < value[0] <= value[1] <= most:
             raise ValueError(f"{list(value)} is not a range [low, high] within 0 and {most:g}")
@@ -45,7 +45,7 @@ class AugmentSpec:
 
     @random_contrast.validator
     @random_saturation.validator
-    def _range(self, attribute: Any, value: tuple[float, float]) -> None:
+    def _check_factor_range(self, attribute: Any, value: tuple[float, float]) -> None:
         if not 0 <= value[0] <= value[1] <= 100:
             raise ValueError(f"{list(value)} is not a range [low, high] within 0 and 100")
 

@@ -46,7 +46,7 @@ from vla_rl.core.declarations import (
 )
 from vla_rl.core.errors import PluginError, UserError, did_you_mean
 from vla_rl.core.installation import OWN_DIST, pip_arguments
-from vla_rl.core.paths import expanded, resolved, shown, why
+from vla_rl.core.paths import error_reason, expand_tilde, format_path, resolve_path
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -70,7 +70,7 @@ class Kind:
     """Name of the contract, `module:class`. Its import takes longer than that of all declarations."""
 
     @property
-    def base(self) -> type:
+    def contract_class(self) -> type:
         """Contract (abstract class) with all hooks of the kind."""
         base: type = resolve_target(self.contract, f"contract of kind {self.name}")
         return base
@@ -114,11 +114,11 @@ class Installed:
         return f"{self.dist} {self.version}" if self.version else f"module {self.dist}"
 
 
-def installed(kind: str, extra_modules: Sequence[str] = ()) -> dict[str, list[Installed]]:
+def installed_plugins(kind: str, extra_modules: Sequence[str] = ()) -> dict[str, list[Installed]]:
     """Return the available plugins of a kind by name, sorted, without importing any except `extra_modules`. Several
     plugins under one name are a collision, which is an error only for a caller that asks for that name."""
     plugins: dict[str, list[Installed]] = {}
-    for item in (*_from_entry_points(_kind(kind).group), *_from_modules(kind, extra_modules)):
+    for item in (*_from_entry_points(_find_kind(kind).group), *_from_modules(kind, extra_modules)):
         plugins.setdefault(item.name, []).append(item)
     return dict(sorted(plugins.items()))
 
@@ -149,8 +149,8 @@ def load(kind: str, name: str, extra_modules: Sequence[str] = ()) -> Any:
     """Import the plugin of that name (its declaration and its settings, not what it builds) and return the declaration.
     Raise PluginError if the name is unknown or ambiguous, the import fails, a dependency is not installed, or the
     target is not a declaration of the kind."""
-    item, who = _find(kind, name, extra_modules)
-    plugin = _load(kind, item, who)
+    item, who = _find_plugin(kind, name, extra_modules)
+    plugin = _import_declaration(kind, item, who)
     try:
         config = plugin.config
     except (UserError, KeyboardInterrupt) as exc:
@@ -168,7 +168,7 @@ def load(kind: str, name: str, extra_modules: Sequence[str] = ()) -> Any:
 def load_declaration(kind: str, name: str) -> Declaration:
     """Import the declaration of an installed plugin alone, and return it. Raise PluginError as `load` does, except for
     its settings."""
-    return _load(kind, *_find(kind, name, ()))
+    return _import_declaration(kind, *_find_plugin(kind, name, ()))
 
 
 def build(
@@ -180,8 +180,8 @@ def build(
     Args:
         context: what the component gets of the run; None for hooks and placements, which get nothing.
     """
-    item, who = _find(kind, name, extra_modules)
-    plugin: Any = _load(kind, item, who)
+    item, who = _find_plugin(kind, name, extra_modules)
+    plugin: Any = _import_declaration(kind, item, who)
     try:
         component = plugin.build(config) if context is None else plugin.build(config, context)
     except ModuleNotFoundError as exc:
@@ -190,8 +190,8 @@ def build(
         exc.add_note(f"in plugin {name!r}, building the {kind}")
         raise
     except BaseException as exc:
-        raise PluginError(f"{who}: building it ended the process: {_raised(exc)}") from exc
-    base = KINDS[kind].base
+        raise PluginError(f"{who}: building it ended the process: {_describe_exception(exc)}") from exc
+    base = KINDS[kind].contract_class
     if kind != "hook" and not isinstance(component, base):
         raise PluginError(f"{who}: build returned {type(component).__name__}, which does not subclass {base.__name__}")
     if component is None:
@@ -201,8 +201,8 @@ def build(
 
 def missing_package(kind: str, name: str, exc: ModuleNotFoundError, extra_modules: Sequence[str] = ()) -> PluginError:
     """Return the error for a package that a component needs and did not find, with the command that installs it."""
-    item, who = _find(kind, name, extra_modules)
-    return _import_failure(who, item, exc, extra=_load(kind, item, who).extra)
+    item, who = _find_plugin(kind, name, extra_modules)
+    return _import_failure(who, item, exc, extra=_import_declaration(kind, item, who).extra)
 
 
 def hook_modules(modules: Sequence[str]) -> tuple[tuple[str, ModuleType], ...]:
@@ -215,9 +215,9 @@ def import_module(name: str) -> ModuleType:
     """Import a module of `spec.plugins`: a dotted name, or the path of a .py file (imported once per process). Raise
     PluginError with the file and line of the failure inside the module."""
     try:
-        path = resolved(expanded(name)) if name.endswith(".py") and "\0" not in name else None
+        path = resolve_path(expand_tilde(name)) if name.endswith(".py") and "\0" not in name else None
     except OSError as exc:
-        raise PluginError(f"plugins: {shown(name)} cannot be used: {why(exc)}") from exc
+        raise PluginError(f"plugins: {format_path(name)} cannot be used: {error_reason(exc)}") from exc
     if path is None and not all(part.isidentifier() for part in name.split(".")):
         raise PluginError(f"plugins: {name!r} is neither a dotted module name nor the path of a .py file")
     try:
@@ -233,7 +233,7 @@ def import_module(name: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as exc:
-        raise PluginError(f"plugins: module {name!r} cannot be imported: {_raised(exc, path)}") from exc
+        raise PluginError(f"plugins: module {name!r} cannot be imported: {_describe_exception(exc, path)}") from exc
 
 
 def missing_requirements(dist: str, extra: str | None) -> list[str]:
@@ -241,15 +241,24 @@ def missing_requirements(dist: str, extra: str | None) -> list[str]:
     imported). For vla-rl itself, the requirements without any extra are left to `unmet_base`: no single plugin lacks
     them."""
     path = tuple(sys.path)
-    base = {_text(r) for r in _requirements(OWN_DIST, "", path)} if _normal(dist) == OWN_DIST else ()
-    return [text for text, _ in _unmet(r for r in _requirements(dist, extra or "", path) if _text(r) not in base)]
+    base = (
+        {_requirement_text(r) for r in _requirements_with_extra(OWN_DIST, "", path)}
+        if _normalise_name(dist) == OWN_DIST
+        else ()
+    )
+    return [
+        text
+        for text, _ in _unmet_requirements(
+            r for r in _requirements_with_extra(dist, extra or "", path) if _requirement_text(r) not in base
+        )
+    ]
 
 
 def unmet_base() -> list[str]:
     """Return vla-rl's own base requirements that are not met, each as `torch>=2.9 (2.8.0 is installed)`. A package of
     another version may still work, so callers report this and do not refuse to run."""
     try:
-        unmet = _unmet(_requirements(OWN_DIST, "", tuple(sys.path)))
+        unmet = _unmet_requirements(_requirements_with_extra(OWN_DIST, "", tuple(sys.path)))
         return [f"{text} ({f'{version} is' if version else 'not'} installed)" for text, version in unmet]
     except metadata.PackageNotFoundError:  # `doctor` says so
         return []
@@ -271,14 +280,14 @@ def install_command(dist: str, extra: str | None) -> str:
     command names the plugin's packages alone where pip would not find the distribution, and if vla-rl's own
     requirements are unmet: pip would otherwise also replace what is installed. If the packages have no build for this
     Python, return which one has them."""
-    if extra and _normal(dist) == OWN_DIST and (others := other_pythons(extra)):
-        return f"Python {' or '.join(others)} in place of {_python()}, for which these packages have no build"
+    if extra and _normalise_name(dist) == OWN_DIST and (others := other_pythons(extra)):
+        return f"Python {' or '.join(others)} in place of {_python_version()}, for which these packages have no build"
     arguments = pip_arguments(dist, extra)
-    if extra and _normal(dist) == OWN_DIST and unmet_base() and missing_requirements(dist, extra):
+    if extra and _normalise_name(dist) == OWN_DIST and unmet_base() and missing_requirements(dist, extra):
         arguments = None
     if arguments is None:
         needed = missing_requirements(dist, extra) or list(
-            map(_text, _requirements(dist, extra or "", tuple(sys.path)))
+            map(_requirement_text, _requirements_with_extra(dist, extra or "", tuple(sys.path)))
         )
         arguments = " ".join(map(shlex.quote, needed))
     return f"pip install {arguments}"
@@ -288,32 +297,32 @@ def other_pythons(extra: str) -> list[str]:
     """Return the versions of Python that an extra of vla-rl needs, such as 3.11, if this one is none of them, else an
     empty list. They are those for which the extra `all` has its packages."""
     path = tuple(sys.path)
-    names = {requirement.name for requirement in _requirements(OWN_DIST, extra, path)}
+    names = {requirement.name for requirement in _requirements_with_extra(OWN_DIST, extra, path)}
     for requirement in _all_requirements(OWN_DIST, path):
         marker = requirement.marker
         if requirement.name in names and marker is not None and {"python_version", "extra"} <= set(str(marker).split()):
             versions = [f"3.{minor}" for minor in range(11, 21)]
             fitting = [v for v in versions if marker.evaluate({"extra": "all", "python_version": v})]
-            return [] if _python() in fitting else fitting
+            return [] if _python_version() in fitting else fitting
     return []
 
 
 # ------------------------------------------------------------------------------------------------ internal
 
 
-def _python() -> str:
+def _python_version() -> str:
     return ".".join(platform.python_version_tuple()[:2])
 
 
-def _kind(kind: str) -> Kind:
+def _find_kind(kind: str) -> Kind:
     if kind not in KINDS:
         raise PluginError(f"no kind of plugin {kind!r}{did_you_mean(kind, KINDS)}; kinds: {', '.join(KINDS)}")
     return KINDS[kind]
 
 
-def _find(kind: str, name: str, extra_modules: Sequence[str]) -> tuple[Installed, str]:
+def _find_plugin(kind: str, name: str, extra_modules: Sequence[str]) -> tuple[Installed, str]:
     """Return the plugin of that name, and how messages name it."""
-    known = installed(kind, extra_modules)
+    known = installed_plugins(kind, extra_modules)
     if name not in known:
         names = ", ".join(known) or "none"
         hint = _of_another_kind(kind, name) or did_you_mean(name, known)
@@ -327,11 +336,11 @@ def _find(kind: str, name: str, extra_modules: Sequence[str]) -> tuple[Installed
 
 def _of_another_kind(kind: str, name: str) -> str:
     """Return a hint for a name that a plugin of another kind has."""
-    others = [other for other in KINDS if other != kind and name in installed(other)]
+    others = [other for other in KINDS if other != kind and name in installed_plugins(other)]
     return f"; {name!r} is a plugin of kind {others[0]}" if others else ""
 
 
-def _load(kind: str, item: Installed, who: str) -> Declaration:
+def _import_declaration(kind: str, item: Installed, who: str) -> Declaration:
     plugin = item.plugin
     if item.entry is not None:
         try:
@@ -348,9 +357,9 @@ def _load(kind: str, item: Installed, who: str) -> Declaration:
 
 def _from_entry_points(group: str) -> list[Installed]:
     allowed = os.environ.get("VLA_RL_PLUGINS")
-    dists = None if allowed is None else {_normal(dist) for dist in allowed.split(",")} | {OWN_DIST}
+    dists = None if allowed is None else {_normalise_name(dist) for dist in allowed.split(",")} | {OWN_DIST}
     items = [item for item in _entry_points(tuple(sys.path)) if item.entry and item.entry.group == group]
-    return [item for item in items if dists is None or _normal(item.dist) in dists]
+    return [item for item in items if dists is None or _normalise_name(item.dist) in dists]
 
 
 @functools.lru_cache(maxsize=4)
@@ -364,9 +373,9 @@ def _entry_points(path: tuple[str, ...]) -> tuple[Installed, ...]:
         if "[vla_rl." not in (dist.read_text("entry_points.txt") or ""):
             continue  # most have none of ours, and parsing is slower than reading
         name, version = dist.name, dist.version
-        if _normal(name) not in seen:  # of two copies on the path, the first is imported
+        if _normalise_name(name) not in seen:  # of two copies on the path, the first is imported
             entries = [entry for entry in dist.entry_points if entry.group in groups]
-            seen |= {_normal(name)} if entries else set()
+            seen |= {_normalise_name(name)} if entries else set()
             plugins += [Installed(entry.name, name, version, entry.value, entry) for entry in entries]
     return tuple(plugins)
 
@@ -374,13 +383,13 @@ def _entry_points(path: tuple[str, ...]) -> tuple[Installed, ...]:
 def _from_modules(kind: str, modules: Iterable[str]) -> list[Installed]:
     plugins = []
     for name in modules:
-        offers = _offers(name, import_module(name))
+        offers = _read_offers(name, import_module(name))
         target = f"{name}:{MODULE_PLUGINS}[{kind!r}]"
         plugins += [Installed(key, name, "", target, plugin=value) for key, value in offers.get(kind, {}).items()]
     return plugins
 
 
-def _offers(name: str, module: ModuleType) -> Mapping[str, Mapping[str, Any]]:
+def _read_offers(name: str, module: ModuleType) -> Mapping[str, Mapping[str, Any]]:
     """Return the plugins that a module offers: kind -> name -> plugin. Raise PluginError if any entry has another form,
     used or not."""
     offers = getattr(module, MODULE_PLUGINS, {})
@@ -412,7 +421,7 @@ def _other_declaration(target: object, expected: type[Declaration]) -> str:
     return f"{target!r:.80}; {wanted}"
 
 
-def _raised(exc: BaseException, path: Path | None = None) -> str:
+def _describe_exception(exc: BaseException, path: Path | None = None) -> str:
     """Describe an exception of an import or a build as `file:line: type: message`. The line is the last one in the file
     at `path` if that file is in the traceback, else the innermost one."""
     if isinstance(exc, SyntaxError) and exc.filename is not None:
@@ -456,7 +465,7 @@ def _import_failure(who: str, item: Installed, exc: BaseException, extra: str | 
     package = item.target.partition(":")[0].partition(".")[0]
     missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
     if missing is None or missing.partition(".")[0] == package:
-        return PluginError(f"{who} ({item.target}) cannot be imported: {_raised(exc)}")
+        return PluginError(f"{who} ({item.target}) cannot be imported: {_describe_exception(exc)}")
     if item.entry is None:
         return PluginError(f"{who} needs {missing!r}, which is not installed; try: pip install {missing}")
     command = install_command(item.dist, extra or _guess_extra(item, missing))
@@ -471,28 +480,31 @@ def _guess_extra(item: Installed, missing: str) -> str | None:
     dist = item.entry.dist if item.entry else None
     extras: list[str] = (dist.metadata.get_all("Provides-Extra") or []) if dist else []
     for requirement in map(Requirement, dist.requires or () if dist else ()):
-        if _normal(requirement.name) == _normal(missing.partition(".")[0]) and requirement.marker is not None:
+        if (
+            _normalise_name(requirement.name) == _normalise_name(missing.partition(".")[0])
+            and requirement.marker is not None
+        ):
             for extra in extras:
                 if not requirement.marker.evaluate({"extra": ""}) and requirement.marker.evaluate({"extra": extra}):
                     return extra
     return item.name if item.name in extras else None
 
 
-def _unmet(requirements: Iterable[Requirement]) -> Iterator[tuple[str, str | None]]:
+def _unmet_requirements(requirements: Iterable[Requirement]) -> Iterator[tuple[str, str | None]]:
     """Yield (requirement, installed version or None) for every requirement that is not met."""
     for requirement in requirements:
-        version = _version(requirement.name, tuple(sys.path))
+        version = _installed_version(requirement.name, tuple(sys.path))
         if version is None or not requirement.specifier.contains(version, prereleases=True):
-            yield _text(requirement), version
+            yield _requirement_text(requirement), version
 
 
-def _text(requirement: Requirement) -> str:
+def _requirement_text(requirement: Requirement) -> str:
     """Return a requirement as pip takes it, without its marker."""
     return str(requirement).partition(";")[0].strip()
 
 
 @functools.lru_cache(maxsize=256)
-def _requirements(dist: str, extra: str, path: tuple[str, ...]) -> tuple[Requirement, ...]:
+def _requirements_with_extra(dist: str, extra: str, path: tuple[str, ...]) -> tuple[Requirement, ...]:
     """Return what a distribution requires with an extra. Cached per `sys.path`, since markers are slow to evaluate, and
     each plugin of a distribution asks."""
     return tuple(r for r in _all_requirements(dist, path) if r.marker is None or r.marker.evaluate({"extra": extra}))
@@ -507,7 +519,7 @@ def _all_requirements(dist: str, path: tuple[str, ...]) -> tuple[Requirement, ..
 
 
 @functools.lru_cache(maxsize=256)
-def _version(dist: str, path: tuple[str, ...]) -> str | None:
+def _installed_version(dist: str, path: tuple[str, ...]) -> str | None:
     """Return the installed version of a distribution. Cached per `sys.path`, since reading opens a file. Parsing all of
     it takes a millisecond a distribution."""
     try:
@@ -517,5 +529,5 @@ def _version(dist: str, path: tuple[str, ...]) -> str | None:
         return None
 
 
-def _normal(name: str) -> str:
+def _normalise_name(name: str) -> str:
     return name.strip().lower().replace("_", "-").replace(".", "-")

@@ -58,11 +58,11 @@ def did_you_mean(name: str, known_names: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def counted(count: float, noun: str) -> str:
+def format_count(count: float, noun: str) -> str:
     """Return `1 GPU`, `2 GPUs`, `0 GPUs`: the count of a noun whose plural ends with s."""
     return f"{count:g} {noun}{'s' * (count != 1)}"
 
 
 def there_are(count: float, noun: str = "") -> str:
     """Return `there is 1 GPU` or `there are 2 GPUs`; without a noun `there is 1`, `there are 2`."""
-    return f"there {'is' if count == 1 else 'are'} {counted(count, noun) if noun else f'{count:g}'}"
+    return f"there {'is' if count == 1 else 'are'} {format_count(count, noun) if noun else f'{count:g}'}"

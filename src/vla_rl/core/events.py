@@ -89,17 +89,17 @@ class Run:
 class ReadOnly(dict[str, Any]):
     """A read-only dict. Listeners share it, so none of them can change what the others receive."""
 
-    def _refuse(self, *_: Any, **__: Any) -> Any:
+    def _refuse_change(self, *_: Any, **__: Any) -> Any:
         raise TypeError("what listeners hear is read-only, since all hear the same; make a copy, as dict(metrics)")
 
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    update = pop = popitem = setdefault = clear = _refuse
+    __setitem__ = __delitem__ = __ior__ = _refuse_change
+    update = pop = popitem = setdefault = clear = _refuse_change
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
 
 
-def wilson(successes: int, n: int, z: float = 1.959963984540054) -> Rate:
+def wilson_interval(successes: int, n: int, z: float = 1.959963984540054) -> Rate:
     """Return the success rate with its 95 % interval by Wilson (1927); n = 0 gives the interval [0, 1]."""
     if n == 0:
         return Rate(rate=0.0, n=0, low=0.0, high=1.0)
@@ -119,7 +119,7 @@ def interventions_of(episodes: Sequence[Episode]) -> Interventions | None:
     return Interventions(
         rate=sum(counts) / max(sum(episode.steps for episode in episodes), 1),
         episodes=sum(count > 0 for count in counts) / len(counts),
-        unaided=wilson(sum(episode.unaided_success for episode in episodes), len(episodes)),
+        unaided=wilson_interval(sum(episode.unaided_success for episode in episodes), len(episodes)),
     )
 
 

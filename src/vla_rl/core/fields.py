@@ -66,12 +66,12 @@ ADVANTAGES = (
 """Fields of the advantages that an algorithm computes from a rollout; `Algorithm.extras` adds to them."""
 
 
-def read(holder: Any, field: Field) -> Any:
+def read_field(holder: Any, field: Field) -> Any:
     """Return the field of a `Rollout`, `Advantages` or `Batch`; None where it is missing."""
     return getattr(holder, field.name, None) if hasattr(type(holder), field.name) else holder.extras.get(field.name)
 
 
-def arranged(holder: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def arrange_fields(holder: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments of a class for these values (name -> tensor): its attributes by name, and all others
     under "extras", without those that are None."""
     attributes = {name: value for name, value in values.items() if hasattr(holder, name)}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from vla_rl.core.errors import NotOffered
-from vla_rl.core.types import AdvantageScope, DataProperties, Requirements, pick
+from vla_rl.core.types import AdvantageScope, DataProperties, Requirements, pick_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -142,7 +142,7 @@ class VLAModel(ABC):
         import torch
 
         rows = [np.array([i]) for i in range(len(obs))]
-        return torch.stack([self.imitation_loss(obs.take(row), pick(actions, row)) for row in rows])
+        return torch.stack([self.imitation_loss(obs.take(row), pick_rows(actions, row)) for row in rows])
 
     @hookspec(firstresult=True)
     def policy_features(self, obs: Observation) -> torch.Tensor:

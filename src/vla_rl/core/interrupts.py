@@ -34,7 +34,8 @@ class StopAtOnce(KeyboardInterrupt):
 
 
 class Interrupts:
-    """Signal handler of a run, used as a context manager. The first signal is noted, and `check` raises StopRequested.
+    """Signal handler of a run, used as a context manager. The first signal is noted, and `check_stop` raises
+    StopRequested.
     The second raises KeyboardInterrupt, unless the run is `closing`: workers that are being ended are never abandoned.
     A failing listener stops a run in the same way (`stop_because`)."""
 
@@ -47,45 +48,45 @@ class Interrupts:
         """Reason for the stop, if it was not a signal."""
         self._signalled = False
 
-    def begin(self) -> None:
+    def begin_attempt(self) -> None:
         """Reset the state before an attempt at the run. Raise StopRequested if a signal came meanwhile."""
         self.closing = False
         self.worth_saving = False
-        self.check()
+        self.check_stop()
 
     def stop_because(self, reason: UserError) -> None:
         """Stop the run as a signal would. The first reason counts."""
         self.reason = self.reason or reason
         self.requested = True
 
-    def stopped(self, how: str) -> UserError:
+    def stop_error(self, how: str) -> UserError:
         """Return the error that ends a stopped run. `how` says what was saved."""
         if self.reason is None:
             return RunStopped(how)
         self.reason.add_note(f"  {how}")
         return self.reason
 
-    def check(self) -> None:
+    def check_stop(self) -> None:
         if self.requested:
             raise StopRequested
 
     def check_waiting(self) -> None:
         """Raise StopRequested while waiting for a worker, as long as there is nothing to save."""
         if not self.worth_saving:
-            self.check()
+            self.check_stop()
 
     def __enter__(self) -> Self:
         heard = [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
-        self._previous = {number: signal.signal(number, self._note) for number in heard}  # SIG_IGN: nohup
+        self._previous = {number: signal.signal(number, self._handle_signal) for number in heard}  # SIG_IGN: nohup
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         if self.closing:
-            self.requested = True  # `begin` of the next attempt raises StopRequested
+            self.requested = True  # `begin_attempt` of the next attempt raises StopRequested
             return
         if self._signalled:
             raise StopAtOnce

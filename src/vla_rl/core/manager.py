@@ -59,13 +59,13 @@ def hook_names(contract: type) -> tuple[str, ...]:
     return tuple(name for name, value in declared.items() if hasattr(value, "vla_rl_spec"))
 
 
-def offers(component: object, method: str) -> bool:
+def offers_method(component: object, method: str) -> bool:
     """Return whether a component, wrapped or not, implements an optional method. A contract's own method has pluggy's
     mark and only raises `NotOffered`."""
-    return not hasattr(getattr(unwrapped(component), method), "vla_rl_spec")
+    return not hasattr(getattr(unwrap_component(component), method), "vla_rl_spec")
 
 
-def unwrapped(component: object) -> Any:
+def unwrap_component(component: object) -> Any:
     """Return the component itself, where `wrap` returned a proxy of it."""
     return component._component if isinstance(component, _Wrapped) else component  # noqa: SLF001 - of this module
 
@@ -80,9 +80,9 @@ class Manager(pluggy.PluginManager):
         super().__init__("vla_rl")
         self.failed = failed
         self.kind = kind
-        self.contract = KINDS[kind].base
+        self.contract = KINDS[kind].contract_class
         self.add_hookspecs(self.contract)
-        self.arguments = {name: _arguments(getattr(self.contract, name))[1:] for name in hook_names(self.contract)}
+        self.arguments = {name: _argument_names(getattr(self.contract, name))[1:] for name in hook_names(self.contract)}
         self._component = False
         self._plugin_name = ""
 
@@ -100,14 +100,14 @@ class Manager(pluggy.PluginManager):
         for caller in self.get_hookcallers(plugin) or ():
             for impl in caller.get_hookimpls():
                 if impl.plugin is plugin:
-                    source = f"{self._plugin_name!r}, {self.description(caller.name)}"
+                    source = f"{self._plugin_name!r}, {self.describe_hook(caller.name)}"
                     guarded = (
                         _guarded_wrapper(impl.function, source, self.result_of(caller.name))
                         if impl.wrapper
-                        else _guarded(impl.function, source)
+                        else _guard_function(impl.function, source)
                     )
                     if self.failed is not None:
-                        guarded = _reporting(guarded, self._plugin_name, caller.name, self.failed)
+                        guarded = _report_failures(guarded, self._plugin_name, caller.name, self.failed)
                     cast(Any, impl).function = guarded
         return result
 
@@ -122,19 +122,19 @@ class Manager(pluggy.PluginManager):
             if name in self.arguments:
                 options = {"kind": self.kind}
             elif name.startswith("on_") and "on_run_end" in self.arguments and isinstance(function, FunctionType):
-                self._refuse(name, function, f"no such event{did_you_mean(name, self.arguments)}")
+                self._refuse_hook(name, function, f"no such event{did_you_mean(name, self.arguments)}")
         if options is None:
             return None
         if not isinstance(function, FunctionType):
             raise PluginError(f"plugin {self._plugin_name!r}: {name} must be a method, not {type(static).__name__}")
         kind = options["kind"]
         if kind not in KINDS:
-            self._refuse(name, function, f"no kind of plugin is called {kind!r}; there are: {', '.join(KINDS)}")
+            self._refuse_hook(name, function, f"no kind of plugin is called {kind!r}; there are: {', '.join(KINDS)}")
         if kind != self.kind:
             return None
         if name not in self.arguments:
-            self._refuse(name, function, f"unknown hook{self._elsewhere(name)}")
-        self._check(name, function, getattr(plugin, name), options)
+            self._refuse_hook(name, function, f"unknown hook{self._suggest_hook(name)}")
+        self._check_signature(name, function, getattr(plugin, name), options)
         return dict(options)
 
     def _verify_hook(self, hook: pluggy.HookCaller, hookimpl: pluggy.HookImpl) -> None:
@@ -143,7 +143,7 @@ class Manager(pluggy.PluginManager):
         if not hasattr(hookimpl.function, "vla_rl_spec"):
             super()._verify_hook(hook, hookimpl)
 
-    def description(self, hook: str) -> str:
+    def describe_hook(self, hook: str) -> str:
         """Format a hook for messages. Hooks of components carry their kind, since another kind may have one of the same
         name."""
         return f"hook {hook!r}" + ("" if self.kind == "hook" else f" of {self.kind}")
@@ -152,33 +152,35 @@ class Manager(pluggy.PluginManager):
         """Return the contract's return annotation of a hook."""
         return str(inspect.signature(getattr(self.contract, hook)).return_annotation)
 
-    def _elsewhere(self, hook: str) -> str:
+    def _suggest_hook(self, hook: str) -> str:
         """Suggest what to do about a hook name that this kind does not have."""
-        decorators = [f"@hookimpl(wraps={kind!r})" for kind in KINDS if hook in hook_names(KINDS[kind].base)]
+        decorators = [f"@hookimpl(wraps={kind!r})" for kind in KINDS if hook in hook_names(KINDS[kind].contract_class)]
         return (
             f"; to go around that method, say {' or '.join(decorators)}"
             if decorators
             else did_you_mean(hook, self.arguments)
         )
 
-    def _check(self, hook: str, function: FunctionType, bound: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    def _check_signature(
+        self, hook: str, function: FunctionType, bound: Callable[..., Any], options: Mapping[str, Any]
+    ) -> None:
         parameters = list(inspect.signature(bound).parameters.values())
         argument_names = self.arguments[hook]
         unknown = [p.name for p in parameters if p.name not in argument_names]
         if any(p.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for p in parameters):
-            self._refuse(hook, function, f"name the arguments, of ({', '.join(argument_names)}); no * and no /")
+            self._refuse_hook(hook, function, f"name the arguments, of ({', '.join(argument_names)}); no * and no /")
         if unknown:
             near = did_you_mean(unknown[0], argument_names)
-            self._refuse(
+            self._refuse_hook(
                 hook, function, f"unknown argument {unknown[0]!r}{near}; it is {hook}({', '.join(argument_names)})"
             )
         if any(p.default is not inspect.Parameter.empty for p in parameters):
-            self._refuse(hook, function, "arguments must have no defaults; core always passes them")
+            self._refuse_hook(hook, function, "arguments must have no defaults; core always passes them")
         if options.get("wrapper") and not inspect.isgeneratorfunction(function):
-            self._refuse(hook, function, "a wrapper must `yield` once (and return the result)")
+            self._refuse_hook(hook, function, "a wrapper must `yield` once (and return the result)")
 
-    def _refuse(self, hook: str, function: FunctionType, problem: str) -> None:
-        _refuse(f"plugin {self._plugin_name!r}, {self.description(hook)}", function, problem)
+    def _refuse_hook(self, hook: str, function: FunctionType, problem: str) -> None:
+        _refuse_function(f"plugin {self._plugin_name!r}, {self.describe_hook(hook)}", function, problem)
 
 
 class _Wrapped:
@@ -216,11 +218,11 @@ def wrap(
     """
     manager = Manager(kind)
     manager.register(component, name, component=True)
-    for wrapper_name, wrapper in reversed(_pairs(wrappers)):
+    for wrapper_name, wrapper in reversed(_with_unique_names(wrappers)):
         manager.register(wrapper, wrapper_name)
-    trace = _trace(manager, f"{kind} {name!r}")
+    trace = _trace_calls(manager, f"{kind} {name!r}")
     hooks = {caller.name for caller in manager.get_hookcallers(component) or ()}
-    calls = {hook: _call(manager, hook, name, trace) for hook in manager.arguments if hook in hooks}
+    calls = {hook: _build_call(manager, hook, name, trace) for hook in manager.arguments if hook in hooks}
     if arguments:
         names = manager.arguments
         calls = {hook: _with_arguments(call, hook, names[hook], arguments) for hook, call in calls.items()}
@@ -239,7 +241,7 @@ def check_module(name: str, module: ModuleType) -> None:
             and function.__module__ == module.__name__
             and not hasattr(function, "vla_rl_impl")
         ):
-            _refuse(
+            _refuse_function(
                 f"plugin {name!r}, hook {event!r}",
                 function,
                 "nothing calls it; put @hookimpl before it, or give it another name",
@@ -264,10 +266,10 @@ def broadcast(listeners: Named, failed: Callable[[HookFailed], None] | None = No
     still receive the event. Objects implement events by method name, modules by `@hookimpl`. `frames_wanted` returns
     the largest answer. Listeners receive dicts as read-only copies."""
     manager = Manager("hook", failed)
-    pairs = list(_pairs(listeners))
+    pairs = list(_with_unique_names(listeners))
     for name, listener in reversed(pairs):
         manager.register(listener, name, component=not isinstance(listener, ModuleType))
-    _trace(manager, "event")
+    _trace_calls(manager, "event")
     calls = {hook: _through_pluggy(manager, hook) for hook in manager.arguments}
     wishes = calls["frames_wanted"]
     calls["frames_wanted"] = lambda *args, **kwargs: _largest_answer(wishes(*args, **kwargs), pairs)
@@ -277,12 +279,12 @@ def broadcast(listeners: Named, failed: Callable[[HookFailed], None] | None = No
 # ------------------------------------------------------------------------------------------------ internal
 
 
-def _refuse(source: str, function: FunctionType, problem: str) -> None:
+def _refuse_function(source: str, function: FunctionType, problem: str) -> None:
     code = function.__code__
     raise PluginError(f"{source} ({code.co_filename}:{code.co_firstlineno}): {problem}")
 
 
-def _pairs(named: Named) -> list[tuple[str, object]]:
+def _with_unique_names(named: Named) -> list[tuple[str, object]]:
     """Return (name, plugin) pairs with unique names: a second `video` becomes `video#2`."""
     pairs: list[tuple[str, object]] = []
     counts: dict[str, int] = {}
@@ -292,11 +294,11 @@ def _pairs(named: Named) -> list[tuple[str, object]]:
     return pairs
 
 
-def _arguments(function: Callable[..., Any]) -> tuple[str, ...]:
+def _argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
 
 
-def _call(manager: Manager, hook: str, name: str, trace: bool) -> Callable[..., Any]:
+def _build_call(manager: Manager, hook: str, name: str, trace: bool) -> Callable[..., Any]:
     """Return the callable of one hook of a wrapped component. It calls the method directly if nothing wraps it."""
     impls = getattr(manager.hook, hook).get_hookimpls()
     component = impls[0]  # wrappers come after
@@ -307,24 +309,24 @@ def _call(manager: Manager, hook: str, name: str, trace: bool) -> Callable[..., 
     function = component.function
     chosen = None if component.argnames == names else tuple(names.index(argument) for argument in component.argnames)
 
-    def direct(*args: Any, **kwargs: Any) -> Any:
+    def call_directly(*args: Any, **kwargs: Any) -> Any:
         if kwargs or len(args) != len(names):
-            args = tuple(_bind(hook, names, args, kwargs).values())
+            args = tuple(_bind_arguments(hook, names, args, kwargs).values())
         return function(*args) if chosen is None else function(*[args[i] for i in chosen])
 
-    return direct
+    return call_directly
 
 
 def _through_pluggy(manager: Manager, hook: str) -> Callable[..., Any]:
     names, caller, shared = manager.arguments[hook], getattr(manager.hook, hook), manager.kind == "hook"
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        arguments = _bind(hook, names, args, kwargs)
+    def call_hook(*args: Any, **kwargs: Any) -> Any:
+        arguments = _bind_arguments(hook, names, args, kwargs)
         if shared:
             arguments = {name: ReadOnly(value) if type(value) is dict else value for name, value in arguments.items()}
         return caller(**arguments)
 
-    return call
+    return call_hook
 
 
 def _with_arguments(
@@ -332,14 +334,16 @@ def _with_arguments(
 ) -> Callable[..., Any]:
     """Return the callable of a hook that applies functions to its arguments first."""
 
-    def changed(*args: Any, **kwargs: Any) -> Any:
-        values = _bind(hook, names, args, kwargs)
+    def call_with_changes(*args: Any, **kwargs: Any) -> Any:
+        values = _bind_arguments(hook, names, args, kwargs)
         return call(*(functions[name](value) if name in functions else value for name, value in values.items()))
 
-    return changed
+    return call_with_changes
 
 
-def _bind(hook: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _bind_arguments(
+    hook: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
     arguments = dict(zip(names, args, strict=False)) | dict(kwargs)
     if len(args) + len(kwargs) != len(names) or arguments.keys() != set(names):
         raise TypeError(f"{hook}({', '.join(names)}) got {len(args)} positional arguments and {sorted(kwargs)}")
@@ -353,19 +357,20 @@ def _with_result(function: Callable[..., Any], manager: Manager, hook: str, name
     kind = getattr(types, expected, None)
 
     @functools.wraps(function)
-    def checked(*args: Any) -> Any:
+    def call_checked(*args: Any) -> Any:
         result = function(*args)
         if result is None or (kind is not None and isinstance(result, tuple)):
-            source = f"plugin {name!r}, {manager.description(hook)}{_place(function)}"
+            source = f"plugin {name!r}, {manager.describe_hook(hook)}{_source_location(function)}"
             raise PluginError(
-                f"{source} returned {_formatted_result(result)}; it must return {expected}{_hint(result, expected)}"
+                f"{source} returned {_formatted_result(result)}; it must return "
+                f"{expected}{_result_hint(result, expected)}"
             )
         return result
 
-    return checked
+    return call_checked
 
 
-def _place(function: Callable[..., Any]) -> str:
+def _source_location(function: Callable[..., Any]) -> str:
     """Return the source location of a function, " (FILE:LINE)", or an empty text if unknown."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
@@ -376,31 +381,31 @@ def _formatted_result(result: object) -> str:
     return f"a tuple of {len(result)}" if isinstance(result, tuple) else "None"
 
 
-def _hint(result: object, expected: str) -> str:
+def _result_hint(result: object, expected: str) -> str:
     if not isinstance(result, tuple) or expected not in ("Observation", "ChunkResult"):
         return ""
     method = "reset" if expected == "Observation" else "step"
     return f" (gymnasium's `{method}` returns a tuple; vla-rl's objects have names: from vla_rl import {expected})"
 
 
-def _note(exc: BaseException, source: str) -> None:
+def _note_source(exc: BaseException, source: str) -> None:
     if not any(note.startswith(_NOTE) for note in getattr(exc, "__notes__", ())):
         exc.add_note(_NOTE + source)
 
 
-def _guarded(function: Callable[..., Any], source: str) -> Callable[..., Any]:
+def _guard_function(function: Callable[..., Any], source: str) -> Callable[..., Any]:
     @functools.wraps(function)
-    def guarded(*args: Any) -> Any:
+    def call_guarded(*args: Any) -> Any:
         try:
             return function(*args)
         except BaseException as exc:
-            _note(exc, source)
+            _note_source(exc, source)
             raise
 
-    return guarded
+    return call_guarded
 
 
-def _reporting(
+def _report_failures(
     function: Callable[..., Any], name: str, hook: str, failed: Callable[[HookFailed], None]
 ) -> Callable[..., Any]:
     """Wrap a listener so that its exceptions are passed to `failed`, except for an interrupt by the user."""
@@ -412,7 +417,7 @@ def _reporting(
         except BaseException as exc:
             if isinstance(exc, StopAtOnce) or (isinstance(exc, KeyboardInterrupt) and _ctrl_c_raises()):
                 raise
-            error = HookFailed(_failure(inspect.unwrap(function), name, hook, exc))
+            error = HookFailed(_describe_failure(inspect.unwrap(function), name, hook, exc))
             error.__cause__ = exc
             failed(error)
             return None
@@ -425,7 +430,7 @@ def _ctrl_c_raises() -> bool:
     return signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def _failure(function: Callable[..., Any], name: str, hook: str, exc: BaseException) -> str:
+def _describe_failure(function: Callable[..., Any], name: str, hook: str, exc: BaseException) -> str:
     """Describe a listener's exception, with the last line of the listener's own code in the traceback."""
     if isinstance(exc, UserError):
         return f"hook {name!r}, {hook}: {exc}"
@@ -444,7 +449,7 @@ def _guarded_wrapper(function: Callable[..., Any], source: str, expected: str) -
     kind = getattr(types, expected, None)
 
     @functools.wraps(function)
-    def guarded(*args: Any) -> Generator[None, Any, Any]:
+    def run_guarded(*args: Any) -> Generator[None, Any, Any]:
         inner = function(*args)
         result: Any = None
         try:
@@ -462,36 +467,37 @@ def _guarded_wrapper(function: Callable[..., Any], source: str, expected: str) -
             result_lost = stop.value is None and result is not None and "None" not in expected
             if result_lost or (kind is not None and isinstance(stop.value, tuple)):
                 raise PluginError(
-                    f"wrapper {source}{_place(function)} returned {_formatted_result(stop.value)}, not what it went "
+                    f"wrapper {source}{_source_location(function)} returned {_formatted_result(stop.value)}, not "
+                    f"what it went "
                     f"around; "
                     f"it must return {expected}: take the result with `result = yield`, and end with `return result`"
                 ) from None
             return stop.value
         except BaseException as exc:
-            _note(exc, source)
+            _note_source(exc, source)
             raise
         inner.close()
         raise PluginError(f"wrapper {source} has a second `yield`")
 
-    return guarded
+    return run_guarded
 
 
-def _trace(manager: Manager, manager_name: str) -> bool:
+def _trace_calls(manager: Manager, manager_name: str) -> bool:
     if os.environ.get("VLA_RL_TRACE", "0") in ("", "0"):
         return False
     started: list[float] = []
 
-    def after(outcome: Any, hook: str, impls: Any, kwargs: Mapping[str, Any]) -> None:
+    def print_call(outcome: Any, hook: str, impls: Any, kwargs: Mapping[str, Any]) -> None:
         took = 1e3 * (time.perf_counter() - started.pop())
-        result = type(outcome.exception).__name__ if outcome.exception else _brief(outcome.get_result())
-        arguments = ", ".join(f"{key}={_brief(value)}" for key, value in kwargs.items())
+        result = type(outcome.exception).__name__ if outcome.exception else _describe_value(outcome.get_result())
+        arguments = ", ".join(f"{key}={_describe_value(value)}" for key, value in kwargs.items())
         print(f"[vla-rl] {manager_name} {hook}({arguments}) -> {result} {took:.2f} ms", file=sys.stderr)
 
-    manager.add_hookcall_monitoring(lambda *call: started.append(time.perf_counter()), after)
+    manager.add_hookcall_monitoring(lambda *call: started.append(time.perf_counter()), print_call)
     return True
 
 
-def _brief(value: object) -> str:
+def _describe_value(value: object) -> str:
     shape = getattr(value, "shape", None)
     if shape is not None:
         return f"{str(getattr(value, 'dtype', '')).removeprefix('torch.')}{list(shape)}"

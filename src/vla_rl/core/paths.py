@@ -25,7 +25,7 @@ LONGEST = 200
 """Most characters of a path in a message."""
 
 
-def why(exc: Exception) -> str:
+def error_reason(exc: Exception) -> str:
     """Return the reason that an error gives, without its number and path."""
     if not isinstance(exc, OSError):
         return "it has a NUL byte in it" if NUL in str(exc) else str(exc)
@@ -45,13 +45,13 @@ def why(exc: Exception) -> str:
     return words.get(exc.errno or 0, "") or exc.strerror or str(exc)
 
 
-def expanded(path: str | Path) -> Path:
+def expand_tilde(path: str | Path) -> Path:
     """Return the path with `~` as the home folder; the home of an unknown user stays as it is, where `Path.expanduser`
     raises a RuntimeError."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - see above
 
 
-def resolved(path: Path) -> Path:
+def resolve_path(path: Path) -> Path:
     """Return where a path leads. Raises OSError for links that lead to each other: `Path.resolve` raises a RuntimeError
     before Python 3.13, and since then returns one of the links."""
     try:
@@ -89,7 +89,7 @@ def open_text(path: Path, longest: int = LONGEST_TEXT) -> TextIO:
     return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
 
 
-def shown(path: object) -> str:
+def format_path(path: object) -> str:
     """Format a path for messages: on one line, shortened to a readable length."""
     text = str(path)
     text = text if text.isprintable() else repr(text)
@@ -104,16 +104,24 @@ def path_error(exc: BaseException, given: Mapping[str, Path]) -> UserError | Non
     """
     if isinstance(exc, ValueError):
         broken = next((name for name, path in given.items() if "\0" in str(path)), None) if NUL in str(exc) else None
-        return None if broken is None else UserError(f"{broken} {shown(given[broken])}: {why(exc)}; give another path")
+        return (
+            None
+            if broken is None
+            else UserError(f"{broken} {format_path(given[broken])}: {error_reason(exc)}; give another path")
+        )
     if not isinstance(exc, OSError):
         return None
     files = [Path(os.fsdecode(file)) for file in (exc.filename, exc.filename2) if isinstance(file, str | bytes)]
     for name, path in given.items():
         if any(_caused_by(path, file, exc) for file in files):
-            location = "" if files[0] == path else f" ({shown(files[0])})"
-            return UserError(f"{name} {shown(path)} cannot be used: {why(exc)}{location}; give another path")
+            location = "" if files[0] == path else f" ({format_path(files[0])})"
+            return UserError(
+                f"{name} {format_path(path)} cannot be used: {error_reason(exc)}{location}; give another path"
+            )
     if exc.errno in MACHINE:
-        return UserError(f"{shown(files[0]) if files else 'a file, or the output,'} cannot be used: {why(exc)}")
+        return UserError(
+            f"{format_path(files[0]) if files else 'a file, or the output,'} cannot be used: {error_reason(exc)}"
+        )
     return None
 
 
@@ -127,7 +135,7 @@ def _caused_by(path: Path, file: Path, exc: OSError) -> bool:
 
 
 @contextmanager
-def about(name: str, path: Path) -> Iterator[None]:
+def explain_path_errors(name: str, path: Path) -> Iterator[None]:
     """Turn operating-system errors about `path` inside the block into a UserError. `name` is what the user calls the
     path, such as "--to"."""
     try:
@@ -135,37 +143,40 @@ def about(name: str, path: Path) -> Iterator[None]:
     except (OSError, ValueError) as exc:
         if isinstance(exc, ValueError) and "\0" not in str(path):
             raise
-        raise UserError(f"{name} {shown(path)} cannot be used: {why(exc)}; give another path") from exc
+        raise UserError(f"{name} {format_path(path)} cannot be used: {error_reason(exc)}; give another path") from exc
 
 
 def check_file(name: str, path: Path) -> None:
     """Raise UserError unless a file can be written at `path`; tested by trying. Existing content is not changed."""
-    with about(name, path):
-        path = _target(path)
+    with explain_path_errors(name, path):
+        path = _link_target(path)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "", str(path))
         if path.is_file():
             path.open("ab").close()
-        elif _exists(path):
+        elif _path_exists(path):
             return  # a device or a pipe: a trial write could not be undone
-        elif not _exists(path.parent):
+        elif not _path_exists(path.parent):
             raise UserError(
-                f"{name} {shown(path)} cannot be written: there is no folder {shown(path.parent)}; make it, or give "
+                f"{name} {format_path(path)} cannot be written: there is no folder {format_path(path.parent)}; make "
+                f"it, or give "
                 f"another path"
             )
-        _partial(path).touch()
-        _partial(path).unlink()
+        _partial_path(path).touch()
+        _partial_path(path).unlink()
 
 
 def check_folder(name: str, path: Path) -> None:
     """Raise UserError unless files can be written in a folder at `path`; tested by trying. Folders created for the test
     are removed."""
     new: list[Path] = []
-    with about(name, path):
-        if _exists(path) and not path.is_dir():
-            raise UserError(f"{name} {shown(path)} cannot be used: it is a file and not a folder; give another path")
+    with explain_path_errors(name, path):
+        if _path_exists(path) and not path.is_dir():
+            raise UserError(
+                f"{name} {format_path(path)} cannot be used: it is a file and not a folder; give another path"
+            )
         for folder in reversed((path, *path.parents)):
-            if not _exists(folder):
+            if not _path_exists(folder):
                 folder.mkdir()
                 new.append(folder)
         try:
@@ -181,7 +192,7 @@ def own_copy(path: Path) -> None:
     """Replace a file that has other names, as links and copies by `cp -al` make them, by a copy, so that writing to it
     changes no other. Devices and pipes stay as they are."""
     if path.is_file() and (path.is_symlink() or path.stat().st_nlink > 1):
-        partial = _partial(path)
+        partial = _partial_path(path)
         shutil.copyfile(path, partial)
         os.replace(partial, path)
 
@@ -189,11 +200,11 @@ def own_copy(path: Path) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Write a file atomically: afterwards it is either complete or as before. Devices and pipes are written
     directly."""
-    path = _target(path)
-    if _exists(path) and not path.is_file():
+    path = _link_target(path)
+    if _path_exists(path) and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
-    partial = _partial(path)
+    partial = _partial_path(path)
     try:
         partial.write_text(text, encoding="utf-8")
         os.replace(partial, path)
@@ -203,12 +214,12 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def _target(path: Path) -> Path:
+def _link_target(path: Path) -> Path:
     """Return the target of a symbolic link, so that the link itself is kept."""
-    return resolved(path) if path.is_symlink() else path
+    return resolve_path(path) if path.is_symlink() else path
 
 
-def _exists(path: Path) -> bool:
+def _path_exists(path: Path) -> bool:
     """Return whether anything exists at the path. Unlike `Path.exists`, an impossible path raises an error."""
     try:
         os.lstat(path)
@@ -217,5 +228,5 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def _partial(path: Path) -> Path:
+def _partial_path(path: Path) -> Path:
     return path.with_name(f".vla-rl-{os.getpid()}.partial")  # a name as long as the file's could be too long

@@ -19,7 +19,7 @@ HALF = np.uint64(32)
 LOW = np.uint64(2**32 - 1)
 
 
-def philox(key: Array, counters: Array, first: int, count: int) -> Array:
+def philox_words(key: Array, counters: Array, first: int, count: int) -> Array:
     """Return words `first` to `first + count` of each stream, uint64 [B, count].
 
     Args:
@@ -34,8 +34,8 @@ def philox(key: Array, counters: Array, first: int, count: int) -> Array:
     low_key, high_key = key
     with np.errstate(over="ignore"):
         for _ in range(ROUNDS):
-            a_high, a_low = _product(MULTIPLIERS[0], a)
-            c_high, c_low = _product(MULTIPLIERS[1], c)
+            a_high, a_low = _multiply_words(MULTIPLIERS[0], a)
+            c_high, c_low = _multiply_words(MULTIPLIERS[1], c)
             a, b, c, d = c_high ^ b ^ low_key, c_low, a_high ^ d ^ high_key, a_low
             low_key, high_key = low_key + WEYL[0], high_key + WEYL[1]
     words = np.stack([a, b, c, d], axis=-1).reshape(shape[0], WORDS * shape[1])
@@ -43,7 +43,7 @@ def philox(key: Array, counters: Array, first: int, count: int) -> Array:
     return words[:, start : start + count]
 
 
-def _product(a: np.uint64, b: Array) -> tuple[Array, Array]:
+def _multiply_words(a: np.uint64, b: Array) -> tuple[Array, Array]:
     """Return the upper and lower 64 bits of a * b, modulo 2^64 each."""
     a_high, a_low = a >> HALF, a & LOW
     b_high, b_low = b >> HALF, b & LOW

@@ -15,7 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
-from vla_rl.core.philox import philox
+from vla_rl.core.philox import philox_words
 from vla_rl.core.types import Array
 
 SEEDS = 2**63 - 1
@@ -45,7 +45,9 @@ def derived_seeds(seed: int, purpose: str, numbers: Sequence[int], episodes: Seq
     if len(numbers) < MANY_KEYS:
         pairs = zip(numbers, episodes, strict=True)
         return np.array([derived_seed(seed, purpose, number, episode) for number, episode in pairs], np.int64)
-    words = philox(_key(seed, purpose), _counters(numbers, episodes, [0] * len(numbers)), 0, 1)[:, 0]
+    words = philox_words(_philox_key(seed, purpose), _stream_counters(numbers, episodes, [0] * len(numbers)), 0, 1)[
+        :, 0
+    ]
     # `Generator.integers` takes the upper 64 bits of word * SEEDS = (word << 63) - word, and draws again where the
     # lower ones are below REJECTED_SEEDS. The upper bits are word >> 1, less 1 where the subtraction borrows.
     halves = words >> np.uint64(1)
@@ -66,8 +68,8 @@ class Noise:
     """
 
     def __init__(self, seed: int, purpose: str, numbers: Sequence[int], episodes: Sequence[int], chunks: Sequence[int]):
-        self._key = _key(seed, purpose)
-        self._counters = _counters(numbers, episodes, chunks)
+        self._key = _philox_key(seed, purpose)
+        self._counters = _stream_counters(numbers, episodes, chunks)
         self._states: list[dict[str, Any]] | None = None
         """State of each sample's generator before `_calls`; None until a generator draws."""
         self._calls: list[tuple[Callable[..., Any], tuple[int, ...]]] = []
@@ -78,16 +80,16 @@ class Noise:
     def uniforms(self, *shape: int) -> Array:
         """Return float32 [B, *shape], uniform in [0, 1)."""
         if len(self) < MANY_SAMPLES or self._states is not None:
-            return self._draw(_uniform, shape)
+            return self._draw_numbers(_uniform, shape)
         first = sum(math.prod(size) for _, size in self._calls)
         self._calls.append((_uniform, shape))
-        return _uniforms(self._key, self._counters, first, math.prod(shape)).reshape(len(self), *shape)
+        return _philox_uniforms(self._key, self._counters, first, math.prod(shape)).reshape(len(self), *shape)
 
     def normals(self, *shape: int) -> Array:
         """Return float32 [B, *shape], standard normal."""
-        return self._draw(_normal, shape)
+        return self._draw_numbers(_normal, shape)
 
-    def _draw(self, method: Callable[..., Any], shape: tuple[int, ...]) -> Array:
+    def _draw_numbers(self, method: Callable[..., Any], shape: tuple[int, ...]) -> Array:
         if self._states is None:
             key = tuple(self._key.tolist())
             states = ({"counter": tuple(counter), "key": key} for counter in self._counters.tolist())
@@ -104,10 +106,10 @@ class Noise:
         return drawn
 
 
-def _uniforms(key: Array, counters: Array, first: int, count: int) -> Array:
+def _philox_uniforms(key: Array, counters: Array, first: int, count: int) -> Array:
     """Return numbers `first` to `first + count` of each counter's stream of float32 uniforms, [B, count]."""
     first_word, end_word = first // 2, -(-(first + count) // 2)
-    words = philox(key, counters, first_word, end_word - first_word)
+    words = philox_words(key, counters, first_word, end_word - first_word)
     # A generator takes the lower half of a 64-bit word first, and the upper 24 bits of a half.
     halves = np.stack([words & np.uint64(2**32 - 1), words >> np.uint64(32)], axis=-1).reshape(
         len(counters), 2 * words.shape[1]
@@ -117,11 +119,11 @@ def _uniforms(key: Array, counters: Array, first: int, count: int) -> Array:
     return mantissas.astype(np.float32) * np.float32(2**-24)
 
 
-def _key(seed: int, purpose: str) -> Array:
+def _philox_key(seed: int, purpose: str) -> Array:
     return np.array([seed & (2**64 - 1), crc32(purpose.encode())], np.uint64)
 
 
-def _counters(numbers: Sequence[int], episodes: Sequence[int], chunks: Sequence[int]) -> Array:
+def _stream_counters(numbers: Sequence[int], episodes: Sequence[int], chunks: Sequence[int]) -> Array:
     """Return the counters of B streams before their first block, uint64 [B, 4]."""
     counters = np.zeros((len(numbers), 4), np.uint64)
     for column, values in enumerate((numbers, episodes, chunks), 1):

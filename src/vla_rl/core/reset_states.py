@@ -23,10 +23,10 @@ def draw_state(
     weight, then the next of that task's states."""
     epoch, place = divmod(number, len(states))
     if weights is None:
-        return states[int(_shuffle(len(states), seed, episode, epoch)[place])]
+        return states[int(_shuffle_states(len(states), seed, episode, epoch)[place])]
     tasks = _tasks_of(states)
     shares = tuple(weights[task] for task in tasks.names)
-    return states[int(_weighted(tasks, shares, seed, episode, epoch)[place])]
+    return states[int(_draw_weighted_states(tasks, shares, seed, episode, epoch)[place])]
 
 
 @frozen(eq=False)
@@ -53,16 +53,16 @@ def _tasks_of(states: Sequence[ResetState]) -> _Tasks:
 
 
 @lru_cache(maxsize=128)
-def _shuffle(n: int, seed: int, episode: int, epoch: int) -> Array:
+def _shuffle_states(n: int, seed: int, episode: int, epoch: int) -> Array:
     return generator(seed, "reset-states", epoch, episode).permutation(n)
 
 
 @lru_cache(maxsize=8)
-def _weighted(tasks: _Tasks, shares: tuple[float, ...], seed: int, episode: int, epoch: int) -> Array:
+def _draw_weighted_states(tasks: _Tasks, shares: tuple[float, ...], seed: int, episode: int, epoch: int) -> Array:
     """Return as many indices of states as the split has, int64: each task drawn by its share, then that task's states
     in turn."""
     count = len(tasks.of)
-    shuffled = _shuffle(count, seed, episode, epoch)
+    shuffled = _shuffle_states(count, seed, episode, epoch)
     task_of = tasks.of[shuffled]
     bounds = np.cumsum(shares)
     uniform = generator(seed, "tasks", epoch, episode).random(count)

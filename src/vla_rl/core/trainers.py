@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import Demonstrations, hookspec
-from vla_rl.core.types import Array, ArrayOrTensor, Observation, Statistic, concat, pick, to_numpy
+from vla_rl.core.types import Array, ArrayOrTensor, Observation, Statistic, concat_arrays, pick_rows, to_numpy
 
 if TYPE_CHECKING:
     import torch
@@ -41,13 +41,17 @@ class ModelInputs:
             return self
         return ModelInputs(
             obs=self.obs.take(indices),
-            actions=pick(self.actions, indices),
-            extras={name: pick(tensor, indices) for name, tensor in self.extras.items()},
+            actions=pick_rows(self.actions, indices),
+            extras={name: pick_rows(tensor, indices) for name, tensor in self.extras.items()},
         )
 
     @property
     def nbytes(self) -> int:
-        return nbytes(self.obs) + int(self.actions.nbytes) + sum(int(tensor.nbytes) for tensor in self.extras.values())
+        return (
+            observation_bytes(self.obs)
+            + int(self.actions.nbytes)
+            + sum(int(tensor.nbytes) for tensor in self.extras.values())
+        )
 
     def numpy(self) -> ModelInputs:
         extras = {name: to_numpy(tensor) for name, tensor in self.extras.items()}
@@ -59,12 +63,12 @@ class ModelInputs:
             return parts[0]
         return ModelInputs(
             obs=Observation.concat([part.obs for part in parts]),
-            actions=concat([part.actions for part in parts]),
-            extras={name: concat([part.extras[name] for part in parts]) for name in parts[0].extras},
+            actions=concat_arrays([part.actions for part in parts]),
+            extras={name: concat_arrays([part.extras[name] for part in parts]) for name in parts[0].extras},
         )
 
 
-def nbytes(obs: Observation) -> int:
+def observation_bytes(obs: Observation) -> int:
     """Return the bytes of an observation's arrays. Instructions do not count: many envs share one string."""
     arrays = [*obs.images.values(), obs.state, obs.steps]
     return sum(int(array.nbytes) for array in arrays if array is not None)

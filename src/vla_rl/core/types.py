@@ -23,7 +23,8 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 """A NumPy array of any shape and dtype; docstrings and comments give both. A string, so that importing this module
 stays cheap."""
 ArrayOrTensor: TypeAlias = "np.ndarray[Any, Any] | torch.Tensor"
-"""A NumPy array or a torch tensor. Data crosses plugin borders in either form; `to_numpy` and `pick` accept both."""
+"""A NumPy array or a torch tensor. Data crosses plugin borders in either form; `to_numpy` and `pick_rows` accept
+both."""
 ValueGranularity = Literal["none", "chunk", "action"]
 
 
@@ -32,7 +33,7 @@ def to_numpy(array: Any) -> Any:
     return array.detach().cpu().numpy() if hasattr(array, "detach") else array
 
 
-def pick(array: Any, indices: Any) -> Any:
+def pick_rows(array: Any, indices: Any) -> Any:
     """Return the rows of a tensor or array at these positions (int64 NumPy array), in this order."""
     if hasattr(array, "detach"):
         import torch
@@ -44,7 +45,7 @@ def pick(array: Any, indices: Any) -> Any:
     return array[indices]
 
 
-def contiguous(array: Any) -> Any:
+def make_contiguous(array: Any) -> Any:
     """Return the same tensor or array in contiguous memory; a strided view is copied."""
     if hasattr(array, "detach"):
         return array.contiguous()
@@ -53,7 +54,7 @@ def contiguous(array: Any) -> Any:
     return np.ascontiguousarray(array)
 
 
-def concat(parts: Sequence[Any]) -> Any:
+def concat_arrays(parts: Sequence[Any]) -> Any:
     """Concatenate arrays of one kind (NumPy or torch) along the first dimension."""
     if hasattr(parts[0], "detach"):
         import torch
@@ -221,18 +222,22 @@ class Observation:
     def take(self, rows: Any) -> Observation:
         """Return the observations at these positions (int64 NumPy array, or other integers), in this order."""
         positions = rows.tolist() if hasattr(rows, "tolist") else rows
-        return self._each(lambda array: pick(array, rows), tuple(map(self.instructions.__getitem__, positions)))
+        return self._map_arrays(
+            lambda array: pick_rows(array, rows), tuple(map(self.instructions.__getitem__, positions))
+        )
 
     def numpy(self) -> Observation:
         """Return the same observation in host memory, ready to send to another process."""
-        return self._each(to_numpy, self.instructions)
+        return self._map_arrays(to_numpy, self.instructions)
 
     def contiguous(self) -> Observation:
         """Return the same observation in contiguous memory. Strided views are copied: images are flipped with
         `[:, ::-1]`, whose negative strides torch cannot read."""
-        return self._each(contiguous, self.instructions)
+        return self._map_arrays(make_contiguous, self.instructions)
 
-    def _each(self, change: Callable[[ArrayOrTensor], ArrayOrTensor], instructions: tuple[str, ...]) -> Observation:
+    def _map_arrays(
+        self, change: Callable[[ArrayOrTensor], ArrayOrTensor], instructions: tuple[str, ...]
+    ) -> Observation:
         state, steps = (None if array is None else change(array) for array in (self.state, self.steps))
         images = {name: change(image) for name, image in self.images.items()}
         return Observation(images=images, instructions=instructions, state=state, steps=steps)
@@ -245,9 +250,9 @@ class Observation:
             name: [getattr(p, name) for p in parts if getattr(p, name) is not None] for name in ("state", "steps")
         }
         return Observation(
-            images={name: concat([part.images[name] for part in parts]) for name in parts[0].images},
+            images={name: concat_arrays([part.images[name] for part in parts]) for name in parts[0].images},
             instructions=tuple(chain.from_iterable(part.instructions for part in parts)),
-            **{name: concat(arrays) for name, arrays in arrays_of.items() if arrays},
+            **{name: concat_arrays(arrays) for name, arrays in arrays_of.items() if arrays},
         )
 
 

@@ -21,7 +21,7 @@ from vla_rl.runtime.comm.backends.local import LocalBackend
 from vla_rl.runtime.comm.backends.ray import RayBackend
 from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.driver.evaluation import checkpoint_evaluation
-from vla_rl.runtime.driver.measure import measure
+from vla_rl.runtime.driver.measure import measure_profile
 from vla_rl.runtime.driver.training.part import StepPart
 from vla_rl.runtime.imagination.imagination import Imagination
 from vla_rl.runtime.planning.profile import Profile
@@ -31,17 +31,17 @@ from vla_rl.runtime.workers.host import WorkerHost
 
 def run(spec: Spec, folder: Path | str, resume: bool = False) -> dict[str, Any]:
     """Train by reinforcement learning in a folder, with `resume` from its last checkpoint. Arguments and result are
-    those of `Session.run`.
+    those of `Session.run_attempts`.
     """
     check_spec(spec, training=True)
-    return ReinforcementLearning.run(spec, RunFolder(Path(folder)), resume, start)
+    return ReinforcementLearning.run_attempts(spec, RunFolder(Path(folder)), resume, start)
 
 
 def clone(spec: Spec, folder: Path | str, resume: bool = False) -> dict[str, Any]:
     """Train in a folder as the spec's `imitation:` says; otherwise as `run`."""
     imitation_of(spec)
     check_spec(spec, training=False, imitation=True)
-    return Cloning.run(spec, RunFolder(Path(folder)), resume, start)
+    return Cloning.run_attempts(spec, RunFolder(Path(folder)), resume, start)
 
 
 def evaluate(
@@ -70,8 +70,10 @@ def evaluate(
     check_spec(spec if record is None else evolve(spec, hooks=(record,)), training=False)
     spec = evolve(spec, hooks=() if record is None else (record,))
     if checkpoint is None:
-        return checkpoint_evaluation.evaluate(spec, State(), None, start, progress)
-    return checkpoint_evaluation.evaluate(spec, read_state(checkpoint), checkpoint / "trainer", start, progress)
+        return checkpoint_evaluation.evaluate_checkpoint(spec, State(), None, start, progress)
+    return checkpoint_evaluation.evaluate_checkpoint(
+        spec, read_state(checkpoint), checkpoint / "trainer", start, progress
+    )
 
 
 def start(
@@ -119,4 +121,4 @@ def backend_of(spec: Spec) -> Backend:
 
 def measure_roles(spec: Spec, cluster: Cluster) -> Profile:
     """Measure the cost of a spec's roles on these machines, for a placement that plans by it."""
-    return measure(lambda short, plan: start(short, plan=plan), spec, cluster)
+    return measure_profile(lambda short, plan: start(short, plan=plan), spec, cluster)

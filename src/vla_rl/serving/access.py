@@ -31,10 +31,10 @@ class Access:
     origins: frozenset[str]
 
     @classmethod
-    def of(cls, host: str, hosts: Sequence[str], origins: Sequence[str]) -> Access:
+    def for_server(cls, host: str, hosts: Sequence[str], origins: Sequence[str]) -> Access:
         """Build the rules for a server that listens on `host`. Raises UserError for names that no request can have."""
         for name in hosts:
-            if not _is_address(_plain(name)) and ("*" in name or _name(name) != _plain(name)):
+            if not _is_address(_normalise_host(name)) and ("*" in name or _host_name(name) != _normalise_host(name)):
                 raise UserError(f"--allow-host: {name!r} is not a host name; give it without a scheme, port or path")
         for origin in origins:
             if "*" in origin or not _ORIGIN.fullmatch(origin):
@@ -45,27 +45,29 @@ class Access:
         local = is_loopback(host)
         names = {"localhost", host, *hosts, *(() if local else own_names())}
         return cls(
-            hosts=frozenset(map(_plain, names)),
+            hosts=frozenset(map(_normalise_host, names)),
             any_address=not local,
             origins=frozenset(origin.lower() for origin in origins),
         )
 
-    def refusal(self, hosts: Sequence[str], origins: Iterable[str]) -> str | None:
+    def find_refusal(self, hosts: Sequence[str], origins: Iterable[str]) -> str | None:
         """Return the refusal of a request with these headers `Host` and `Origin`; None if it is accepted."""
         for origin in origins:
             if origin.lower() not in self.origins:
                 return (
-                    f"this server does not answer web pages: the request has the header Origin: {_shown(origin)}; "
-                    f"leave it out, or start the server with --allow-origin {_shown(origin)}"
+                    f"this server does not answer web pages: the request has the header Origin: "
+                    f"{_shorten_text(origin)}; "
+                    f"leave it out, or start the server with --allow-origin {_shorten_text(origin)}"
                 )
-        name = _name(hosts[0]) if len(hosts) == 1 else None
+        name = _host_name(hosts[0]) if len(hosts) == 1 else None
         if name is None:
             return "the request has no valid header Host"
         if name in self.hosts or (_is_address(name) and (self.any_address or is_loopback(name))):
             return None
         return (
-            f"this server does not answer to the host {_shown(name)}; ask for it by its address, or start it with "
-            f"--allow-host {_shown(name)}"
+            f"this server does not answer to the host {_shorten_text(name)}; ask for it by its address, or start it "
+            f"with "
+            f"--allow-host {_shorten_text(name)}"
         )
 
 
@@ -95,13 +97,13 @@ def own_names() -> set[str]:
     return {name, short, *(f"{short}.{domain.strip('.')}" for domain in (*domains, "local"))}
 
 
-def _name(host: str) -> str | None:
+def _host_name(host: str) -> str | None:
     """The host of a header `Host`, without its port. Ports may differ from ours, behind a tunnel or a container."""
     parts = _HOST.fullmatch(host.strip())
-    return _plain(parts[1]) if parts else None
+    return _normalise_host(parts[1]) if parts else None
 
 
-def _plain(name: str) -> str:
+def _normalise_host(name: str) -> str:
     return name.lower().strip("[]").rstrip(".")
 
 
@@ -113,5 +115,5 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _shown(text: str) -> str:
+def _shorten_text(text: str) -> str:
     return text[:80] if text.isprintable() else ascii(text[:80])

@@ -54,7 +54,7 @@ class Batcher:
     _waiting: asyncio.Queue[_PendingRequest] = field(factory=asyncio.Queue, init=False)
     _thread: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "inference"), init=False)
 
-    async def act(
+    async def answer_request(
         self,
         obs: Observation,
         key: Key,
@@ -71,11 +71,11 @@ class Batcher:
         self._waiting.put_nowait(pending)
         return await pending.answer
 
-    async def run(self) -> None:
+    async def run_batches(self) -> None:
         """Answer until it is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            batch = await self._next()
+            batch = await self._next_batch()
             awaited = [pending for pending in batch if pending.waits()]
             for pending in batch:
                 if pending not in awaited:
@@ -83,7 +83,7 @@ class Batcher:
             if not awaited:
                 continue
             before = perf_counter()
-            results = await loop.run_in_executor(self._thread, self._results, awaited)
+            results = await loop.run_in_executor(self._thread, self._act_on_batch, awaited)
             seconds = perf_counter() - before
             for pending, result in zip(awaited, results, strict=True):
                 if pending.answer.done():
@@ -96,7 +96,7 @@ class Batcher:
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _next(self) -> list[_PendingRequest]:
+    async def _next_batch(self) -> list[_PendingRequest]:
         batch = [await self._waiting.get()]
         clock = asyncio.get_running_loop().time
         until = batch[0].arrived + (self.batching.max_wait_s or 0.0)
@@ -111,7 +111,7 @@ class Batcher:
                     batch.append(await asyncio.wait_for(self._waiting.get(), left))
         return batch
 
-    def _results(self, batch: Sequence[_PendingRequest]) -> list[tuple[Array, bool] | Exception]:
+    def _act_on_batch(self, batch: Sequence[_PendingRequest]) -> list[tuple[Array, bool] | Exception]:
         """Return each request's actions and whether they were clipped, or its exception. If a batch fails, each is
         tried alone, so that no client sees another's error."""
         clipped = np.zeros(len(batch), bool)
@@ -125,4 +125,4 @@ class Batcher:
             if len(batch) == 1:
                 logger.debug("a request failed", exc_info=True)
                 return [exc]
-            return [result for pending in batch for result in self._results([pending])]
+            return [result for pending in batch for result in self._act_on_batch([pending])]

@@ -49,7 +49,7 @@ class Client:
         """All connections of one machine have the same: of IPv6, which gives each machine many, a network."""
         return address_of(self.connection)
 
-    def got(self, seconds: float) -> None:
+    def count_answer(self, seconds: float) -> None:
         """Count an answer that took so long."""
         self.answered += 1
         self.seconds += seconds
@@ -58,7 +58,7 @@ class Client:
     def idle_for(self) -> float:
         return 0.0 if self.busy else monotonic() - self.asked_at
 
-    def summary(self) -> str:
+    def describe_answers(self) -> str:
         here = f"after {monotonic() - self.came:.1f} s"
         refused = f", refused {self.refused}" if self.refused else ""
         if not self.answered:
@@ -77,7 +77,7 @@ def name_of(connection: ServerConnection) -> str:
     return f"{host}:{port}"
 
 
-def printable(text: str) -> str:
+def printable_text(text: str) -> str:
     """Return a client's text as one line of a log."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
@@ -109,7 +109,7 @@ class Traffic:
     """Bytes that came and were not answered yet."""
     total: int = field(default=0, init=False)
 
-    def came(self, connection: ServerConnection) -> None:
+    def add_connection(self, connection: ServerConnection) -> None:
         self.opening[connection] = None
         self.held[connection] = 0
         if len(self.opening) > MAX_OPENING:
@@ -122,52 +122,52 @@ class Traffic:
         for connection in list(self.opening):
             connection.transport.abort()
 
-    def opened(self, connection: ServerConnection) -> None:
+    def mark_opened(self, connection: ServerConnection) -> None:
         self.opening.pop(connection, None)
 
-    def left(self, connection: ServerConnection) -> None:
+    def remove_connection(self, connection: ServerConnection) -> None:
         self.opening.pop(connection, None)
         self.total -= self.held.pop(connection, 0)
 
-    def received(self, connection: ServerConnection, size: int) -> None:
+    def add_bytes(self, connection: ServerConnection, size: int) -> None:
         if connection not in self.held:
             return
         self.held[connection] += size
         self.total += size
         if connection.transport.get_write_buffer_size() > MAX_UNREAD:
-            self._abort(connection, "does not read what it is answered")
+            self._abort_connection(connection, "does not read what it is answered")
         elif self.total > MAX_HELD:
             largest = max(self.held, key=self.held.__getitem__)
-            self._abort(largest, f"sent most of {self.total >> 20} MB that wait here")
+            self._abort_connection(largest, f"sent most of {self.total >> 20} MB that wait here")
 
-    def done(self, connection: ServerConnection, size: int) -> None:
+    def subtract_bytes(self, connection: ServerConnection, size: int) -> None:
         """Subtract a processed frame of this many bytes."""
         if connection in self.held:
             freed = min(self.held[connection], size)
             self.held[connection] -= freed
             self.total -= freed
 
-    def _abort(self, connection: ServerConnection, why: str) -> None:
+    def _abort_connection(self, connection: ServerConnection, why: str) -> None:
         logger.warning("%s is sent away: it %s", name_of(connection), why)
-        self.left(connection)
+        self.remove_connection(connection)
         connection.transport.abort()
 
 
-def bounded(traffic: Traffic) -> type[ServerConnection]:
+def make_connection_class(traffic: Traffic) -> type[ServerConnection]:
     """Connections whose traffic is counted."""
 
     class Connection(ServerConnection):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
-            traffic.came(self)
+            traffic.add_connection(self)
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
-            traffic.left(self)
+            traffic.remove_connection(self)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            traffic.received(self, len(data))
+            traffic.add_bytes(self, len(data))
 
     return Connection
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from attrs import define, field, frozen
 
 from vla_rl.core.types import Array, EnvInfo
-from vla_rl.toolkit.models.key_maps import PRESETS, KeyMap, plain
-from vla_rl.toolkit.models.openpi import FrameError, pack, unpack
+from vla_rl.toolkit.models.key_maps import PRESETS, KeyMap, default_key_map
+from vla_rl.toolkit.models.openpi import FrameError, pack_frame, unpack_frame
 from vla_rl.version import __version__
 
 Frame = str | bytes
@@ -31,7 +31,7 @@ class ClientRequest:
 
 @define
 class Dialect(ABC):
-    """The server's side of one connection, on which one frame after another is read and answered. `read` raises
+    """The server's side of one connection, on which one frame after another is read and answered. `read_frame` raises
     FrameError; large frames are read in a thread."""
 
     about: Mapping[str, Any]
@@ -46,19 +46,19 @@ class Dialect(ABC):
 
     @staticmethod
     def default_keys(info: EnvInfo) -> KeyMap:
-        return plain(info)
+        return default_key_map(info)
 
-    def greeting(self) -> Frame | None:
+    def make_greeting(self) -> Frame | None:
         """Return the server's first frame."""
-        return pack(self.about)
+        return pack_frame(self.about)
 
     @abstractmethod
-    def read(self, frame: Frame) -> ClientRequest: ...
+    def read_frame(self, frame: Frame) -> ClientRequest: ...
 
     @abstractmethod
-    def answer(self, actions: Array, timing: Mapping[str, float]) -> Frame: ...
+    def encode_answer(self, actions: Array, timing: Mapping[str, float]) -> Frame: ...
 
-    def refusal(self, error: str) -> tuple[Frame, bool]:
+    def encode_refusal(self, error: str) -> tuple[Frame, bool]:
         """Return the frame of an error, and whether the connection is then closed."""
         return error, True
 
@@ -66,12 +66,12 @@ class Dialect(ABC):
 class OpenPi(Dialect):
     """openpi's own: a map in, a map out."""
 
-    def read(self, frame: Frame) -> ClientRequest:
-        return ClientRequest(request=_map(frame))
+    def read_frame(self, frame: Frame) -> ClientRequest:
+        return ClientRequest(request=_read_map(frame))
 
-    def answer(self, actions: Array, timing: Mapping[str, float]) -> Frame:
+    def encode_answer(self, actions: Array, timing: Mapping[str, float]) -> Frame:
         policy_timing = {"infer_ms": timing["infer_ms"]}
-        return pack({"actions": actions, "policy_timing": policy_timing, "server_timing": dict(timing)})
+        return pack_frame({"actions": actions, "policy_timing": policy_timing, "server_timing": dict(timing)})
 
 
 class RoboArena(Dialect):
@@ -91,9 +91,9 @@ class RoboArena(Dialect):
             state_sizes=PRESETS["droid"].state_sizes,
         )
 
-    def greeting(self) -> Frame:
+    def make_greeting(self) -> Frame:
         keys, sizes = self.keys.keys_of(self.info).values(), set(self.info.cameras.values())
-        return pack(
+        return pack_frame(
             {
                 "image_resolution": list(sizes.pop()) if len(sizes) == 1 else None,
                 "needs_wrist_camera": any("wrist" in key for key in keys),
@@ -104,8 +104,8 @@ class RoboArena(Dialect):
             }
         )
 
-    def read(self, frame: Frame) -> ClientRequest:
-        request = _map(frame)
+    def read_frame(self, frame: Frame) -> ClientRequest:
+        request = _read_map(frame)
         endpoint = request.pop("endpoint", "infer")
         if not isinstance(endpoint, str):
             raise FrameError("the endpoint is a text: infer or reset")
@@ -115,8 +115,8 @@ class RoboArena(Dialect):
             raise FrameError(f"there is no endpoint {endpoint!r:.80}; there are infer and reset")
         return ClientRequest(request=request)
 
-    def answer(self, actions: Array, timing: Mapping[str, float]) -> Frame:
-        return pack({"actions": actions})
+    def encode_answer(self, actions: Array, timing: Mapping[str, float]) -> Frame:
+        return pack_frame({"actions": actions})
 
 
 @define
@@ -139,11 +139,11 @@ class VlaEval(Dialect):
             instruction="task_description",
         )
 
-    def greeting(self) -> None:
+    def make_greeting(self) -> None:
         return None
 
-    def read(self, frame: Frame) -> ClientRequest:
-        message = _map(frame)
+    def read_frame(self, frame: Frame) -> ClientRequest:
+        message = _read_map(frame)
         if missing := [key for key in ("type", "payload", "seq", "timestamp") if key not in message]:
             raise FrameError(f"the message lacks {', '.join(missing)}")
         kind, payload, number = message["type"], message["payload"], message["seq"]
@@ -151,29 +151,29 @@ class VlaEval(Dialect):
             raise FrameError("the type of a message is a text, its payload a map, and its seq a whole number")
         self.number = number
         if kind == "observation" and self.left:
-            return ClientRequest(reply=self._envelope("action", actions=self.left.pop(0)))
+            return ClientRequest(reply=self._pack_envelope("action", actions=self.left.pop(0)))
         if kind == "observation":
             return ClientRequest(request=payload)
         if kind in ("episode_start", "episode_end"):
             self.left = []
             return ClientRequest(begins=kind == "episode_start")
         if kind == "hello":
-            return ClientRequest(reply=self._envelope("hello", **self._hello()))
+            return ClientRequest(reply=self._pack_envelope("hello", **self._hello_payload()))
         if kind == "error":
             return ClientRequest()
         raise FrameError(f"there is no message of type {kind!r:.80}")
 
-    def answer(self, actions: Array, timing: Mapping[str, float]) -> Frame:
+    def encode_answer(self, actions: Array, timing: Mapping[str, float]) -> Frame:
         first, *self.left = actions
-        return self._envelope("action", actions=first)
+        return self._pack_envelope("action", actions=first)
 
-    def refusal(self, error: str) -> tuple[Frame, bool]:
-        return self._envelope("error", error=error), False
+    def encode_refusal(self, error: str) -> tuple[Frame, bool]:
+        return self._pack_envelope("error", error=error), False
 
-    def _envelope(self, kind: str, **payload: Any) -> bytes:
-        return pack({"type": kind, "payload": payload, "seq": self.number, "timestamp": time()}, text_keys=True)
+    def _pack_envelope(self, kind: str, **payload: Any) -> bytes:
+        return pack_frame({"type": kind, "payload": payload, "seq": self.number, "timestamp": time()}, text_keys=True)
 
-    def _hello(self) -> dict[str, Any]:
+    def _hello_payload(self) -> dict[str, Any]:
         return {
             "harness_version": f"vla-rl {__version__}",
             "protocol_version": 1,
@@ -192,10 +192,10 @@ class VlaEval(Dialect):
 DIALECTS: Mapping[str, type[Dialect]] = {"openpi": OpenPi, "roboarena": RoboArena, "vla-eval": VlaEval}
 
 
-def _map(frame: Frame) -> dict[Any, Any]:
+def _read_map(frame: Frame) -> dict[Any, Any]:
     if isinstance(frame, str):
         raise FrameError("a request is a binary frame of msgpack, not text")
-    data = unpack(frame, decode=False)
+    data = unpack_frame(frame, decode=False)
     if not isinstance(data, dict):
         raise FrameError(f"a request is a map, not {type(data).__name__}")
     return data

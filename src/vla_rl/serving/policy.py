@@ -86,7 +86,7 @@ class Policy:
         return self.spec.rollout.engine.type if has_own_policy(self.spec) else self.spec.model.type
 
     @property
-    def _named(self) -> str:
+    def _plugin_label(self) -> str:
         """Kind and type of the plugin, for messages."""
         return policy_name(self.spec)
 
@@ -131,19 +131,21 @@ class Policy:
         """One row, as the model takes it. Raises BadObservation."""
         info = self.info
         return Observation(
-            images={camera: _image(images, camera, size)[None] for camera, size in info.cameras.items()},
-            state=_state(state, info.state_dim)[None] if info.state_dim else None,
-            instructions=(self._instruction(instruction),),
+            images={camera: _check_image(images, camera, size)[None] for camera, size in info.cameras.items()},
+            state=_check_state(state, info.state_dim)[None] if info.state_dim else None,
+            instructions=(self._check_instruction(instruction),),
         )
 
     def unexecuted(self, previous: Any, delay: Any) -> UnexecutedActions:
         """Return the rest of the last chunk, in the form that `act_on` takes. Raises BadObservation."""
         if not self.continues:
-            raise BadObservation(f"{self._named} cannot continue previous actions (real-time chunking); send none")
+            raise BadObservation(
+                f"{self._plugin_label} cannot continue previous actions (real-time chunking); send none"
+            )
         width = self.info.action_dim
         wanted = f"it must be [M, {width}], M within 1 and {self.chunk}: what was not executed of the last chunk"
         shapes = [(left, width) for left in range(1, self.chunk + 1)]
-        actions = _numbers(previous, "the array of previous actions", wanted, shapes.__contains__)
+        actions = _check_numbers(previous, "the array of previous actions", wanted, shapes.__contains__)
         if not isinstance(delay, int | np.integer) or not 0 <= delay <= len(actions):
             raise BadObservation(
                 f"the delay is {brief(delay)}; it must be a whole number within 0 and {len(actions)}, the "
@@ -161,9 +163,9 @@ class Policy:
         """Return actions float32 [N, C, A] for N rows of `observation`. Each has a key of random numbers, and may have
         what `unexecuted` returned. Which chunks were clipped is written to `clipped`, bool [N]. Raises PluginError."""
         with self._lock:
-            actions = self._choose(obs, keys, previous or [None] * len(obs))
+            actions = self._choose_actions(obs, keys, previous or [None] * len(obs))
             if not np.isfinite(actions).all():
-                raise PluginError(f"{self._named} chose actions that are not finite")
+                raise PluginError(f"{self._plugin_label} chose actions that are not finite")
             low, high = (np.array(bound, np.float32) for bound in (self.info.action_low, self.info.action_high))
             within: Array = np.clip(actions, low, high)
             beyond = (within != actions).any((1, 2))
@@ -173,23 +175,25 @@ class Policy:
                 clipped[:] = beyond
             return within
 
-    def _choose(self, obs: Observation, keys: Sequence[Key], previous: Sequence[UnexecutedActions | None]) -> Array:
+    def _choose_actions(
+        self, obs: Observation, keys: Sequence[Key], previous: Sequence[UnexecutedActions | None]
+    ) -> Array:
         """Return the chosen actions [N, C, A]: one inference for the rows with previous actions, one for the others."""
         actions = np.empty((len(obs), self.chunk, self.info.action_dim), np.float32)
         starting = [row for row, unexecuted in enumerate(previous) if unexecuted is None]
         continued = {row: unexecuted for row, unexecuted in enumerate(previous) if unexecuted is not None}
         if starting:
-            noise = self._noise([keys[row] for row in starting])
-            chunk = self.engine.act(_rows(obs, starting), noise, self.greedy)
+            noise = self._make_noise([keys[row] for row in starting])
+            chunk = self.engine.act(_take_rows(obs, starting), noise, self.greedy)
             actions[starting] = to_numpy(chunk.actions)
         if continued:
             rows = list(continued)
-            noise = self._noise([keys[row] for row in rows])
+            noise = self._make_noise([keys[row] for row in rows])
             unexecuted = list(continued.values())
-            actions[rows] = to_numpy(self.engine.continue_chunk(_rows(obs, rows), noise, self.greedy, unexecuted))
+            actions[rows] = to_numpy(self.engine.continue_chunk(_take_rows(obs, rows), noise, self.greedy, unexecuted))
         return actions
 
-    def _noise(self, keys: Sequence[Key]) -> Noise:
+    def _make_noise(self, keys: Sequence[Key]) -> Noise:
         return Noise(self.spec.seed, "serving", *zip(*keys, strict=True))
 
     def warm_up(self, rows: int) -> None:
@@ -227,7 +231,7 @@ class Policy:
             "real_time_chunking": self.continues,
         }
 
-    def _instruction(self, instruction: str | None) -> str:
+    def _check_instruction(self, instruction: str | None) -> str:
         if instruction is None and len(self.info.tasks) == 1:
             return self.info.tasks[0].instruction
         if not isinstance(instruction, str) or not instruction.strip() or len(instruction) > MAX_INSTRUCTION:
@@ -275,12 +279,12 @@ def open_policy(
     return Policy(engine=engine, spec=spec, info=info, step=state.step, sha256=digest, device=device, greedy=greedy)
 
 
-def _rows(obs: Observation, rows: Sequence[int]) -> Observation:
+def _take_rows(obs: Observation, rows: Sequence[int]) -> Observation:
     """Return these rows of an observation, without a copy if they are all of them."""
     return obs if len(rows) == len(obs) else obs.take(np.array(rows))
 
 
-def _image(images: Mapping[str, Any], camera: str, size: tuple[int, int]) -> Array:
+def _check_image(images: Mapping[str, Any], camera: str, size: tuple[int, int]) -> Array:
     if camera not in images:
         raise BadObservation(f"there is no image of camera {camera!r}; there are: {', '.join(map(str, images)) or '-'}")
     image = np.asarray(images[camera])
@@ -292,11 +296,11 @@ def _image(images: Mapping[str, Any], camera: str, size: tuple[int, int]) -> Arr
     return np.ascontiguousarray(image)
 
 
-def _state(state: Any, length: int) -> Array:
-    return _numbers(state, "the state", f"it must be {length} numbers", lambda shape: shape == (length,))
+def _check_state(state: Any, length: int) -> Array:
+    return _check_numbers(state, "the state", f"it must be {length} numbers", lambda shape: shape == (length,))
 
 
-def _numbers(data: Any, what: str, wanted: str, fits: Callable[[tuple[int, ...]], bool]) -> Array:
+def _check_numbers(data: Any, what: str, wanted: str, fits: Callable[[tuple[int, ...]], bool]) -> Array:
     """A copy in float32: what came in a frame cannot be written to. An array's shape is looked at before it is
     copied."""
     if isinstance(data, np.ndarray) and not fits(data.shape):

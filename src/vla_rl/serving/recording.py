@@ -17,7 +17,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array, Observation
 from vla_rl.serving.policy import Policy
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
-from vla_rl.toolkit.data.recording import Recording, png
+from vla_rl.toolkit.data.recording import Recording, encode_png
 
 logger = logging.getLogger(__name__)
 FPS = 10
@@ -49,30 +49,30 @@ class SessionRecorder:
         self.episodes = 0
         """Number of episodes written."""
 
-    async def add(self, session: int, obs: Observation, actions: Array) -> None:
+    async def add_request(self, session: int, obs: Observation, actions: Array) -> None:
         """A request of one row and its answer, float32 [C, A]."""
-        await self._run(self._add, session, obs, actions)
+        await self._run_in_thread(self._append_request, session, obs, actions)
 
-    async def end(self, session: int) -> None:
+    async def end_episode(self, session: int) -> None:
         """The episode of a session is over; there may be none."""
-        await self._run(self._end, session)
+        await self._run_in_thread(self._write_episode, session)
 
     def close(self) -> None:
         """Write the rest, and end the open sessions."""
 
-        def rest() -> None:
+        def end_sessions() -> None:
             for session in list(self._sessions):
-                self._guarded(self._end, session)
+                self._run_guarded(self._write_episode, session)
 
-        self._thread.submit(rest).result()
+        self._thread.submit(end_sessions).result()
         self._thread.shutdown()
         self._writer.close()
 
-    async def _run(self, method: Callable[..., None], *arguments: Any) -> None:
+    async def _run_in_thread(self, method: Callable[..., None], *arguments: Any) -> None:
         if not self._failed:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._guarded, method, *arguments)
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._run_guarded, method, *arguments)
 
-    def _guarded(self, method: Callable[..., None], *arguments: Any) -> None:
+    def _run_guarded(self, method: Callable[..., None], *arguments: Any) -> None:
         try:
             if not self._failed:
                 method(*arguments)
@@ -81,21 +81,21 @@ class SessionRecorder:
             self._sessions.clear()
             logger.error("nothing more is recorded: %s", exc)  # noqa: TRY400 - the message is all there is to know
 
-    def _add(self, session: int, obs: Observation, actions: Array) -> None:
+    def _append_request(self, session: int, obs: Observation, actions: Array) -> None:
         (instruction,) = obs.instructions
         going = self._sessions.get(session)
         if going is None or going.instruction != instruction:
-            self._end(session)
+            self._write_episode(session)
             going = self._sessions[session] = _Session(instruction, {camera: [] for camera in self._sizes})
         for camera, images in going.images.items():
-            images.append(png(np.asarray(obs.images[camera][0])))
+            images.append(encode_png(np.asarray(obs.images[camera][0])))
             going.bytes += len(images[-1])
         going.states.append(np.zeros(0, np.float32) if obs.state is None else np.asarray(obs.state[0]))
         going.actions.append(actions)
         if sum(other.bytes for other in self._sessions.values()) > MAX_BYTES:
-            self._end(max(self._sessions, key=lambda number: self._sessions[number].bytes))
+            self._write_episode(max(self._sessions, key=lambda number: self._sessions[number].bytes))
 
-    def _end(self, session: int) -> None:
+    def _write_episode(self, session: int) -> None:
         done = self._sessions.pop(session, None)
         if done is None:
             return

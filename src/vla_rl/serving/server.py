@@ -29,7 +29,7 @@ from websockets.protocol import State
 from vla_rl.core.catalogue import install_command
 from vla_rl.core.errors import UserError
 from vla_rl.core.installation import OWN_DIST
-from vla_rl.core.paths import read_text, why
+from vla_rl.core.paths import error_reason, read_text
 from vla_rl.core.plan import Batching
 from vla_rl.core.types import Array, Observation, UnexecutedActions
 from vla_rl.serving.access import Access
@@ -41,9 +41,9 @@ from vla_rl.serving.clients import (
     Client,
     Traffic,
     address_of,
-    bounded,
+    make_connection_class,
     name_of,
-    printable,
+    printable_text,
     send_away,
     whose_place,
 )
@@ -111,7 +111,7 @@ def read_api_key(file: Path) -> str:
     try:
         key = read_text(file).strip()
     except (OSError, ValueError) as exc:
-        raise UserError(f"the key in {file} cannot be read: {why(exc)}") from exc
+        raise UserError(f"the key in {file} cannot be read: {error_reason(exc)}") from exc
     if not key.isascii() or not key.isprintable() or not key:
         raise UserError(f"{file} holds no key: one line of ASCII, such as `openssl rand -hex 32` prints")
     return key
@@ -140,7 +140,7 @@ class PolicyServer:
         policy, settings = self.policy, self.settings
         self._speaks = DIALECTS[settings.dialect]
         self._keys = settings.keys or self._speaks.default_keys(policy.info)
-        self._access = Access.of(settings.host, settings.allow_hosts, settings.allow_origins)
+        self._access = Access.for_server(settings.host, settings.allow_hosts, settings.allow_origins)
         if settings.record is not None:
             self.recorder = recorder_of(settings.record, policy)
         self._batcher = Batcher(policy, settings.batching, lambda: len(self._clients))
@@ -153,7 +153,7 @@ class PolicyServer:
             }
         }
 
-    async def run(self, stop: asyncio.Event, listening: Callable[[int], None]) -> None:
+    async def serve_clients(self, stop: asyncio.Event, listening: Callable[[int], None]) -> None:
         """Serve until `stop`; `listening` is called with the port once clients may come. Raises UserError where that is
         taken."""
         settings = self.settings
@@ -163,22 +163,22 @@ class PolicyServer:
         alive = 20.0 if self._speaks.keeps_alive else None
         try:
             server: Listening = await serve(
-                self._connection,
+                self._handle_connection,
                 settings.host,
                 settings.port,
-                process_request=self._page,
+                process_request=self._process_request,
                 compression=None,
                 max_size=MAX_FRAME,
                 max_queue=1,
                 ping_interval=alive,
                 ping_timeout=alive,
                 close_timeout=GONE_S,
-                create_connection=bounded(self._traffic),
+                create_connection=make_connection_class(self._traffic),
                 logger=quiet,
             )
         except (OSError, ValueError) as exc:
             raise _listen_error(settings.host, settings.port, exc) from exc
-        answering = asyncio.create_task(self._batcher.run())
+        answering = asyncio.create_task(self._batcher.run_batches())
         try:
             async with server:
                 listening(next(iter(server.sockets)).getsockname()[1])
@@ -191,10 +191,10 @@ class PolicyServer:
             if self.recorder is not None:
                 self.recorder.close()
 
-    def _page(self, connection: ServerConnection, request: Request) -> Response | None:
+    def _process_request(self, connection: ServerConnection, request: Request) -> Response | None:
         """Before a websocket is opened: whether this server is meant, pages of health, the key, and a place."""
         headers = request.headers
-        if refusal := self._access.refusal(headers.get_all("Host"), headers.get_all("Origin")):
+        if refusal := self._access.find_refusal(headers.get_all("Host"), headers.get_all("Origin")):
             logger.warning("%s was refused: %s", name_of(connection), refusal)
             return connection.respond(HTTPStatus.FORBIDDEN, refusal + "\n")
         path = request.path.partition("?")[0]
@@ -241,26 +241,26 @@ class PolicyServer:
         leaving.add_done_callback(self._leaving.discard)
         return None
 
-    async def _connection(self, connection: ServerConnection) -> None:
+    async def _handle_connection(self, connection: ServerConnection) -> None:
         client, number = Client(connection), next(self._numbers)
-        self._traffic.opened(connection)
+        self._traffic.mark_opened(connection)
         self._clients[connection] = client
         logger.info("%s connected", client.name)
         try:
             with suppress(ConnectionClosed, ClientGone):
-                await self._converse(client, number)
+                await self._answer_frames(client, number)
         finally:
             if self.recorder is not None:
-                await self.recorder.end(number)
+                await self.recorder.end_episode(number)
             self._clients.pop(connection, None)
-            logger.info("%s left %s", client.name, client.summary())
+            logger.info("%s left %s", client.name, client.describe_answers())
 
-    async def _converse(self, client: Client, number: int) -> None:
+    async def _answer_frames(self, client: Client, number: int) -> None:
         connection = client.connection
         dialect = self._speaks(self._about, self._keys, self.policy.info)
-        greeting = dialect.greeting()
+        greeting = dialect.make_greeting()
         if greeting is not None:
-            await self._send(connection, greeting)
+            await self._send_frame(connection, greeting)
         episode, chunk, total = 0, 0, None
         while True:
             try:
@@ -273,69 +273,69 @@ class PolicyServer:
                 return
             before, client.busy = perf_counter(), True
             try:
-                request = await self._read(dialect, frame)
+                request = await self._read_request(dialect, frame)
                 if request.asked.begins:
                     episode, chunk = episode + 1, 0
                     if self.recorder is not None:
-                        await self.recorder.end(number)
+                        await self.recorder.end_episode(number)
                 reply: Frame | None = request.asked.reply
                 seen: Seen | None = None
                 if request.obs is not None:
-                    reply, seen = await self._answer(client, dialect, request, (number, episode, chunk), total)
+                    reply, seen = await self._infer_answer(client, dialect, request, (number, episode, chunk), total)
                     chunk += 1
             except ClientGone:
                 raise
             except Exception as exc:
-                if await self._refuse(client, dialect, exc):
+                if await self._send_refusal(client, dialect, exc):
                     return
                 continue
             finally:
-                self._traffic.done(connection, len(frame) + FRAME_HEADER)
+                self._traffic.subtract_bytes(connection, len(frame) + FRAME_HEADER)
                 client.busy, client.asked_at = False, monotonic()
             if reply is not None:
-                await self._send(connection, reply)
+                await self._send_frame(connection, reply)
             took = perf_counter() - before
             total = 1e3 * took
             if seen is not None:
-                client.got(took)
+                client.count_answer(took)
                 if self.recorder is not None:
-                    await self.recorder.add(number, *seen)
+                    await self.recorder.add_request(number, *seen)
 
-    async def _read(self, dialect: Dialect, frame: Frame) -> _Request:
+    async def _read_request(self, dialect: Dialect, frame: Frame) -> _Request:
         """Raises FrameError and UserError. What takes longer than handing it to a thread is done there, while others
         are answered: large frames, PNG and JPEG, scaling. Of other arrays only views are made."""
         loop = asyncio.get_running_loop()
         quick = len(frame) <= QUICK
         client_request = (
-            dialect.read(frame) if quick else await loop.run_in_executor(self._readers, dialect.read, frame)
+            dialect.read_frame(frame) if quick else await loop.run_in_executor(self._readers, dialect.read_frame, frame)
         )
         if client_request.request is None:
             return _Request(client_request)
         if quick and not self._keys.resize and not has_encoded(self._keys, self.policy.info, client_request.request):
-            return self._row(client_request, client_request.request)
-        return await loop.run_in_executor(self._readers, self._row, client_request, client_request.request)
+            return self._decode_request(client_request, client_request.request)
+        return await loop.run_in_executor(self._readers, self._decode_request, client_request, client_request.request)
 
-    def _row(self, client_request: ClientRequest, request: Mapping[Any, Any]) -> _Request:
+    def _decode_request(self, client_request: ClientRequest, request: Mapping[Any, Any]) -> _Request:
         images, state, instruction = read_request(self._keys, self.policy.info, request)
         instruction = self.settings.prompt if instruction is None else instruction
         previous = request.get(PREVIOUS)
         unexecuted = None if previous is None else self.policy.unexecuted(previous, request.get(DELAY, 0))
         return _Request(client_request, self.policy.observation(images, state, instruction), unexecuted)
 
-    async def _answer(
+    async def _infer_answer(
         self, client: Client, dialect: Dialect, request: _Request, key: Key, total: float | None
     ) -> tuple[Frame, Seen]:
         assert request.obs is not None
-        answer = await self._batcher.act(
+        answer = await self._batcher.answer_request(
             request.obs, key, request.unexecuted, lambda: client.connection.state is State.OPEN
         )
         self.answered += 1
         client.clipped += answer.clipped
         timing = {"infer_ms": 1e3 * answer.seconds}
-        reply = dialect.answer(answer.actions, timing if total is None else {**timing, "prev_total_ms": total})
+        reply = dialect.encode_answer(answer.actions, timing if total is None else {**timing, "prev_total_ms": total})
         return reply, (request.obs, answer.actions)
 
-    async def _send(self, connection: ServerConnection, frame: Frame) -> None:
+    async def _send_frame(self, connection: ServerConnection, frame: Frame) -> None:
         """Raises ConnectionClosed, also where a client does not read for long."""
         try:
             async with asyncio.timeout(SEND_S):
@@ -345,7 +345,7 @@ class PolicyServer:
             connection.transport.abort()
             raise ClientGone from None
 
-    async def _refuse(self, client: Client, dialect: Dialect, error: Exception) -> bool:
+    async def _send_refusal(self, client: Client, dialect: Dialect, error: Exception) -> bool:
         """Send an error. Return whether the connection is closed."""
         self.refused += 1
         client.refused += 1
@@ -353,9 +353,9 @@ class PolicyServer:
         if not known:
             logger.error("a request failed", exc_info=error)
         text = str(error) if known else FAILED
-        logger.warning("%s was refused: %s", client.name, printable(text))
-        frame, closes = dialect.refusal(text)
-        await self._send(client.connection, frame)
+        logger.warning("%s was refused: %s", client.name, printable_text(text))
+        frame, closes = dialect.encode_refusal(text)
+        await self._send_frame(client.connection, frame)
         if closes:
             await send_away(client.connection, 1011, "refused")
         return closes
@@ -364,13 +364,13 @@ class PolicyServer:
 def check_address(host: str, port: int) -> None:
     """Raise UserError if the address cannot be bound; so the error comes before a model is loaded."""
 
-    async def listen() -> None:
+    async def try_listening() -> None:
         server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port)
         server.close()
         await server.wait_closed()
 
     try:
-        asyncio.run(listen())
+        asyncio.run(try_listening())
     except (OSError, ValueError) as exc:  # ValueError: an invalid host name, such as a..b
         raise _listen_error(host, port, exc) from exc
 
@@ -403,11 +403,11 @@ def serve_policy(policy: Policy, settings: Settings, listening: Callable[[int], 
     """Serve until Ctrl-C or SIGTERM. -> the server, which counted."""
     server = PolicyServer(policy, settings)
 
-    async def run() -> None:
+    async def run_server() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         for name in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(name, stop.set)
-        await server.run(stop, listening)
+        await server.serve_clients(stop, listening)
 
-    asyncio.run(run())
+    asyncio.run(run_server())
     return server

@@ -17,50 +17,50 @@ def check_acting(case: ActingCase) -> None:
     """Record findings on the actions of an engine: types, shapes, bounds, repeatability, and rows that know nothing of
     each other. It may ignore `noise`."""
     for where, greedy in (("act", False), ("act (greedy)", True)):
-        ran = run_from(11, partial(case.sample, greedy))
+        ran = run_from(11, partial(case.draw_chunks, greedy))
         chunk = ran.result
-        if not case.is_array(chunk.actions, (case.rows, case.chunk, case.env.action_dim), f"{where}: actions"):
+        if not case.is_array(chunk.actions, (case.row_count, case.chunk, case.env.action_dim), f"{where}: actions"):
             return
         case.within_bounds(chunk.actions, where)
         moved = changed_generators(ran.start, ran.end)
         expected = "the global random generators left alone"
         case.f.expect(not moved, where, expected, f"a change of {' and '.join(moved)}'s", OWN)
         what, remedy = "the same chunk from the same noise", "draw from `noise` only"
-        case.near(case.sample(greedy).actions, chunk.actions, where, what, remedy)
-        order = list(range(case.rows))[::-1]
-        turned = case.act(case.obs.take(np.array(order)), case.noise(order), greedy)
+        case.expect_near(case.draw_chunks(greedy).actions, chunk.actions, where, what, remedy)
+        order = list(range(case.row_count))[::-1]
+        turned = case.choose_chunks(case.obs.take(np.array(order)), case.make_noise(order), greedy)
         what, remedy = "a row's chunk wherever it stands in the batch", "use no statistics of the batch"
-        case.near(to_numpy(turned.actions)[order], chunk.actions, where, what, remedy)
+        case.expect_near(to_numpy(turned.actions)[order], chunk.actions, where, what, remedy)
 
 
 def check_continuing(case: ActingCase, continue_chunk: Callable[..., torch.Tensor] | None) -> None:
     """Record findings on `continue_chunk`; None: it is not offered."""
     if continue_chunk is None:
         return
-    where, shape = "continue_chunk", (case.rows, case.chunk, case.env.action_dim)
+    where, shape = "continue_chunk", (case.row_count, case.chunk, case.env.action_dim)
     with case.f.section(where):
-        actions = to_numpy(case.sample().actions)
+        actions = to_numpy(case.draw_chunks().actions)
         # a rest of another length, and another delay, for each row
-        starts = [row % case.chunk for row in range(case.rows)]
+        starts = [row % case.chunk for row in range(case.row_count)]
         previous = [
             UnexecutedActions(actions=actions[row, start:].copy(), delay=row % (case.chunk - start + 1))
             for row, start in enumerate(starts)
         ]
         for greedy in (False, True):
-            continued = continue_chunk(case.obs, case.noise(), greedy, previous)
+            continued = continue_chunk(case.obs, case.make_noise(), greedy, previous)
             if not case.is_array(continued, shape, where):
                 return
             case.within_bounds(continued, where)
             graph = isinstance(continued, torch.Tensor) and continued.requires_grad
             case.f.expect(not graph, where, "no gradient", "a graph", "decorate it with torch.no_grad()")
-            again = continue_chunk(case.obs, case.noise(), greedy, previous)
-            case.near(again, continued, where, "the same actions from the same noise", "draw from `noise` only")
-        order = list(range(case.rows))[::-1]
+            again = continue_chunk(case.obs, case.make_noise(), greedy, previous)
+            case.expect_near(again, continued, where, "the same actions from the same noise", "draw from `noise` only")
+        order = list(range(case.row_count))[::-1]
         turned = continue_chunk(
-            case.obs.take(np.array(order)), case.noise(order), True, [previous[row] for row in order]
+            case.obs.take(np.array(order)), case.make_noise(order), True, [previous[row] for row in order]
         )
         what, remedy = "a row's actions wherever it stands in the batch", "use each row's own previous actions"
-        case.near(to_numpy(turned)[order], continued, where, what, remedy, KERNELS)
+        case.expect_near(to_numpy(turned)[order], continued, where, what, remedy, KERNELS)
 
 
 KERNELS = 10.0

@@ -39,7 +39,7 @@ class AdvantageCase:
     values: ValueGranularity
     features: int
 
-    def rollout(self, won: tuple[bool, ...] = WON, ends: int | list[int] = STEPS * CHUNK) -> Rollout:
+    def make_rollout(self, won: tuple[bool, ...] = WON, ends: int | list[int] = STEPS * CHUNK) -> Rollout:
         """Episodes of these lengths; values are small, so that rewards tell."""
         result = synthetic.rollout(
             chunk_steps=STEPS,
@@ -56,18 +56,18 @@ class AdvantageCase:
             return result
         return result.evolve(values=0.01 * result.values, next_values=0.01 * result.next_values)
 
-    def advantages(self, rollout: Rollout) -> Advantages:
+    def compute_advantages(self, rollout: Rollout) -> Advantages:
         return self.algorithm.advantages(self.algorithm.shape_rewards(rollout))
 
     def weighted_advantages(self, rollout: Rollout) -> Tensor:
         """[T * C, N]: advantage times share of the loss, of each action; where neither is by action, its chunk's."""
-        result, like = self.advantages(rollout), rollout.rewards
+        result, like = self.compute_advantages(rollout), rollout.rewards
         counts = result.divisors[0].sum().clamp_min(1e-12)
         return by_action(expand_to(result.advantages, like) * expand_to(result.weights, like) / counts)
 
-    def returns(self, rollout: Rollout) -> Tensor:
+    def critic_targets(self, rollout: Rollout) -> Tensor:
         """[T * C, N]: the critic's targets."""
-        returns = self.advantages(rollout).returns
+        returns = self.compute_advantages(rollout).returns
         assert returns is not None  # found before
         return by_action(expand_to(returns, rollout.rewards))
 
@@ -75,19 +75,19 @@ class AdvantageCase:
 def check_advantages(case: AdvantageCase) -> None:
     """Findings on all of them."""
     checks: list[Callable[[AdvantageCase], None]] = [
-        _repeats,
+        _same_results_twice,
         _keeps_the_rest,
-        _outcomes,
-        _order,
-        _credit,
-        _groups,
-        _invalid,
-        _longer,
+        _outcomes_matter,
+        _any_order,
+        _credit_of_rewards,
+        _use_of_groups,
+        _invalid_actions,
+        _longer_rollout,
     ]
     if case.values != "none":
-        checks += [_baseline, _unfinished]
+        checks += [_critic_baseline, _unfinished_episodes]
     if case.algorithm.advantage_scope is AdvantageScope.GROUP:
-        checks.append(_scope)
+        checks.append(_group_scope)
     for check in checks:
         with case.f.section(check.__name__.strip("_").replace("_", " ")):
             check(case)
@@ -99,8 +99,8 @@ def same_tensor(one: Tensor | None, other: Tensor | None, tolerance: float = 0.0
     return one.shape == other.shape and bool(((one - other).abs() <= tolerance * (1 + other.abs())).all())
 
 
-def _repeats(case: AdvantageCase) -> None:
-    rollout, remedy = case.rollout(), "no random numbers, and no state: a resumed run would not have it"
+def _same_results_twice(case: AdvantageCase) -> None:
+    rollout, remedy = case.make_rollout(), "no random numbers, and no state: a resumed run would not have it"
     algorithm, f = case.algorithm, case.f
     shaped = [algorithm.shape_rewards(rollout) for _ in range(2)]
     same = same_tensor(shaped[0].rewards, shaped[1].rewards)
@@ -116,7 +116,7 @@ def _repeats(case: AdvantageCase) -> None:
 
 
 def _keeps_the_rest(case: AdvantageCase) -> None:
-    rollout = case.rollout()
+    rollout = case.make_rollout()
     shaped = case.algorithm.shape_rewards(rollout)
     for field in attrs.fields(Rollout):
         one, other = getattr(shaped, field.name), getattr(rollout, field.name)
@@ -130,12 +130,12 @@ def _keeps_the_rest(case: AdvantageCase) -> None:
     )
 
 
-def _outcomes(case: AdvantageCase) -> None:
+def _outcomes_matter(case: AdvantageCase) -> None:
     for n in (1, 5, 10):
         pulls = []
         for outcome in (False, True):
             won = (*WON[:n], outcome, *WON[n + 1 :])
-            pulls.append(float(case.weighted_advantages(case.rollout(won))[:, n].mean()))
+            pulls.append(float(case.weighted_advantages(case.make_rollout(won))[:, n].mean()))
         case.f.expect(
             pulls[1] > pulls[0] + 1e-6 * max(map(abs, pulls)),
             "advantages",
@@ -145,13 +145,13 @@ def _outcomes(case: AdvantageCase) -> None:
         )
 
 
-def _order(case: AdvantageCase) -> None:
+def _any_order(case: AdvantageCase) -> None:
     """Columns in another order, groups under other numbers."""
-    rollout = case.rollout()
+    rollout = case.make_rollout()
     columns = np.random.default_rng(0).permutation(len(WON))
     turned = take_columns(rollout, columns)
     turned = turned.evolve(groups=torch.tensor([31, 4, 17])[turned.groups])
-    one, other, index = case.advantages(rollout), case.advantages(turned), torch.from_numpy(columns)
+    one, other, index = case.compute_advantages(rollout), case.compute_advantages(turned), torch.from_numpy(columns)
     for name in TENSORS:
         tensor = getattr(one, name)
         same = same_tensor(None if tensor is None else tensor[:, index], getattr(other, name), 1e-4)
@@ -159,10 +159,10 @@ def _order(case: AdvantageCase) -> None:
         case.f.expect(same, f"advantages: {name}", expected, "others", "find members by `rollout.groups == number`")
 
 
-def _credit(case: AdvantageCase) -> None:
+def _credit_of_rewards(case: AdvantageCase) -> None:
     """A huge reward in the middle of a failure."""
     n, e = WON.index(False), STEPS // 2 * CHUNK + CHUNK - 1
-    rollout = case.rollout()
+    rollout = case.make_rollout()
     rewards = rollout.rewards.clone()
     rewards[STEPS // 2, n, -1] = HUGE
     changed_rollout = rollout.evolve(rewards=rewards)
@@ -187,7 +187,7 @@ def _credit(case: AdvantageCase) -> None:
     case.f.expect(leaks <= NOISE * abs(peak) + 1e-6, "advantages", expected, "more for those after it", remedy)
     if case.values == "none":
         return
-    rises = case.returns(changed_rollout)[:, n] - case.returns(rollout)[:, n]
+    rises = case.critic_targets(changed_rollout)[:, n] - case.critic_targets(rollout)[:, n]
     room = NOISE * float(rises[e].abs())
     holds = float(rises[e]) > 0 and bool((rises >= -room).all())
     got = f"a change of {float(rises[e]):.3g}"
@@ -205,23 +205,25 @@ def _credit(case: AdvantageCase) -> None:
         _episodes_apart(case)
 
 
-def _groups(case: AdvantageCase) -> None:
-    rollout, where, f = case.rollout(), "advantages", case.f
+def _use_of_groups(case: AdvantageCase) -> None:
+    rollout, where, f = case.make_rollout(), "advantages", case.f
     if case.algorithm.needs.groups:
         equal_members = take_columns(rollout, np.array([0] * SIZE + [*range(SIZE, len(WON))]))
-        largest = float(case.advantages(equal_members).advantages[:, :SIZE].abs().max())
+        largest = float(case.compute_advantages(equal_members).advantages[:, :SIZE].abs().max())
         expected = "0 in a group whose members are all alike, as `needs` has groups"
         f.expect(largest < 1e-4, where, expected, f"up to {largest:.3g}", "compare a score with its own group's")
         return
     without_groups = rollout.evolve(groups=torch.arange(len(WON)))
-    same = same_tensor(case.advantages(rollout).advantages, case.advantages(without_groups).advantages, 1e-5)
+    same = same_tensor(
+        case.compute_advantages(rollout).advantages, case.compute_advantages(without_groups).advantages, 1e-5
+    )
     f.expect(same, where, "no use of groups, which `needs` lacks", "some", "add groups=True to its Requirements")
 
 
-def _scope(case: AdvantageCase) -> None:
+def _group_scope(case: AdvantageCase) -> None:
     """Each group by itself, as long as its longest trajectory."""
     ends = [(STEPS - n // SIZE) * CHUNK for n in range(len(WON))]
-    rollout = case.rollout(ends=ends)
+    rollout = case.make_rollout(ends=ends)
     remedy = "leave out advantage_scope, and let scope_reason name the setting that looks at others"
     expected = "the same for a group whatever others there are, as advantage_scope is GROUP"
     shaped = case.algorithm.shape_rewards(rollout)
@@ -229,7 +231,7 @@ def _scope(case: AdvantageCase) -> None:
     for g in range(len(WON) // SIZE):
         columns = np.arange(g * SIZE, (g + 1) * SIZE)
         group_rollout = take_columns(rollout, columns)
-        group_rollout = case.algorithm.shape_rewards(_shorter(group_rollout, STEPS - g))
+        group_rollout = case.algorithm.shape_rewards(_cut_rollout(group_rollout, STEPS - g))
         same = torch.equal(case.algorithm.select(group_rollout), all_selected[columns])
         case.f.expect(same, "select", expected, "another choice", remedy)
         group_advantages = case.algorithm.advantages(group_rollout)
@@ -240,31 +242,31 @@ def _scope(case: AdvantageCase) -> None:
             case.f.expect(same, f"advantages: {name}", expected, "others", remedy)
 
 
-def _shorter(rollout: Rollout, steps: int) -> Rollout:
+def _cut_rollout(rollout: Rollout, steps: int) -> Rollout:
     """Return the rollout cut to its first `steps` chunk steps; later ones are not valid."""
     fields = {name: tensor for name, tensor in attrs.asdict(rollout, recurse=False).items() if name not in PER_COLUMN}
     return rollout.evolve(**{n: t[:steps] for n, t in fields.items() if isinstance(t, torch.Tensor)})
 
 
-def _invalid(case: AdvantageCase) -> None:
+def _invalid_actions(case: AdvantageCase) -> None:
     """Check that numbers at invalid actions have no effect."""
-    ragged = case.rollout(ends=CHUNK * 2 + 1)
+    ragged = case.make_rollout(ends=CHUNK * 2 + 1)
     silent = ~ragged.valid
     log_probs = torch.where(silent[..., None], torch.tensor(-77.0), ragged.log_probs)
     changed = ragged.evolve(log_probs=log_probs)
     if ragged.values is not None:
         of_value = silent if ragged.values.dim() == 3 else ~ragged.samples
         changed = changed.evolve(values=torch.where(of_value, torch.tensor(77.0), ragged.values))
-    one, other = case.advantages(ragged), case.advantages(changed)
+    one, other = case.compute_advantages(ragged), case.compute_advantages(changed)
     for name in TENSORS:
         same = same_tensor(getattr(one, name), getattr(other, name), 1e-5)
         expected = "the same whatever stands where `valid` is False"
         case.f.expect(same, f"advantages: {name}", expected, "others", "mask before sums, means and deviations")
 
 
-def _baseline(case: AdvantageCase) -> None:
+def _critic_baseline(case: AdvantageCase) -> None:
     n, t = WON.index(False), STEPS // 2
-    rollout = case.rollout()
+    rollout = case.make_rollout()
     assert rollout.values is not None
     values = rollout.values.clone()
     values[t, n] += HUGE
@@ -279,16 +281,16 @@ def _baseline(case: AdvantageCase) -> None:
     expected = "a lower advantage where the critic expected more, as `needs` has values"
     used = not bool(other[e, n] == one[e, n] == lower)
     case.f.expect(used, "advantages", expected, "the same", "subtract the values")
-    targets = case.returns(rollout.evolve(values=values)) - case.returns(rollout)
+    targets = case.critic_targets(rollout.evolve(values=values)) - case.critic_targets(rollout)
     holds = bool(targets[e, n] >= -NOISE * HUGE)
     expected = "no lower target where the critic expected more"
     remedy = "returns are advantages plus values, before any normalisation"
     case.f.expect(holds, "advantages: returns", expected, f"a change of {float(targets[e, n]):.3g}", remedy)
 
 
-def _longer(case: AdvantageCase) -> None:
+def _longer_rollout(case: AdvantageCase) -> None:
     """The same episodes in a rollout that is two chunk steps longer, for other episodes."""
-    rollout = case.rollout(ends=[1 + n % (STEPS * CHUNK) for n in range(len(WON))])
+    rollout = case.make_rollout(ends=[1 + n % (STEPS * CHUNK) for n in range(len(WON))])
     longer = rollout.evolve(
         **{
             name: torch.cat([tensor, torch.zeros_like(tensor[:2])])
@@ -296,7 +298,7 @@ def _longer(case: AdvantageCase) -> None:
             if isinstance(tensor, Tensor) and name not in PER_COLUMN
         }
     )
-    one, other = case.advantages(rollout), case.advantages(longer)
+    one, other = case.compute_advantages(rollout), case.compute_advantages(longer)
     for name in ("advantages", "returns"):
         tensor, extended = getattr(one, name), getattr(other, name)
         same = same_tensor(tensor, None if extended is None else extended[:STEPS], 1e-4)
@@ -304,20 +306,20 @@ def _longer(case: AdvantageCase) -> None:
         case.f.expect(same, f"advantages: {name}", expected, "others", "mask before sums, means and deviations")
 
 
-def _unfinished(case: AdvantageCase) -> None:
+def _unfinished_episodes(case: AdvantageCase) -> None:
     """Check that unfinished episodes bootstrap from the next value, if the algorithm uses values inside the rollout."""
     n, t = WON.index(False), STEPS // 2
-    rollout: Any = case.rollout(ends=STEPS * CHUNK + 1)
-    before = case.returns(rollout)
+    rollout: Any = case.make_rollout(ends=STEPS * CHUNK + 1)
+    before = case.critic_targets(rollout)
 
-    def change(name: str, at: int) -> Tensor:
+    def target_change(name: str, at: int) -> Tensor:
         changed = getattr(rollout, name).clone()
         changed[at, n] += HUGE
-        return case.returns(rollout.evolve(**{name: changed}))[:, n] - before[:, n]
+        return case.critic_targets(rollout.evolve(**{name: changed}))[:, n] - before[:, n]
 
-    if float(change("values", t)[t * CHUNK - 1].abs()) <= 1e-3 * HUGE:
+    if float(target_change("values", t)[t * CHUNK - 1].abs()) <= 1e-3 * HUGE:
         return  # targets of rewards alone
-    got = float(change("next_values", -1)[-1])
+    got = float(target_change("next_values", -1)[-1])
     expected = "a higher target before the end of the rollout where what follows is worth more"
     remedy = "continue with rollout.next_values where an episode has not terminated"
     case.f.expect(got > NOISE * HUGE, "advantages: returns", expected, f"a change of {got:.3g}", remedy)
@@ -325,7 +327,7 @@ def _unfinished(case: AdvantageCase) -> None:
 
 def _episodes_apart(case: AdvantageCase) -> None:
     """Check that a second episode in a column, as with `auto_reset`, does not affect the first."""
-    rollout, n = case.rollout(), WON.index(False)
+    rollout, n = case.make_rollout(), WON.index(False)
     assert rollout.values is not None and rollout.next_values is not None
     for how in ("terminated", "truncated"):
         ended = getattr(rollout, how).clone()
@@ -338,7 +340,7 @@ def _episodes_apart(case: AdvantageCase) -> None:
         gap = float((pull[: 2 * CHUNK, n] - pull.median()).abs().max() / (pull.max() - pull.min()).clamp_min(1e-12))
         expected, remedy = f"nothing of the next episode before the end of one ({how})", "cut sums at every end"
         case.f.expect(gap <= NOISE, "advantages", expected, f"{gap:.0%} of the largest advantage", remedy)
-        gap = float((case.returns(following) - case.returns(once))[: 2 * CHUNK, n].abs().max())
+        gap = float((case.critic_targets(following) - case.critic_targets(once))[: 2 * CHUNK, n].abs().max())
         case.f.expect(gap <= NOISE * HUGE, "advantages: returns", expected, f"a change of {gap:.3g}", remedy)
     _after_termination(case, rollout)
 
@@ -349,6 +351,6 @@ def _after_termination(case: AdvantageCase, rollout: Rollout) -> None:
     next_values = rollout.next_values.clone()
     next_values[-1] += HUGE
     valued = rollout.evolve(next_values=next_values)
-    gap = float((case.returns(valued) - case.returns(rollout)).abs().max())
+    gap = float((case.critic_targets(valued) - case.critic_targets(rollout)).abs().max())
     expected = "no value of what follows a termination"
     case.f.expect(gap <= NOISE * HUGE, "advantages: returns", expected, f"{gap:.3g}", "multiply by ~terminated")

@@ -17,10 +17,10 @@ from vla_rl.core.run.selection import take_columns
 from vla_rl.core.types import Advantages, Context, Rollout, ValueGranularity, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.advantages import TENSORS, AdvantageCase, check_advantages, same_tensor
-from vla_rl.testing.common.findings import Findings, built
+from vla_rl.testing.common.findings import Findings, build_component
 from vla_rl.testing.losses import LossCase, check_behaviour, check_shape
 from vla_rl.toolkit.algorithms.declarations import wrong_declarations
-from vla_rl.toolkit.algorithms.result_checks import RESERVED_NAMES, reserved
+from vla_rl.toolkit.algorithms.result_checks import RESERVED_NAMES, find_reserved
 
 
 @frozen(eq=False)
@@ -43,7 +43,7 @@ def check_algorithm(algorithm: Algorithm | AlgorithmPlugin, config: Any = None, 
     `features`: D of `Rollout.features`, for algorithms that use them without making them of frames.
     """
     chosen: Algorithm
-    chosen, name = built("algorithm", algorithm, config, Context())
+    chosen, name = build_component("algorithm", algorithm, config, Context())
     f = Findings(f"check_algorithm of {name}")
     declaration_errors = wrong_declarations(chosen)
     for error in declaration_errors:
@@ -82,7 +82,7 @@ def check_algorithm(algorithm: Algorithm | AlgorithmPlugin, config: Any = None, 
 def _check_old_data(advantages: AdvantageCase, loss: LossCase) -> None:
     """Check that `off_policy` and `needs` agree with how the algorithm uses old data."""
     algorithm, f = loss.algorithm, loss.f
-    by_age = _matters(advantages, loss, "log_probs") or _matters_by_lag(loss)
+    by_age = _log_probs_matter(advantages, loss, "log_probs") or _matters_by_lag(loss)
     if algorithm.off_policy:
         remedy = (
             "weigh by exp(log_ratio) to batch.log_probs, by proximal_log_probs or by lag; or leave off_policy False"
@@ -90,30 +90,36 @@ def _check_old_data(advantages: AdvantageCase, loss: LossCase) -> None:
         f.expect(by_age, "off_policy", "old data that count otherwise than new ones", "the same loss", remedy)
     if not algorithm.needs.proximal_log_probs:
         return
-    used = _matters(advantages, loss, "proximal_log_probs")
+    used = _log_probs_matter(advantages, loss, "proximal_log_probs")
     f.expect(used, "needs", "a use of proximal_log_probs, as it asks for them", "none", "leave it out of needs")
     declared = algorithm.off_policy or not (used and by_age)
     remedy = "say so, or the runtime refuses to train on data more than once"
     f.expect(declared, "off_policy", "True where proximal and recorded log_probs are compared", "False", remedy)
 
 
-def _matters(advantages: AdvantageCase, loss: LossCase, name: str) -> bool:
+def _log_probs_matter(advantages: AdvantageCase, loss: LossCase, name: str) -> bool:
     """Return whether the named log-probs of a rollout and its batches change the advantages or the loss."""
-    rollout, batch = advantages.rollout(), loss.batch
-    moved: dict[str, Any] = {name: getattr(rollout, name) + _drift(getattr(rollout, name))}
-    one, other = advantages.advantages(rollout), advantages.advantages(rollout.evolve(**moved))
+    rollout, batch = advantages.make_rollout(), loss.batch
+    moved: dict[str, Any] = {name: getattr(rollout, name) + _draw_drift(getattr(rollout, name))}
+    one, other = advantages.compute_advantages(rollout), advantages.compute_advantages(rollout.evolve(**moved))
     if any(not same_tensor(getattr(one, part), getattr(other, part)) for part in TENSORS):
         return True
-    changed = attrs.evolve(batch, **{name: getattr(batch, name) + _drift(getattr(batch, name))})
-    return any(not torch.equal(a, b) for a, b in zip(loss.of()[1], loss.of(changed)[1], strict=True))
+    changed = attrs.evolve(batch, **{name: getattr(batch, name) + _draw_drift(getattr(batch, name))})
+    return any(
+        not torch.equal(a, b)
+        for a, b in zip(loss.loss_and_gradients()[1], loss.loss_and_gradients(changed)[1], strict=True)
+    )
 
 
 def _matters_by_lag(loss: LossCase) -> bool:
     older = attrs.evolve(loss.batch, lag=loss.batch.lag + 1 + torch.arange(len(loss.batch.lag)) % 3)
-    return any(not torch.equal(a, b) for a, b in zip(loss.of()[1], loss.of(older)[1], strict=True))
+    return any(
+        not torch.equal(a, b)
+        for a, b in zip(loss.loss_and_gradients()[1], loss.loss_and_gradients(older)[1], strict=True)
+    )
 
 
-def _drift(tensor: torch.Tensor) -> torch.Tensor:
+def _draw_drift(tensor: torch.Tensor) -> torch.Tensor:
     return 0.3 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(4))
 
 
@@ -140,8 +146,8 @@ def _whole_path(case: _Case, name: str, rollout: Rollout) -> LossCase | None:
     """Run shaping, selection and advantages. Return the batch of the loss, or None if a result has the wrong shape."""
     original = copy.deepcopy(rollout)
     shaped = case.algorithm.shape_rewards(rollout)
-    _untouched(case, rollout, original, "shape_rewards")
-    _tensor(case, shaped.rewards, tuple(rollout.rewards.shape), "shape_rewards: rewards")
+    _check_untouched(case, rollout, original, "shape_rewards")
+    _check_tensor(case, shaped.rewards, tuple(rollout.rewards.shape), "shape_rewards: rewards")
     masked = bool((shaped.rewards[~shaped.valid] == 0).all())
     case.f.expect(masked, "shape_rewards", "0 where not valid", "others", "multiply by valid")
     selected = case.algorithm.select(shaped)
@@ -153,7 +159,7 @@ def _whole_path(case: _Case, name: str, rollout: Rollout) -> LossCase | None:
     trained = shaped if not bool(selected.any()) else take_columns(shaped, np.flatnonzero(selected.numpy()))
     original = copy.deepcopy(trained)
     advantages = case.algorithm.advantages(trained)
-    _untouched(case, trained, original, "advantages")
+    _check_untouched(case, trained, original, "advantages")
     if not _check_shapes(case, advantages, trained):
         return None
     batch = synthetic.batch(trained, advantages, reference=case.algorithm.needs.reference)
@@ -162,7 +168,7 @@ def _whole_path(case: _Case, name: str, rollout: Rollout) -> LossCase | None:
     return of_loss if check_shape(of_loss) else None
 
 
-def _untouched(case: _Case, rollout: Rollout, original: Rollout, where: str) -> None:
+def _check_untouched(case: _Case, rollout: Rollout, original: Rollout, where: str) -> None:
     for field in attrs.fields(Rollout):
         now, before = getattr(rollout, field.name), getattr(original, field.name)
         if isinstance(before, torch.Tensor):
@@ -170,7 +176,7 @@ def _untouched(case: _Case, rollout: Rollout, original: Rollout, where: str) -> 
             case.f.expect(same, where, f"`{field.name}` of its argument unchanged", "written into", "work on a copy")
 
 
-def _tensor(case: _Case, tensor: Any, shape: tuple[int, ...], where: str) -> bool:
+def _check_tensor(case: _Case, tensor: Any, shape: tuple[int, ...], where: str) -> bool:
     got = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
     if not case.f.expect(got == f"float32 {list(shape)}", where, f"float32 {list(shape)}", got, "reshape it"):
         return False
@@ -188,12 +194,12 @@ def _check_shapes(case: _Case, advantages: Advantages, rollout: Rollout) -> bool
             continue
         if not f.expect(tensor.ndim in shapes, where, "[T, N] or [T, N, C]", list(tensor.shape), "reshape it"):
             return False
-        valid &= _tensor(case, tensor, shapes[tensor.ndim], where)
+        valid &= _check_tensor(case, tensor, shapes[tensor.ndim], where)
         if valid:
             silent = bool((tensor[~masks[tensor.ndim]] == 0).all())
             f.expect(silent, where, "0 where not valid", "others", "multiply by valid")
         f.expect(not tensor.requires_grad, where, "no gradient", "a graph", "compute it under torch.no_grad()")
-    reserved_names = reserved(advantages.metrics)
+    reserved_names = find_reserved(advantages.metrics)
     f.expect(
         not reserved_names,
         "advantages: metrics",
@@ -214,7 +220,7 @@ def _check_shapes(case: _Case, advantages: Advantages, rollout: Rollout) -> bool
         if tensor is None and name == "value_counts":
             continue
         if f.expect(tensor is not None, where, f"{list(shape)}, as it needs values", "None", "the critic's target"):
-            valid &= _tensor(case, tensor, shape, where)
+            valid &= _check_tensor(case, tensor, shape, where)
         else:
             valid = False
     if valid and advantages.value_weights is not None:

@@ -11,7 +11,7 @@ from vla_rl.core.declarations import DataPlugin
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, Context, EnvInfo, Observation, to_numpy
-from vla_rl.testing.common.findings import Findings, LeftOut, built
+from vla_rl.testing.common.findings import Findings, LeftOut, build_component
 from vla_rl.toolkit.data.validation import sample_flaws, statistics_flaws, unknown_instruction
 
 SAMPLES = 96
@@ -32,7 +32,7 @@ def check_data(data: Demonstrations | DataPlugin, config: Any = None, *, env: En
         env: of the simulator that the demonstrations are for, `EnvInfo` as it offers it.
     """
     opened: Demonstrations
-    opened, name = built("data", data, config, Context(env=env, chunk=chunk))
+    opened, name = build_component("data", data, config, Context(env=env, chunk=chunk))
     f = Findings(f"check_data of {name}")
     count = 0
     parts: list[Read] = []
@@ -41,9 +41,9 @@ def check_data(data: Demonstrations | DataPlugin, config: Any = None, *, env: En
         f.expect(count >= 1, "num_samples", "at least one sample", count, "refuse empty data when it is opened")
     if count:
         with f.section("read_samples"):
-            parts = _read_all(f, opened, env, chunk, _chosen(count))
+            parts = _read_all(f, opened, env, chunk, _choose_indices(count))
         with f.section("read_samples again"):
-            _read_again(f, opened, _chosen(count)[-BATCH:])
+            _read_again(f, opened, _choose_indices(count)[-BATCH:])
         with f.section("what is shown"):
             _check_variety(f, parts)
     with f.section("data_statistics"):
@@ -68,7 +68,7 @@ class Read:
     actions: Any
 
 
-def _chosen(count: int) -> Any:
+def _choose_indices(count: int) -> Any:
     """A run at the beginning, one at the end, and samples spread over the rest."""
     if count <= SAMPLES:
         return np.arange(count)
@@ -85,7 +85,7 @@ def _read_all(f: Findings, data: Demonstrations, env: EnvInfo, chunk: int, indic
     for first in range(0, len(indices), BATCH):
         block = indices[first : first + BATCH]
         passed = block.copy()
-        obs, actions = _read(data, passed)
+        obs, actions = _read_samples(data, passed)
         f.expect(
             np.array_equal(passed, block), "read_samples", "its indices unchanged", "others", "copy before you write"
         )
@@ -105,11 +105,11 @@ def _read_all(f: Findings, data: Demonstrations, env: EnvInfo, chunk: int, indic
             reported.add(("instruction", text))
         if not flaws:
             sizes |= {name: tuple(image.shape[1:3]) for name, image in obs.images.items()}
-            parts.append(Read(block, _copied(obs), np.array(to_numpy(actions))))
+            parts.append(Read(block, _copy_observation(obs), np.array(to_numpy(actions))))
     return parts
 
 
-def _read(data: Demonstrations, indices: Any) -> tuple[Observation, Any]:
+def _read_samples(data: Demonstrations, indices: Any) -> tuple[Observation, Any]:
     """Samples, those that raise one by one, so that they can be named."""
     try:
         return data.read_samples(indices)
@@ -123,7 +123,7 @@ def _read(data: Demonstrations, indices: Any) -> tuple[Observation, Any]:
         raise
 
 
-def _copied(obs: Observation) -> Observation:
+def _copy_observation(obs: Observation) -> Observation:
     images = {name: np.array(to_numpy(image)) for name, image in obs.images.items()}
     state = None if obs.state is None else np.array(to_numpy(obs.state))
     return Observation(images=images, instructions=tuple(obs.instructions), state=state)
@@ -133,16 +133,22 @@ def _read_again(f: Findings, data: Demonstrations, indices: Any) -> None:
     """The same samples, the other way round, and one of them twice."""
     where, count = "read_samples", len(indices)
     raw, raw_actions = data.read_samples(indices)
-    obs, actions = _copied(raw), np.array(to_numpy(raw_actions))
+    obs, actions = _copy_observation(raw), np.array(to_numpy(raw_actions))
     again, same = data.read_samples(indices)
-    f.expect(_equal(obs, again) and _same(actions, same), where, "equal samples twice", "others", "keep no state")
+    f.expect(
+        _same_observations(obs, again) and _same_arrays(actions, same),
+        where,
+        "equal samples twice",
+        "others",
+        "keep no state",
+    )
     mixed, turned = data.read_samples(indices[::-1].copy())
-    same_order = _equal(obs.take(np.arange(count)[::-1]), mixed) and _same(actions[::-1], turned)
+    same_order = _same_observations(obs.take(np.arange(count)[::-1]), mixed) and _same_arrays(actions[::-1], turned)
     f.expect(same_order, where, "samples in the order of the indices", "another order", "follow `indices`")
     twice, same_actions = data.read_samples(indices[[0, 0]])
-    alike = _equal(obs.take(np.array([0, 0])), twice) and _same(actions[[0, 0]], same_actions)
+    alike = _same_observations(obs.take(np.array([0, 0])), twice) and _same_arrays(actions[[0, 0]], same_actions)
     f.expect(alike, where, "a sample twice where its index comes twice", "others", "follow `indices`")
-    unchanged = _equal(obs, raw) and _same(actions, raw_actions)
+    unchanged = _same_observations(obs, raw) and _same_arrays(actions, raw_actions)
     f.expect(unchanged, where, "samples that stay as returned", "arrays that a later call changed", "return copies")
 
 
@@ -223,11 +229,11 @@ def _check_statistics(f: Findings, data: Demonstrations, env: EnvInfo, parts: li
             f.expect(False, "data_statistics", expected, got, "work them out over the numbers that samples give")
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same_arrays(one: Any, other: Any) -> bool:
     return np.array_equal(to_numpy(one), to_numpy(other), equal_nan=True)
 
 
-def _equal(one: Observation, other: Observation) -> bool:
+def _same_observations(one: Observation, other: Observation) -> bool:
     if tuple(one.instructions) != tuple(other.instructions) or (one.state is None) != (other.state is None):
         return False
     pairs = [(one.images[name], other.images.get(name)) for name in one.images]

@@ -16,7 +16,7 @@ from vla_rl.core.manager import wrap
 from vla_rl.core.types import Chunk, Context, EnvInfo, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.acting import KERNELS, check_acting, check_continuing
-from vla_rl.testing.common.findings import CheckFailed, Findings, built
+from vla_rl.testing.common.findings import CheckFailed, Findings, build_component
 from vla_rl.testing.model_case import EngineCase
 
 
@@ -49,7 +49,7 @@ def check_engine(
     if isinstance(engine, EnginePlugin) and engine.own_policy == (model is not None):
         advice = "give no model" if engine.own_policy else "give the model that it acts for"
         raise CheckFailed("check_engine", (f"own_policy is {engine.own_policy}; {advice}",))
-    component, name = built("engine", engine, config, context)
+    component, name = build_component("engine", engine, config, context)
     f = Findings(f"check_engine of {name}")
     obs = synthetic.observation(env, rows)
     case = EngineCase(engine=component, f=f, env=env, chunk=chunk, obs=obs, atol=atol)
@@ -74,11 +74,11 @@ def check_engine(
 def _check_sleep(case: EngineCase) -> None:
     """Check that an engine acts after it slept as before."""
     case.engine.wake_up()
-    before = case.sample(greedy=True).actions
+    before = case.draw_chunks(greedy=True).actions
     case.engine.sleep()
     case.engine.wake_up()
-    after = case.sample(greedy=True).actions
-    case.near(after, before, "wake_up", "the same chunk as before `sleep`", "bring back what `sleep` gave away")
+    after = case.draw_chunks(greedy=True).actions
+    case.expect_near(after, before, "wake_up", "the same chunk as before `sleep`", "bring back what `sleep` gave away")
     case.engine.sleep()
     case.engine.wake_up()
 
@@ -86,7 +86,7 @@ def _check_sleep(case: EngineCase) -> None:
 def _check_against_model(case: EngineCase, model: VLAModel, where: str) -> bool:
     """Compare what the engine does for several observations with the model that it acts for. Return whether it does
     the same; the first finding ends the comparison."""
-    strangers = synthetic.observation(case.env, case.rows, seed=1)
+    strangers = synthetic.observation(case.env, case.row_count, seed=1)
     others = attrs.evolve(strangers, instructions=case.obs.instructions)
     checks = (_check_log_probs, _check_greedy, _check_values)
     return all(check(attrs.evolve(case, obs=obs), model, where) for obs in (case.obs, others) for check in checks)
@@ -96,25 +96,27 @@ def _check_log_probs(case: EngineCase, model: VLAModel, where: str) -> bool:
     """Compare log-probs of chunks, sampled and greedy, with those that the model recomputes."""
     what, remedy = "log_probs equal to those of the model's chunk_log_probs", "sample from the model's distribution"
     for greedy in (False, True):
-        chunk = case.sample(greedy)
+        chunk = case.draw_chunks(greedy)
         given = chunk.log_probs is not None
         if not case.f.expect(given, where, "log_probs", "None", "return those that were sampled"):
             return False
-        if not case.near(chunk.log_probs, _scored(model, case, chunk), where, what, remedy):
+        if not case.expect_near(chunk.log_probs, _score_chunk(model, case, chunk), where, what, remedy):
             return False
     return True
 
 
 def _check_greedy(case: EngineCase, model: VLAModel, where: str) -> bool:
     """Compare how likely greedy chunks are with the model's, and sampled ones with greedy ones."""
-    sampled, greedy = case.sample(), case.sample(greedy=True)
-    of_model = [model.sample_chunk(case.obs, case.noise(), flag) for flag in (False, True)]
-    likelihood = _scored(model, case, greedy).sum((1, 2))
+    sampled, greedy = case.draw_chunks(), case.draw_chunks(greedy=True)
+    of_model = [model.sample_chunk(case.obs, case.make_noise(), flag) for flag in (False, True)]
+    likelihood = _score_chunk(model, case, greedy).sum((1, 2))
     what, remedy = "greedy chunks as likely as the model's", "take the mode where `greedy` is True"
-    if not case.near(likelihood, _scored(model, case, of_model[1]).sum((1, 2)), where, what, remedy, KERNELS):
+    if not case.expect_near(
+        likelihood, _score_chunk(model, case, of_model[1]).sum((1, 2)), where, what, remedy, KERNELS
+    ):
         return False
-    random = not _equal(of_model[0].actions, of_model[1].actions)
-    holds = not random or not _equal(sampled.actions, greedy.actions)
+    random = not _equal_arrays(of_model[0].actions, of_model[1].actions)
+    holds = not random or not _equal_arrays(sampled.actions, greedy.actions)
     return case.f.expect(holds, where, "sampled actions that differ from greedy ones", "the same", "draw from `noise`")
 
 
@@ -125,7 +127,7 @@ def _check_values(case: EngineCase, model: VLAModel, where: str) -> bool:
     except NotOffered:
         return True
     what, remedy = "the model's values of these observations", "compute them with the newest weights"
-    return case.near(case.engine.values(case.obs), expected, f"values ({where})", what, remedy, KERNELS)
+    return case.expect_near(case.engine.values(case.obs), expected, f"values ({where})", what, remedy, KERNELS)
 
 
 def _check_loading(case: EngineCase, model: VLAModel) -> None:
@@ -133,12 +135,12 @@ def _check_loading(case: EngineCase, model: VLAModel) -> None:
     first = [(name, tensor.detach().clone()) for name, tensor in model.weights()]
     draws = torch.Generator().manual_seed(0)
     moved = [(name, t + (0.05 * torch.randn(t.shape, generator=draws)).to(t)) for name, t in first]
-    before = case.sample().log_probs
+    before = case.draw_chunks().log_probs
     try:
         model.load_weights(moved)
-        _load(case, moved)
-        after = case.sample().log_probs
-        differs = before is None or after is None or not _equal(before, after)
+        _load_weights(case, moved)
+        after = case.draw_chunks().log_probs
+        differs = before is None or after is None or not _equal_arrays(before, after)
         case.f.expect(differs, "load", "other log_probs with other weights", "the same", "act with the loaded weights")
         if _check_against_model(case, model, "load"):
             case.engine.sleep()
@@ -146,10 +148,10 @@ def _check_loading(case: EngineCase, model: VLAModel) -> None:
             _check_against_model(case, model, "wake_up after load")
     finally:
         model.load_weights(first)
-        _load(case, first)
+        _load_weights(case, first)
 
 
-def _load(case: EngineCase, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
+def _load_weights(case: EngineCase, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
     """Load weights as a run does: pairs come once, and their tensors are gone after the call."""
     passed = [(name, tensor.clone()) for name, tensor in weights]
     case.engine.load(pair for pair in passed)
@@ -157,10 +159,10 @@ def _load(case: EngineCase, weights: Sequence[tuple[str, torch.Tensor]]) -> None
         tensor.zero_()
 
 
-def _scored(model: VLAModel, case: EngineCase, chunk: Chunk) -> torch.Tensor:
+def _score_chunk(model: VLAModel, case: EngineCase, chunk: Chunk) -> torch.Tensor:
     with torch.no_grad():
         return model.chunk_log_probs(case.obs, chunk).log_probs
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal_arrays(one: Any, other: Any) -> bool:
     return bool(np.array_equal(to_numpy(one), to_numpy(other)))

@@ -9,7 +9,7 @@ from typing import Any
 from vla_rl.core.declarations import EnvPlugin
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import Context
-from vla_rl.testing.common.findings import Findings, built
+from vla_rl.testing.common.findings import Findings, build_component
 from vla_rl.testing.env_checks import arrangements, ends, experts, first_action, scenes, surroundings, values, wandering
 from vla_rl.testing.env_checks.player import Player
 from vla_rl.testing.env_checks.traces import EnvTrace
@@ -60,9 +60,9 @@ def examine_env(
 ) -> Findings:
     """`check_env` that returns what it found, section by section. `on_section` is called with the name of each."""
     sim: SimEnv
-    before = surroundings.Surroundings.now()
+    before = surroundings.Surroundings.capture_now()
     on_section("building the simulator")
-    sim, name = built("env", env, config, context)
+    sim, name = build_component("env", env, config, context)
     f = Findings(f"check_env of {name}", on_section)
     another = None
     if isinstance(env, EnvPlugin):
@@ -78,7 +78,7 @@ def examine_env(
         if splits and all(splits.values()):
             _roll_out(Player(sim, f, context.chunk, splits, seconds), expert, expert_success, whole_range, another)
     finally:
-        started = surroundings.descendants()
+        started = surroundings.child_processes()
         with f.section("close, twice"):
             sim.close()
             sim.close()
@@ -114,13 +114,13 @@ def _roll_out(
     with section("generators"):
         surroundings.generators_left_alone(player)
     with section("actions"):
-        first, ended = wandering.wander(player)
+        first, ended = wandering.run_random_episodes(player)
         wandering.actions_count(player, whole_range)
     with section("first action"):
         first_action.first_actions(player)
     if expert:
         with section("expert"):
-            ended += [trace for trace in experts.demonstrate(player, expert_success) if trace.end is not None]
+            ended += [trace for trace in experts.run_expert(player, expert_success) if trace.end_step is not None]
     with section("success and images"):
         wandering.success_is_reported(player)
         wandering.what_is_shown_changes(player)
@@ -128,26 +128,26 @@ def _roll_out(
         with section("takeovers"):
             wandering.takeovers_are_reported(player)
     with section("determinism"):
-        arrangements.determinism(player, reference, first)
+        arrangements.check_determinism(player, reference, first)
     with section("envs apart"):
         arrangements.independent_envs(player, reference)
     with section("chunks"):
-        arrangements.chunks(player, reference)
+        arrangements.check_chunks(player, reference)
     with section("resets of other envs"):
         arrangements.independent_envs_agree(player, reference)
     if expert:
         with section("expert in other envs"):
             arrangements.expert_leaves_others(player, reference)
     with section("ends"):
-        ends.ends(player, ended, starts, reference.holds)
+        ends.check_ends(player, ended, starts, reference.has_episodes)
     with section("envs of one process"):
         surroundings.envs_of_one_process(player, reference)
     with section("offload"):
-        arrangements.offload(player, reference, another)
+        arrangements.check_offload(player, reference, another)
     with section("what is left behind"):
         surroundings.nothing_piles_up(player, another)
 
 
 def _built_again(plugin: EnvPlugin, config: Any, context: Context) -> SimEnv:
-    sim: SimEnv = built("env", plugin, config, context)[0]
+    sim: SimEnv = build_component("env", plugin, config, context)[0]
     return sim

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_rl.core.events import EpisodeFrames, Evaluation, Run, wilson
+from vla_rl.core.events import EpisodeFrames, Evaluation, Run, wilson_interval
 
 METRICS = {  # names are those of every algorithm
     "loss/total": 0.5,
@@ -32,11 +32,11 @@ def a_run(folder: Path, first_step: int = 0, steps: int = 10) -> Run:
 
 def an_evaluation(step: int, successes: int = 30, frames: tuple[EpisodeFrames, ...] = ()) -> Evaluation:
     """An evaluation of two tasks, 20 episodes each, with this many successes."""
-    rate = wilson(successes, 40)
+    rate = wilson_interval(successes, 40)
     return Evaluation(
         step=step,
         success=rate,
-        tasks={"reach": wilson(successes // 2, 20), "push": wilson(successes - successes // 2, 20)},
+        tasks={"reach": wilson_interval(successes // 2, 20), "push": wilson_interval(successes - successes // 2, 20)},
         repeats=(rate.rate,),
         episodes=(),
         seconds=3.0,

@@ -19,19 +19,19 @@ class Latency:
         self.row_seconds = row_seconds
         self._random = Random(seed)
 
-    def draw(self) -> float:
+    def draw_seconds(self) -> float:
         """Seconds of the next one."""
         return self.seconds * math.exp(self.sigma * self._random.gauss(0.0, 1.0) - self.sigma**2 / 2)
 
-    def wait(self, times: int = 1, rows: int = 0) -> None:
+    def simulate_latency(self, times: int = 1, rows: int = 0) -> None:
         """Sleep for `times` draws of the latency, plus the time of `rows` rows."""
-        seconds = times * self.draw() + self.row_seconds * rows
+        seconds = times * self.draw_seconds() + self.row_seconds * rows
         if seconds:
             time.sleep(seconds)
 
 
 def wait_for_slowest(latencies: Iterable[Latency]) -> None:
     """Side by side."""
-    seconds = max((latency.draw() for latency in latencies), default=0.0)
+    seconds = max((latency.draw_seconds() for latency in latencies), default=0.0)
     if seconds:
         time.sleep(seconds)

@@ -70,7 +70,7 @@ class LinearModel(VLAModel):
             draws = generator(seed, f"linear/{name}").standard_normal(tuple(parameter.shape), dtype=np.float32)
             parameter.data.copy_(torch.from_numpy(0.01 * draws))
         if checkpoint is not None:
-            self._load(Path(checkpoint))
+            self._load_checkpoint(Path(checkpoint))
         self.module.to(device)
         self._device = torch.device(device)
         self._low = torch.tensor(env.action_low, device=device)
@@ -89,8 +89,8 @@ class LinearModel(VLAModel):
 
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
-        self._latency.wait(rows=len(obs))
-        features = self._features(obs)
+        self._latency.simulate_latency(rows=len(obs))
+        features = self._compute_features(obs)
         log_probs = self._log_softmax(features)
         if greedy:
             tokens = log_probs.argmax(-1)
@@ -101,37 +101,37 @@ class LinearModel(VLAModel):
         return Chunk(
             actions=self.decode_actions(tokens),
             log_probs=log_probs.gather(-1, tokens[..., None]).squeeze(-1),
-            values=self._critic(features),
+            values=self._compute_values(features),
             extras={"tokens": tokens},
         )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
-        self._learn_latency.wait()
-        self._sample_latency.wait(times=len(obs))
-        features = self._features(obs)
+        self._learn_latency.simulate_latency()
+        self._sample_latency.simulate_latency(times=len(obs))
+        features = self._compute_features(obs)
         log_probs = self._log_softmax(features)
         tokens = torch.as_tensor(chunk.extras["tokens"], device=self._device)
         return Scores(
             log_probs=log_probs.gather(-1, tokens[..., None]).squeeze(-1),
             entropy=-(log_probs.exp() * log_probs).sum(-1),
-            values=self._critic(features),
+            values=self._compute_values(features),
         )
 
     @torch.no_grad()
     def values(self, obs: Observation) -> torch.Tensor:
-        values = self._critic(self._features(obs))
+        values = self._compute_values(self._compute_features(obs))
         return super().values(obs) if values is None else values
 
     def imitation_loss(self, obs: Observation, actions: Any) -> torch.Tensor:
-        log_probs = self._log_softmax(self._features(obs))
+        log_probs = self._log_softmax(self._compute_features(obs))
         return -log_probs.gather(-1, self.encode_actions(actions)[..., None]).mean()
 
     def imitation_losses(self, obs: Observation, actions: Any) -> torch.Tensor:
-        log_probs = self._log_softmax(self._features(obs))
+        log_probs = self._log_softmax(self._compute_features(obs))
         return -log_probs.gather(-1, self.encode_actions(actions)[..., None]).mean((1, 2, 3))
 
     def policy_features(self, obs: Observation) -> torch.Tensor:
-        return self._features(obs)
+        return self._compute_features(obs)
 
     def save(self, folder: Path) -> None:
         from safetensors.torch import save_file
@@ -140,7 +140,7 @@ class LinearModel(VLAModel):
         save_file({name: p.detach().cpu().contiguous() for name, p in self.module.state_dict().items()}, folder / FILE)
         (folder / "config.json").write_text(json.dumps(self._shape) + "\n", encoding="utf-8")
 
-    def _load(self, folder: Path) -> None:
+    def _load_checkpoint(self, folder: Path) -> None:
         from safetensors.torch import load_file
 
         if not (folder / "config.json").is_file():
@@ -152,7 +152,7 @@ class LinearModel(VLAModel):
         if any(name.startswith("policy") for name in missing):
             raise ValueError(f"{folder / FILE} lacks {', '.join(missing)}")
 
-    def _features(self, obs: Observation) -> torch.Tensor:
+    def _compute_features(self, obs: Observation) -> torch.Tensor:
         if self._has_state:
             return torch.as_tensor(obs.state, device=self._device)
         images = [torch.as_tensor(obs.images[name], device=self._device) for name in self._cameras]
@@ -163,7 +163,7 @@ class LinearModel(VLAModel):
         logits = self.module.policy(features).view(-1, self._chunk, self.tokens_per_action, self._bins)
         return torch.log_softmax(logits / self._temperature, -1)
 
-    def _critic(self, features: torch.Tensor) -> torch.Tensor | None:
+    def _compute_values(self, features: torch.Tensor) -> torch.Tensor | None:
         if self.module.value_head is None:
             return None
         values: torch.Tensor = self.module.value_head(features)

@@ -15,7 +15,7 @@ from torch import Tensor
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.types import Batch, Loss, Scores
 from vla_rl.testing.common.findings import Findings
-from vla_rl.toolkit.algorithms.result_checks import DEMANDED, RESERVED_NAMES, reserved
+from vla_rl.toolkit.algorithms.result_checks import DEMANDED, RESERVED_NAMES, find_reserved
 from vla_rl.toolkit.algorithms.statistics import read_all
 
 EXACT = 1e-5
@@ -47,7 +47,7 @@ class LossCase:
         object.__setattr__(self, "leaves", tuple(leaves))
 
     @property
-    def probe(self) -> Batch:
+    def one_policy_batch(self) -> Batch:
         """The batch with one old policy: the behaviour policy is the proximal one."""
         batch = self.batch
         return batch if batch.proximal_log_probs is None else attrs.evolve(batch, log_probs=batch.proximal_log_probs)
@@ -59,7 +59,7 @@ class LossCase:
         old = (log_probs, self.leaves[1], batch.values)
         return tuple(tensor for tensor in old if tensor is not None)
 
-    def of(
+    def loss_and_gradients(
         self, batch: Batch | None = None, leaves: Sequence[Tensor] | None = None, rows: Tensor | None = None
     ) -> tuple[Loss, list[Tensor]]:
         """Return the loss of these rows, and its gradients in all leaves."""
@@ -67,7 +67,7 @@ class LossCase:
         variables = [leaf.clone().requires_grad_() for leaf in (self.leaves if leaves is None else leaves)]
         values = variables[2] if len(variables) > 2 else None
         scores = Scores(log_probs=variables[0], entropy=variables[1], values=values)
-        loss = self.algorithm.loss(*((scores, batch) if rows is None else part(batch, scores, rows)))
+        loss = self.algorithm.loss(*((scores, batch) if rows is None else take_samples(batch, scores, rows)))
         if loss.total.requires_grad:
             loss.total.backward()
         return loss, [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in variables]
@@ -76,24 +76,30 @@ class LossCase:
         return self.f.expect(bool(holds), self.where, expected, got, remedy)
 
 
-def part(batch: Batch, scores: Scores, rows: Tensor) -> tuple[Scores, Batch]:
+def take_samples(batch: Batch, scores: Scores, rows: Tensor) -> tuple[Scores, Batch]:
     """Return these rows of the scores and of the batch."""
 
-    def taken(value: Any) -> Any:
+    def take_value(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value[rows]
         return value
 
-    changes = {a.name: taken(getattr(batch, a.name)) for a in attrs.fields(Batch) if a.name not in ("obs", "chunk")}
-    chunk = attrs.evolve(batch.chunk, **{n: taken(getattr(batch.chunk, n)) for n in ("actions", "log_probs", "values")})
-    scores_of_rows = Scores(log_probs=scores.log_probs[rows], entropy=scores.entropy[rows], values=taken(scores.values))
+    changes = {
+        a.name: take_value(getattr(batch, a.name)) for a in attrs.fields(Batch) if a.name not in ("obs", "chunk")
+    }
+    chunk = attrs.evolve(
+        batch.chunk, **{n: take_value(getattr(batch.chunk, n)) for n in ("actions", "log_probs", "values")}
+    )
+    scores_of_rows = Scores(
+        log_probs=scores.log_probs[rows], entropy=scores.entropy[rows], values=take_value(scores.values)
+    )
     return scores_of_rows, attrs.evolve(batch, obs=batch.obs.take(rows.numpy()), chunk=chunk, **changes)
 
 
 def check_shape(case: LossCase) -> bool:
     """Check the properties that every batch must have. Return whether there is a loss to check further."""
     original = copy.deepcopy(case.batch)
-    full_loss, gradients = case.of()
+    full_loss, gradients = case.loss_and_gradients()
     for name in [a.name for a in attrs.fields(Batch)]:
         now, before = getattr(case.batch, name), getattr(original, name)
         if isinstance(before, Tensor):
@@ -119,23 +125,23 @@ def check_shape(case: LossCase) -> bool:
 def check_behaviour(case: LossCase) -> None:
     """Check how a loss responds when one thing in a batch changes."""
     checks: list[Callable[[LossCase], None]] = [
-        _repeats,
-        _weights,
-        _advantages,
-        _ratios,
+        _same_loss_twice,
+        _weights_of_samples,
+        _signs_of_advantages,
+        _ratios_and_clips,
         _old_policy,
         _actions_apart,
-        _entropy,
-        _extremes,
-        _nothing,
-        _invalid,
+        _entropy_bonus,
+        _extreme_ratios,
+        _zero_weights,
+        _invalid_scores,
     ]
     if case.algorithm.off_policy:
-        checks.append(_importance)
+        checks.append(_importance_weights)
     if case.batch.values is not None:
-        checks.append(_critic)
+        checks.append(_value_loss)
     if case.batch.reference_log_probs is not None:
-        checks.append(_reference)
+        checks.append(_reference_pull)
     for check in checks:
         with case.f.section(f"{case.where}, {check.__name__.strip('_').replace('_', ' ')}"):
             check(case)
@@ -144,7 +150,7 @@ def check_behaviour(case: LossCase) -> None:
 def _check_names(case: LossCase, full_loss: Loss) -> None:
     case.expect(DEMANDED in full_loss.metrics, f"metric {DEMANDED!r}", sorted(full_loss.metrics), "names are shared")
     names = [*full_loss.metrics, *full_loss.maxima, *full_loss.statistics]
-    reserved_names = reserved(names)
+    reserved_names = find_reserved(names)
     case.expect(
         not reserved_names,
         "metrics of names that are free",
@@ -161,7 +167,7 @@ def _check_split(case: LossCase, full_loss: Loss, gradients: list[Tensor]) -> No
     """The same numbers in one piece, in three, and sample by sample in another order."""
     rows = torch.arange(len(case.batch.valid))
     for pieces in (rows.tensor_split(min(3, len(rows))), rows.flip(0).split(1)):
-        results = [case.of(rows=piece) for piece in pieces]
+        results = [case.loss_and_gradients(rows=piece) for piece in pieces]
         parts = [loss for loss, _ in results]
         total = float(torch.stack([loss.total.detach() for loss in parts]).sum())
         same = abs(total - float(full_loss.total)) < EXACT * max(1.0, abs(total))
@@ -196,70 +202,74 @@ def _check_metrics(case: LossCase, full_loss: Loss, parts: Sequence[Loss]) -> No
         f.expect(same, f"{where}: metric {key!r}", f"{number:.4g} from micro-batches", apart.get(key), remedy)
 
 
-def _repeats(case: LossCase) -> None:
-    (one, gradients), (other, again) = case.of(), case.of()
+def _same_loss_twice(case: LossCase) -> None:
+    (one, gradients), (other, again) = case.loss_and_gradients(), case.loss_and_gradients()
     same = torch.equal(one.total, other.total) and all(map(torch.equal, gradients, again))
     remedy = "no random numbers, and no state"
     case.expect(same, "the same loss for the same batch", "another the second time", remedy)
 
 
-def _weights(case: LossCase) -> None:
+def _weights_of_samples(case: LossCase) -> None:
     """Each sample's gradient goes with its own weights, and with nothing else's."""
     batch, draws = case.batch, torch.Generator().manual_seed(2)
     factors = 0.5 + torch.rand(len(batch.valid), generator=draws)
     factors[::3] = 0.0
 
-    def scaled(tensor: Tensor | None) -> Any:
-        return None if tensor is None else tensor * _like(factors, tensor)
+    def scale_rows(tensor: Tensor | None) -> Any:
+        return None if tensor is None else tensor * _expand_like(factors, tensor)
 
-    _, before = case.of()
-    _, scaled_gradients = case.of(
-        attrs.evolve(batch, weights=scaled(batch.weights), value_weights=scaled(batch.value_weights))
+    _, before = case.loss_and_gradients()
+    _, scaled_gradients = case.loss_and_gradients(
+        attrs.evolve(batch, weights=scale_rows(batch.weights), value_weights=scale_rows(batch.value_weights))
     )
     remedy = "sum weight * loss of each entry (`value_weights` for the critic's)"
     for name, one, other in zip(("log_probs", "entropy", "values"), before, scaled_gradients, strict=False):
-        holds = _near(other, one * _like(factors, one))
+        holds = _is_near(other, one * _expand_like(factors, one))
         case.expect(holds, f"a gradient in {name} that goes with each sample's weight", "another", remedy)
     if batch.value_weights is None:
         return
-    _, critic = case.of(attrs.evolve(batch, value_weights=scaled(batch.value_weights)))
-    holds = _near(critic[2], before[2] * _like(factors, before[2])) and _near(critic[0], before[0])
+    _, critic = case.loss_and_gradients(attrs.evolve(batch, value_weights=scale_rows(batch.value_weights)))
+    holds = _is_near(critic[2], before[2] * _expand_like(factors, before[2])) and _is_near(critic[0], before[0])
     case.expect(holds, "value_weights in the value loss alone", "elsewhere, or not used", remedy)
 
 
-def _advantages(case: LossCase) -> None:
+def _signs_of_advantages(case: LossCase) -> None:
     """Check that near the old policy, actions with positive advantage become more likely, and the others less."""
     batch = case.batch
     signs = torch.ones(len(batch.valid))
     signs[1::2] = -1 if case.signed else 1
-    advantages = torch.where(batch.advantages != 0, _like(signs, batch.advantages), torch.zeros(()))
+    advantages = torch.where(batch.advantages != 0, _expand_like(signs, batch.advantages), torch.zeros(()))
     good = attrs.evolve(batch, advantages=advantages)
     for place, leaves in (("at the old policy", case.at_the_old_policy), ("near the old policy", case.leaves)):
-        gradient = case.of(good, leaves)[1][0]
+        gradient = case.loss_and_gradients(good, leaves)[1][0]
         if case.signed:  # what does not depend on advantages, such as a KL term, cancels
-            gradient = (gradient - case.of(attrs.evolve(batch, advantages=-advantages), leaves)[1][0]) / 2
-        up = -gradient * _like(signs, gradient)
-        used = (up != 0).any() and bool((up.flatten(1).abs().sum(1) > 0)[_counted(good)].all())
+            gradient = (
+                gradient - case.loss_and_gradients(attrs.evolve(batch, advantages=-advantages), leaves)[1][0]
+            ) / 2
+        up = -gradient * _expand_like(signs, gradient)
+        used = (up != 0).any() and bool((up.flatten(1).abs().sum(1) > 0)[_counted_samples(good)].all())
         if place == "at the old policy":
             expected = "a gradient in log_probs that goes with the advantage, of every sample that has one"
             case.expect(used, expected, "none", "multiply the ratio by batch.advantages")
         opposite = float((up < -1e-3 * up.abs().max()).float().mean())
         expected = f"a step {place} that makes actions of positive advantage likelier, of negative ones less likely"
         case.expect(opposite == 0, expected, f"the opposite for {opposite:.0%} of the log-probs", "mind the sign")
-    if not case.signed or batch.reference_log_probs is not None or _regresses(case):
+    if not case.signed or batch.reference_log_probs is not None or _is_regression(case):
         return
-    neutral = case.of(attrs.evolve(batch, advantages=torch.zeros_like(advantages)), case.at_the_old_policy)[1][0]
-    largest = case.of(good, case.at_the_old_policy)[1][0].abs().max()
+    neutral = case.loss_and_gradients(
+        attrs.evolve(batch, advantages=torch.zeros_like(advantages)), case.at_the_old_policy
+    )[1][0]
+    largest = case.loss_and_gradients(good, case.at_the_old_policy)[1][0].abs().max()
     holds = neutral.abs().max() <= 1e-3 * largest
     case.expect(holds, "no gradient in log_probs from advantages of 0", "one", "multiply by batch.advantages as it is")
 
 
-def _ratios(case: LossCase) -> None:
+def _ratios_and_clips(case: LossCase) -> None:
     """Check ratios of 0.5, 1 and 2 with advantages of both signs: where a step has not gone too far yet, no log-prob
     moves in the wrong direction, and each has a gradient. Where it has, a penalty may pull back towards the old policy.
     """
-    batch = case.probe
-    counted = _entries(batch)
+    batch = case.one_policy_batch
+    counted = _weighted_entries(batch)
     signs = (1, -1) if case.signed else (1,)
     tokens = _tokens_of_a_ratio(case, batch)
     for ratio in RATIOS:
@@ -267,11 +277,11 @@ def _ratios(case: LossCase) -> None:
         leaves[0] = batch.log_probs + math.log(ratio) / tokens
         if batch.reference_log_probs is not None:  # no divergence, which would drown small gradients
             batch = attrs.evolve(batch, reference_log_probs=leaves[0])
-        neutral = case.of(_with_advantages(batch, 0), leaves)[1][0]
+        neutral = case.loss_and_gradients(_with_advantages(batch, 0), leaves)[1][0]
         for sign in signs:
             if ratio > 1 if sign > 0 else ratio < 1:
                 continue
-            gradient = case.of(_with_advantages(batch, sign), leaves)[1][0] - neutral
+            gradient = case.loss_and_gradients(_with_advantages(batch, sign), leaves)[1][0] - neutral
             up = (-sign * gradient)[counted]
             kind = "positive" if sign > 0 else "negative"
             direction = "likelier" if sign > 0 else "less likely"
@@ -285,12 +295,13 @@ def _ratios(case: LossCase) -> None:
                 case.expect(none == 0, expected, f"none in {none:.0%} of them", remedy)
 
 
-def _regresses(case: LossCase) -> bool:
+def _is_regression(case: LossCase) -> bool:
     """Whether all that was done is made likelier, by a weight that goes to nothing with the advantage: exp(A), as in
     advantage-weighted regression. Then advantages of 0 count."""
-    counted = _entries(case.probe)
+    counted = _weighted_entries(case.one_policy_batch)
     even, bad = (
-        -case.of(_with_advantages(case.probe, sign), case.at_the_old_policy)[1][0][counted] for sign in (0, -10)
+        -case.loss_and_gradients(_with_advantages(case.one_policy_batch, sign), case.at_the_old_policy)[1][0][counted]
+        for sign in (0, -10)
     )
     return bool((even > 0).all() and bad.abs().max() < 0.1 * even.max())
 
@@ -301,7 +312,7 @@ def _with_advantages(batch: Batch, sign: int) -> Batch:
     return attrs.evolve(batch, advantages=torch.where(acted, float(sign), 0.0))
 
 
-def _entries(batch: Batch) -> Tensor:
+def _weighted_entries(batch: Batch) -> Tensor:
     """bool [B, C, M]: log-probs of actions that count and have a weight."""
     weighted = batch.weights > 0
     counted = batch.valid & (weighted if weighted.dim() > 1 else weighted[:, None])
@@ -313,26 +324,30 @@ def _tokens_of_a_ratio(case: LossCase, batch: Batch) -> Tensor:
     others change too, they share a ratio."""
     leaves = list(case.at_the_old_policy)
     leaves[0] = batch.log_probs.clone()
-    before = case.of(_with_advantages(batch, 1), leaves)[1][0]
+    before = case.loss_and_gradients(_with_advantages(batch, 1), leaves)[1][0]
     leaves[0][:, 0, 0] -= 0.05
-    moved = (case.of(_with_advantages(batch, 1), leaves)[1][0] - before).abs() > 1e-4 * before.abs().max()
-    shared = moved & _entries(batch)
+    moved = (
+        case.loss_and_gradients(_with_advantages(batch, 1), leaves)[1][0] - before
+    ).abs() > 1e-4 * before.abs().max()
+    shared = moved & _weighted_entries(batch)
     tokens = batch.log_probs.shape[-1]
     if bool(shared[:, 1:].any()):
         return (batch.valid.sum(-1).float() * tokens).clamp_min(1)[:, None, None]
     return torch.full((len(batch.valid), 1, 1), float(tokens if bool(shared[:, 0, 1:].any()) else 1))
 
 
-def _importance(case: LossCase) -> None:
+def _importance_weights(case: LossCase) -> None:
     """Check that actions that the current policy takes more often than the behaviour policy count no less than those it
     takes more rarely, unless they are dropped."""
-    batch = case.probe
+    batch = case.one_policy_batch
     current, tokens = batch.log_probs, _tokens_of_a_ratio(case, batch)
     for sign in (1, -1):
         sizes = []
         for ratio in (0.5, 2.0):
             older = attrs.evolve(batch, log_probs=current - math.log(ratio) / tokens)
-            with_signs, neutral = (case.of(_with_advantages(older, s), case.at_the_old_policy)[1][0] for s in (sign, 0))
+            with_signs, neutral = (
+                case.loss_and_gradients(_with_advantages(older, s), case.at_the_old_policy)[1][0] for s in (sign, 0)
+            )
             sizes.append(float((with_signs - neutral).abs().sum()))
         holds = sizes[1] == 0 or sizes[1] >= sizes[0] * (1 - 1e-3)
         expected = "no smaller gradient at a ratio of 2 to the policy that acted than at 0.5, as off_policy is True"
@@ -345,20 +360,20 @@ def _importance(case: LossCase) -> None:
 
 def _old_policy(case: LossCase) -> None:
     """Without advantages, nothing pushes log-probs further up that have risen already."""
-    if not case.signed or _regresses(case):
+    if not case.signed or _is_regression(case):
         return  # it may look at weights alone
-    batch = _with_advantages(case.probe, 0)
+    batch = _with_advantages(case.one_policy_batch, 0)
     if batch.reference_log_probs is not None:
         batch = attrs.evolve(batch, reference_log_probs=batch.log_probs)
     leaves = list(case.at_the_old_policy)
     leaves[0] = batch.log_probs + math.log(2.0)
-    gradient = case.of(batch, leaves)[1][0]
+    gradient = case.loss_and_gradients(batch, leaves)[1][0]
     holds = (gradient >= -1e-6).all()
     expected = "no push away from the old policy, without advantages"
     case.expect(holds, expected, "one for log-probs that have risen", "add a divergence, do not subtract it")
 
 
-def _counted(batch: Batch) -> Tensor:
+def _counted_samples(batch: Batch) -> Tensor:
     """bool [B]: samples with an advantage and a weight."""
     size = len(batch.valid)
     return (batch.advantages.reshape(size, -1) != 0).any(1) & (batch.weights.reshape(size, -1) > 0).any(1)
@@ -373,7 +388,8 @@ def _actions_apart(case: LossCase) -> None:
         only = torch.zeros_like(batch.advantages)
         only[:, c] = torch.where(batch.valid[:, c], 1.0, 0.0)
         plus, minus = (
-            case.of(attrs.evolve(batch, advantages=sign * only), case.at_the_old_policy)[1][0] for sign in (1, -1)
+            case.loss_and_gradients(attrs.evolve(batch, advantages=sign * only), case.at_the_old_policy)[1][0]
+            for sign in (1, -1)
         )
         others = [i for i in range(batch.valid.shape[1]) if i != c]
         leak = (plus - minus)[:, others].abs().max() if others else torch.zeros(())
@@ -385,25 +401,25 @@ def _actions_apart(case: LossCase) -> None:
         case.expect(holds, "an action's advantage on its own log-probs", "on others too", remedy)
 
 
-def _entropy(case: LossCase) -> None:
-    gradient = case.of()[1][1]
+def _entropy_bonus(case: LossCase) -> None:
+    gradient = case.loss_and_gradients()[1][1]
     holds = (gradient <= 1e-9).all()
     case.expect(holds, "a loss that does not rise with the entropy", "one that does", "subtract the entropy bonus")
 
 
-def _extremes(case: LossCase) -> None:
+def _extreme_ratios(case: LossCase) -> None:
     shift = torch.where(torch.arange(len(case.batch.valid)) % 2 == 0, EXTREME, -EXTREME)
     shift = shift / case.batch.log_probs[0].numel()
     for sign in (1, -1):
         leaves = list(case.at_the_old_policy)
-        leaves[0] = leaves[0] + sign * _like(shift, leaves[0])
-        loss, gradients = case.of(leaves=leaves)
+        leaves[0] = leaves[0] + sign * _expand_like(shift, leaves[0])
+        loss, gradients = case.loss_and_gradients(leaves=leaves)
         finite = bool(torch.isfinite(loss.total)) and all(bool(torch.isfinite(g).all()) for g in gradients)
         remedy = "clamp log-ratios before exp"
         case.expect(finite, f"finite numbers at log-ratios of {EXTREME:g}", "NaN or inf", remedy)
 
 
-def _nothing(case: LossCase) -> None:
+def _zero_weights(case: LossCase) -> None:
     """Check a batch without weight, which a learner computes while it waits for others."""
     batch = case.batch
     zeros: dict[str, Any] = {
@@ -411,31 +427,34 @@ def _nothing(case: LossCase) -> None:
         for a in attrs.fields(Batch)
         if isinstance(value := getattr(batch, a.name), Tensor)
     }
-    loss, gradients = case.of(attrs.evolve(batch, **zeros))
+    loss, gradients = case.loss_and_gradients(attrs.evolve(batch, **zeros))
     silent = float(loss.total.detach()) == 0 and all(bool((g == 0).all()) for g in gradients)
     case.expect(silent, "nothing from a batch without weights", f"a total of {float(loss.total.detach()):.3g}", SPLIT)
     value_weights = None if batch.value_weights is None else torch.zeros_like(batch.value_weights)
     none = attrs.evolve(batch, weights=torch.zeros_like(batch.weights), value_weights=value_weights)
-    total, remedy = float(case.of(none)[0].total.detach()), "multiply every part of the total by weights"
+    total, remedy = (
+        float(case.loss_and_gradients(none)[0].total.detach()),
+        "multiply every part of the total by weights",
+    )
     case.expect(total == 0, "a total of 0 where all weights are 0", total, remedy)
 
 
-def _invalid(case: LossCase) -> None:
+def _invalid_scores(case: LossCase) -> None:
     """Scores of actions that do not count."""
     log_probs, entropy, *values = case.leaves
     silent = ~case.batch.valid[..., None]
     changed = [torch.where(silent, 9.0, log_probs), torch.where(silent, 9.0, entropy), *values]
-    (one, gradients), (other, again) = case.of(), case.of(leaves=changed)
-    same = _near(other.total, one.total) and all(map(_near, again, gradients))
+    (one, gradients), (other, again) = case.loss_and_gradients(), case.loss_and_gradients(leaves=changed)
+    same = _is_near(other.total, one.total) and all(map(_is_near, again, gradients))
     case.expect(same, "the same loss whatever the scores of actions that are not valid", "another", "mask them")
 
 
-def _critic(case: LossCase) -> None:
+def _value_loss(case: LossCase) -> None:
     """Check that from the recorded values, where no clip is active, the loss moves values towards the returns."""
     values, weights = case.batch.values, case.batch.value_weights
     assert values is not None and weights is not None
     sides = torch.where(torch.rand(values.shape, generator=torch.Generator().manual_seed(3)) < 0.5, -1.0, 1.0)
-    gradient = case.of(attrs.evolve(case.batch, returns=values + sides), case.at_the_old_policy)[1][2]
+    gradient = case.loss_and_gradients(attrs.evolve(case.batch, returns=values + sides), case.at_the_old_policy)[1][2]
     towards = -gradient * sides
     holds = (towards[weights > 0] > 0).all() and (gradient[weights == 0] == 0).all()
     share_wrong = float((towards[weights > 0] <= 0).float().mean())
@@ -443,30 +462,30 @@ def _critic(case: LossCase) -> None:
     case.expect(holds, "a step of the values towards batch.returns", f"another for {share_wrong:.0%} of them", remedy)
     far = list(case.at_the_old_policy)
     far[2] = values - 3 * sides
-    gradient = case.of(attrs.evolve(case.batch, returns=values + 3 * sides), far)[1][2]
+    gradient = case.loss_and_gradients(attrs.evolve(case.batch, returns=values + 3 * sides), far)[1][2]
     share_wrong = float(((-gradient * sides)[weights > 0] <= 0).float().mean())
     expected = "a step towards batch.returns of values that went the other way"
     remedy = "with a clip, take the larger of both losses: max(loss(v), loss(v_old + clip(v - v_old, -c, c)))"
     case.expect(share_wrong == 0, expected, f"none for {share_wrong:.0%} of them", remedy)
 
 
-def _reference(case: LossCase) -> None:
+def _reference_pull(case: LossCase) -> None:
     """Without advantages, log-probs above the reference's come down."""
     batch = attrs.evolve(
         case.batch,
         advantages=torch.zeros_like(case.batch.advantages),
         reference_log_probs=case.batch.log_probs - 0.5,
     )
-    gradient = case.of(batch, case.at_the_old_policy)[1][0]
+    gradient = case.loss_and_gradients(batch, case.at_the_old_policy)[1][0]
     holds = (gradient >= 0).all() and (gradient > 0).any()
     got = "the opposite" if bool((gradient < 0).any()) else "none: batch.reference_log_probs is not used"
     case.expect(holds, "a pull towards the reference policy, as `needs` has it", got, "add coef * KL(pi || reference)")
 
 
-def _like(per_sample: Tensor, tensor: Tensor) -> Tensor:
+def _expand_like(per_sample: Tensor, tensor: Tensor) -> Tensor:
     """[B] as [B, 1, ...], to go with [B, ...]."""
     return per_sample.reshape(-1, *[1] * (tensor.dim() - 1))
 
 
-def _near(one: Tensor, other: Tensor) -> bool:
+def _is_near(one: Tensor, other: Tensor) -> bool:
     return bool(((one - other).abs() <= 1e-4 * other.abs().max() + 1e-8).all())

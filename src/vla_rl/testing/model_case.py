@@ -29,21 +29,21 @@ class ActingCase(ABC):
     atol: float
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         return len(self.obs)
 
-    def noise(self, rows: Sequence[int] | None = None, seed: int = 0) -> Noise:
-        rows = list(range(self.rows)) if rows is None else rows
+    def make_noise(self, rows: Sequence[int] | None = None, seed: int = 0) -> Noise:
+        rows = list(range(self.row_count)) if rows is None else rows
         return Noise(seed, "check_model", rows, [0] * len(rows), [0] * len(rows))
 
     @abstractmethod
-    def act(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
+    def choose_chunks(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         """Choose chunks."""
 
-    def sample(self, greedy: bool = False, seed: int = 0) -> Chunk:
-        return self.act(self.obs, self.noise(seed=seed), greedy)
+    def draw_chunks(self, greedy: bool = False, seed: int = 0) -> Chunk:
+        return self.choose_chunks(self.obs, self.make_noise(seed=seed), greedy)
 
-    def near(self, a: Any, b: Any, where: str, what: str, remedy: str, slack: float = 0.0) -> bool:
+    def expect_near(self, a: Any, b: Any, where: str, what: str, remedy: str, slack: float = 0.0) -> bool:
         """A finding unless equal within `atol`, or `slack` times that of 1 + |b|, where other kernels may have run.
         Return whether they are."""
         a, b = to_numpy(a).astype(np.float64), to_numpy(b).astype(np.float64)
@@ -81,7 +81,7 @@ class EngineCase(ActingCase):
 
     engine: PolicyEngine
 
-    def act(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
+    def choose_chunks(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         return self.engine.act(obs, noise, greedy)
 
 
@@ -92,11 +92,11 @@ class ModelCase(ActingCase):
     model: VLAModel
     values: ValueGranularity
 
-    def act(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
+    def choose_chunks(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         return self.model.sample_chunk(obs, noise, greedy)
 
     @property
-    def trained(self) -> dict[str, torch.nn.Parameter]:
+    def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
         return {name: p for name, p in self.model.module.named_parameters() if p.requires_grad}
 
     @property
@@ -110,34 +110,34 @@ class ModelCase(ActingCase):
     def has_tokens(self) -> bool:
         """Return whether actions are tokens, with log-probs of discrete distributions."""
         try:
-            self.model.encode_actions(self.sample().actions)
+            self.model.encode_actions(self.draw_chunks().actions)
         except NotOffered:
             return False
         return True
 
-    def many(self, copies: int, seed: int = 0) -> tuple[Observation, Chunk]:
+    def sample_copies(self, copies: int, seed: int = 0) -> tuple[Observation, Chunk]:
         """Return every row this many times, each copy with separate noise."""
-        obs = self.obs.take(np.repeat(np.arange(self.rows), copies))
-        return obs, self.model.sample_chunk(obs, self.noise(list(range(len(obs))), seed), False)
+        obs = self.obs.take(np.repeat(np.arange(self.row_count), copies))
+        return obs, self.model.sample_chunk(obs, self.make_noise(list(range(len(obs))), seed), False)
 
     @contextmanager
-    def moved(self, scale: float) -> Iterator[None]:
+    def moved_weights(self, scale: float) -> Iterator[None]:
         """Trained weights are moved by chance meanwhile: a LoRA pair at its start (B = 0) is nothing to look at."""
-        saved = {name: p.detach().clone() for name, p in self.trained.items()}
+        saved = {name: p.detach().clone() for name, p in self.trained_parameters.items()}
         draws = torch.Generator().manual_seed(0)
         with torch.no_grad():
-            for p in self.trained.values():
+            for p in self.trained_parameters.values():
                 p.add_((scale * torch.randn(p.shape, generator=draws)).to(p))
         try:
             yield
         finally:
             self.model.module.zero_grad(set_to_none=True)
             with torch.no_grad():
-                for name, p in self.trained.items():
+                for name, p in self.trained_parameters.items():
                     p.copy_(saved[name])
 
-    def gradient(self, total: torch.Tensor) -> list[torch.Tensor]:
+    def compute_gradient(self, total: torch.Tensor) -> list[torch.Tensor]:
         """Return the gradient of each trained parameter; zeros for a parameter without one."""
-        parameters = list(self.trained.values())
+        parameters = list(self.trained_parameters.values())
         gradients = torch.autograd.grad(total, parameters, allow_unused=True)
         return [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, parameters, strict=True)]

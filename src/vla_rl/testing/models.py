@@ -14,13 +14,13 @@ import torch
 from vla_rl.core.declarations import ModelPlugin
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
-from vla_rl.core.manager import offers
-from vla_rl.core.types import Chunk, Context, EnvInfo, ValueGranularity, pick, to_numpy
+from vla_rl.core.manager import offers_method
+from vla_rl.core.types import Chunk, Context, EnvInfo, ValueGranularity, pick_rows, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.acting import check_continuing
-from vla_rl.testing.common.findings import Findings, built
+from vla_rl.testing.common.findings import Findings, build_component
 from vla_rl.testing.model_case import ModelCase
-from vla_rl.testing.policies import KERNELS, check_policy, check_temperature, take
+from vla_rl.testing.policies import KERNELS, check_policy, check_temperature, take_chunk_rows
 from vla_rl.testing.policy_inputs import check_inputs, check_other_bounds
 from vla_rl.testing.policy_traces import check_building, check_traces, other_seed, run_from
 from vla_rl.toolkit.models.adapters import MergedAdapters, has_adapters
@@ -59,7 +59,7 @@ def check_model(
     """
     env = synthetic.env_info() if env is None else env
     context = Context(env=env, chunk=chunk, values=values, device=device, temperature=temperature)
-    building = run_from(11, lambda: built("model", model, config, context))
+    building = run_from(11, lambda: build_component("model", model, config, context))
     policy, name = building.result
     f = Findings(f"check_model of {name}")
     obs = synthetic.observation(env, rows)
@@ -67,27 +67,35 @@ def check_model(
     plugin = model if isinstance(model, ModelPlugin) else None
     given = plugin.config() if plugin is not None and config is None else config
     with f.section("sample_chunk"):
-        if _sampling(case):
+        if _check_sampling(case):
             if plugin is not None:  # before anything moves its weights
                 with f.section("build"):
                     hot = attrs.evolve(context, temperature=2 * temperature)
                     again = run_from(12, lambda: plugin.build(given, hot))
                     check_building(case, attrs.evolve(building, result=policy), again)
-            for check in (_scores, _noise, _critic, _tokens, _gradients, _merged_adapters, check_traces):
+            for check in (
+                _recorded_scores,
+                _keyed_noise,
+                _critic_values,
+                _token_round_trip,
+                _trained_gradients,
+                _merged_adapters,
+                check_traces,
+            ):
                 with f.section(check.__name__.strip("_")):
                     check(case)
             check_inputs(case, getattr(given, "cameras", None))
             check_policy(case)
-            check_continuing(case, case.model.continue_chunk if offers(case.model, "continue_chunk") else None)
+            check_continuing(case, case.model.continue_chunk if offers_method(case.model, "continue_chunk") else None)
             if plugin is not None:
                 with f.section("temperature"):
                     check_temperature(case, again.result)
                 with f.section("other bounds"):
                     check_other_bounds(case, plugin.build, given, context)
             with f.section("publishing"):
-                _publishing(case)
+                _check_publishing(case)
             with f.section("save"):
-                _save(case, plugin, given, context, reload)
+                _check_saving(case, plugin, given, context, reload)
     f.close()
 
 
@@ -97,14 +105,14 @@ def _merged_adapters(case: ModelCase) -> None:
     if not has_adapters(module):
         return
     where = "merged adapters"
-    with case.moved(ADAPTERS_MOVED):
+    with case.moved_weights(ADAPTERS_MOVED):
         before = {name: p.detach().clone() for name, p in module.named_parameters()}
         adapters = MergedAdapters(module, "in_place")
-        adapters.merge()
+        adapters.merge_weights()
         try:
-            chunk = case.sample()
+            chunk = case.draw_chunks()
         finally:
-            adapters.unmerge()
+            adapters.restore_weights()
         kept = all(torch.equal(p, before[name]) for name, p in module.named_parameters())
         with torch.no_grad():
             scores = case.model.chunk_log_probs(case.obs, chunk).log_probs.double()
@@ -116,48 +124,58 @@ def _merged_adapters(case: ModelCase) -> None:
 
 
 def _value_shape(case: ModelCase) -> tuple[int, ...]:
-    return (case.rows,) if case.values == "chunk" else (case.rows, case.chunk)
+    return (case.row_count,) if case.values == "chunk" else (case.row_count, case.chunk)
 
 
-def _sampling(case: ModelCase) -> bool:
+def _check_sampling(case: ModelCase) -> bool:
     per_action = case.model.tokens_per_action
     case.f.expect(per_action >= 1, "tokens_per_action", "M >= 1", per_action, "log-probs of one action")
     valid = True
     for where, greedy in (("sample_chunk", False), ("sample_chunk (greedy)", True)):
-        chunk = case.sample(greedy)
-        if _chunk(case, chunk, where):
+        chunk = case.draw_chunks(greedy)
+        if _check_chunk(case, chunk, where):
             case.within_bounds(chunk.actions, where)
         else:
             valid = False
     return valid
 
 
-def _chunk(case: ModelCase, chunk: Chunk, where: str) -> bool:
+def _check_chunk(case: ModelCase, chunk: Chunk, where: str) -> bool:
     """Check types and shapes of the sampled chunk."""
     f, per_action = case.f, case.model.tokens_per_action
-    valid = case.is_array(chunk.actions, (case.rows, case.chunk, case.env.action_dim), f"{where}: actions")
-    valid &= case.is_array(chunk.log_probs, (case.rows, case.chunk, per_action), f"{where}: log_probs")
+    valid = case.is_array(chunk.actions, (case.row_count, case.chunk, case.env.action_dim), f"{where}: actions")
+    valid &= case.is_array(chunk.log_probs, (case.row_count, case.chunk, per_action), f"{where}: log_probs")
     if case.values == "none":
         f.expect(chunk.values is None, f"{where}: values", "None", "values", "Context.values is none")
     elif f.expect(chunk.values is not None, f"{where}: values", _value_shape(case), "None", "add a value head"):
         valid &= case.is_array(chunk.values, _value_shape(case), f"{where}: values")
     for name, array in chunk.extras.items():
-        valid &= f.expect(len(array) == case.rows, f"{where}: replay {name!r}", f"batch first ({case.rows} rows)",
-                         list(array.shape), "one entry for each row")  # fmt: skip
+        valid &= f.expect(
+            len(array) == case.row_count,
+            f"{where}: replay {name!r}",
+            f"batch first ({case.row_count} rows)",
+            list(array.shape),
+            "one entry for each row",
+        )
     graph = any(getattr(array, "requires_grad", False) for array in (chunk.actions, chunk.log_probs))
     f.expect(not graph, where, "no gradient", "tensors with a graph", "decorate it with torch.no_grad()")
     return valid
 
 
-def _scores(case: ModelCase) -> None:
-    sampled = case.sample()
+def _recorded_scores(case: ModelCase) -> None:
+    sampled = case.draw_chunks()
     scores = case.model.chunk_log_probs(case.obs, sampled)
     where = "chunk_log_probs"
-    shape = (case.rows, case.chunk, case.model.tokens_per_action)
+    shape = (case.row_count, case.chunk, case.model.tokens_per_action)
     if case.is_array(scores.log_probs, shape, f"{where}: log_probs"):
-        case.near(scores.log_probs, sampled.log_probs, where, "the log_probs recorded at sampling",
-               "same temperature, same mode (no dropout), same precision")  # fmt: skip
-        case.sample(seed=1)
+        case.expect_near(
+            scores.log_probs,
+            sampled.log_probs,
+            where,
+            "the log_probs recorded at sampling",
+            "same temperature, same mode (no dropout), same precision",
+        )
+        case.draw_chunks(seed=1)
         again, gap = case.model.chunk_log_probs(case.obs, sampled).log_probs, 10 * case.atol
         unaffected = bool(torch.allclose(again, scores.log_probs, rtol=0, atol=gap))
         expected, got = "the same log_probs of a chunk after another one was sampled", "others"
@@ -165,7 +183,7 @@ def _scores(case: ModelCase) -> None:
     has_gradient = scores.log_probs.requires_grad
     case.f.expect(has_gradient, where, "log_probs with gradient", "none", "drop no_grad or detach")
     if case.is_array(scores.entropy, shape, f"{where}: entropy") and not scores.entropy.requires_grad:
-        with case.moved(0.3):
+        with case.moved_weights(0.3):
             moved = case.model.chunk_log_probs(case.obs, sampled).entropy
         fixed = bool(torch.equal(moved, scores.entropy))  # as that of a Gaussian of fixed deviation
         expected = "an entropy with gradient, as it moves with the weights"
@@ -174,56 +192,60 @@ def _scores(case: ModelCase) -> None:
         if not case.f.expect(scores.values is not None, where, "values", "None", "score the critic too"):
             return
         if case.is_array(scores.values, _value_shape(case), f"{where}: values"):
-            case.near(scores.values, sampled.values, where, "the values recorded at sampling", "same forward pass")
+            case.expect_near(
+                scores.values, sampled.values, where, "the values recorded at sampling", "same forward pass"
+            )
     loss = case.model.imitation_loss(case.obs, sampled.actions)
     case.f.expect(loss.dtype == torch.float32, "imitation_loss", "float32", loss.dtype, "convert it")
     scalar = loss.ndim == 0 and bool(torch.isfinite(loss)) and loss.requires_grad
     case.f.expect(scalar, "imitation_loss", "a finite scalar with gradient", loss, "take the mean over the batch")
     what, remedy = "the same log_probs as before an imitation_loss", "put dropout and mode back"
-    case.near(case.sample().log_probs, sampled.log_probs, "sample_chunk", what, remedy)
+    case.expect_near(case.draw_chunks().log_probs, sampled.log_probs, "sample_chunk", what, remedy)
     _check_weighable(case, sampled)
 
 
 def _check_weighable(case: ModelCase, sampled: Chunk) -> None:
     """Findings on what trainers use that weigh samples: a loss for each, and features for critics."""
     losses = case.model.imitation_losses(case.obs, sampled.actions)
-    if case.is_array(losses, (case.rows,), "imitation_losses"):
+    if case.is_array(losses, (case.row_count,), "imitation_losses"):
         fine = losses.requires_grad and losses.dtype == torch.float32
         expected = "float32 with gradient"
         case.f.expect(fine, "imitation_losses", expected, losses.dtype, "average over the chunk of each sample alone")
         rows = np.arange(1)
-        alone = case.model.imitation_losses(case.obs.take(rows), pick(sampled.actions, rows))
+        alone = case.model.imitation_losses(case.obs.take(rows), pick_rows(sampled.actions, rows))
         shifted = not torch.allclose(alone, losses[:1], rtol=0.5, atol=0.1)
         expected = "about the loss of a sample alone, whatever other rows there are"
         case.f.expect(not shifted, "imitation_losses", expected, float(losses[0].detach()), "do not mix rows")
-    if not offers(case.model, "policy_features"):
+    if not offers_method(case.model, "policy_features"):
         return
     features = case.model.policy_features(case.obs)
-    fine = features.ndim == 2 and len(features) == case.rows and features.dtype == torch.float32
+    fine = features.ndim == 2 and len(features) == case.row_count and features.dtype == torch.float32
     got = f"{features.dtype} {list(features.shape)}"
-    if case.f.expect(fine, "policy_features", f"float32 [{case.rows}, D]", got, "flatten what comes before the head"):
+    if case.f.expect(
+        fine, "policy_features", f"float32 [{case.row_count}, D]", got, "flatten what comes before the head"
+    ):
         again = case.model.policy_features(case.obs.take(np.arange(1)))
         apart = torch.allclose(again, features[:1], rtol=1e-3, atol=1e-4)
         expected = "the same features of a row whatever other rows there are"
         case.f.expect(apart, "policy_features", expected, "others", "do not mix rows")
-        if offers(case.model, "reparameterised_actions"):
+        if offers_method(case.model, "reparameterised_actions"):
             _check_reparameterised(case, features.detach())
 
 
 def _check_reparameterised(case: ModelCase, features: torch.Tensor) -> None:
     """Findings on the actions of features, which have to be distributed as those of `sample_chunk`."""
     where = "reparameterised_actions"
-    shape = (case.rows, case.chunk, case.env.action_dim)
+    shape = (case.row_count, case.chunk, case.env.action_dim)
     normals = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(features.device)
-    greedy = case.sample(greedy=True)
+    greedy = case.draw_chunks(greedy=True)
     middle, middle_log_probs = case.model.reparameterised_actions(features, torch.zeros_like(normals))
     if not case.is_array(middle_log_probs, (*shape[:2], case.model.tokens_per_action), f"{where}: log_probs"):
         return
     expected = "the greedy chunk from noise that is 0"
-    case.near(middle, greedy.actions, where, expected, "draw around what is greedy")
+    case.expect_near(middle, greedy.actions, where, expected, "draw around what is greedy")
     with torch.no_grad():
         scored = case.model.chunk_log_probs(case.obs, greedy).log_probs
-    case.near(middle_log_probs, scored, where, "the log_probs of chunk_log_probs", "score the same distribution")
+    case.expect_near(middle_log_probs, scored, where, "the log_probs of chunk_log_probs", "score the same distribution")
     leaf = features.clone().requires_grad_()
     actions, log_probs = case.model.reparameterised_actions(leaf, normals)
     case.is_array(actions, shape, f"{where}: actions")
@@ -237,34 +259,48 @@ def _check_reparameterised(case: ModelCase, features: torch.Tensor) -> None:
         case.f.expect(moves, where, expected, "none", "use no detach or no_grad")
 
 
-def _noise(case: ModelCase) -> None:
+def _keyed_noise(case: ModelCase) -> None:
     where = "sample_chunk"
-    one = case.sample(seed=1)
-    copied = take(one, np.arange(case.rows))
+    one = case.draw_chunks(seed=1)
+    copied = take_chunk_rows(one, np.arange(case.row_count))
     copied = attrs.evolve(copied, actions=np.array(copied.actions), log_probs=np.array(copied.log_probs))
-    same, other = case.sample(seed=1), case.sample(seed=2)
+    same, other = case.draw_chunks(seed=1), case.draw_chunks(seed=2)
     unchanged = np.array_equal(to_numpy(one.actions), copied.actions)
     unchanged &= np.array_equal(np.asarray(to_numpy(one.log_probs)), np.asarray(copied.log_probs))
     expected, got = "a chunk that stays as it is", "one that the next call wrote into"
     case.f.expect(unchanged, where, expected, got, "return new arrays")
-    case.near(one.actions, same.actions, where, "the same chunk from the same noise",
-           "draw from `noise` only, never from torch or NumPy's own generators")  # fmt: skip
+    case.expect_near(
+        one.actions,
+        same.actions,
+        where,
+        "the same chunk from the same noise",
+        "draw from `noise` only, never from torch or NumPy's own generators",
+    )
     moved = not np.array_equal(to_numpy(one.actions), to_numpy(other.actions))
     case.f.expect(moved, where, "another chunk from other noise", "the same", "use `noise` when greedy is False")
-    greedy = [case.sample(greedy=True, seed=seed) for seed in (1, 2)]
-    case.near(greedy[0].actions, greedy[1].actions, where, "a greedy chunk without chance", "ignore noise: the mode")
-    order = list(range(case.rows))[::-1]
-    turned = case.model.sample_chunk(case.obs.take(np.array(order)), case.noise(order, seed=1), False)
-    case.near(to_numpy(turned.actions)[order], one.actions, where, "a row's chunk wherever it stands in the batch",
-           "row b uses draws of row b alone, and no statistics of the batch")  # fmt: skip
+    greedy = [case.draw_chunks(greedy=True, seed=seed) for seed in (1, 2)]
+    case.expect_near(
+        greedy[0].actions, greedy[1].actions, where, "a greedy chunk without chance", "ignore noise: the mode"
+    )
+    order = list(range(case.row_count))[::-1]
+    turned = case.model.sample_chunk(case.obs.take(np.array(order)), case.make_noise(order, seed=1), False)
+    case.expect_near(
+        to_numpy(turned.actions)[order],
+        one.actions,
+        where,
+        "a row's chunk wherever it stands in the batch",
+        "row b uses draws of row b alone, and no statistics of the batch",
+    )
 
 
-def _critic(case: ModelCase) -> None:
+def _critic_values(case: ModelCase) -> None:
     if case.values == "none":
         return
     values = case.model.values(case.obs)
     if case.is_array(values, _value_shape(case), "values"):
-        case.near(values, case.sample().values, "values", "the values of sample_chunk", "read the same hidden state")
+        case.expect_near(
+            values, case.draw_chunks().values, "values", "the values of sample_chunk", "read the same hidden state"
+        )
         case.f.expect(not values.requires_grad, "values", "no gradient", "a graph", "decorate it with torch.no_grad()")
     part = "the part of `module` that values come from"
     remedy = "the learner gives it a separate learning rate"
@@ -272,30 +308,32 @@ def _critic(case: ModelCase) -> None:
         case.f.expect(bool(case.of_critic), "critic", part, "one without parameters of `module`", remedy)
 
 
-def _tokens(case: ModelCase) -> None:
-    actions = case.sample().actions
+def _token_round_trip(case: ModelCase) -> None:
+    actions = case.draw_chunks().actions
     try:
         tokens = case.model.encode_actions(actions)
     except NotOffered:
         return
-    shape = [case.rows, case.chunk, case.model.tokens_per_action]
+    shape = [case.row_count, case.chunk, case.model.tokens_per_action]
     got = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)}"
     case.f.expect(got == f"int64 {shape}", "encode_actions", f"int64 {shape}", got, "convert or reshape it")
     decoded = case.model.decode_actions(tokens)
-    case.near(decoded, actions, "decode_actions", "sampled actions back from their tokens", "invert encode_actions")
+    case.expect_near(
+        decoded, actions, "decode_actions", "sampled actions back from their tokens", "invert encode_actions"
+    )
     again = torch.equal(case.model.encode_actions(decoded), tokens)
     case.f.expect(again, "encode_actions", "the tokens of decoded tokens", "others", "round to the nearest bin")
 
 
-def _gradients(case: ModelCase) -> None:
+def _trained_gradients(case: ModelCase) -> None:
     """Check that everything a learner minimises has a gradient in all trained parameters and in no other."""
     module, f = case.model.module, case.f
-    trained = case.trained
+    trained = case.trained_parameters
     if not f.expect(bool(trained), "module", "parameters with requires_grad", "none", "unfreeze some, or add LoRA"):
         return
-    with case.moved(0.02):
+    with case.moved_weights(0.02):
         module.zero_grad(set_to_none=True)
-        sampled = case.sample()
+        sampled = case.draw_chunks()
         scores = case.model.chunk_log_probs(case.obs, sampled)
         draws = torch.Generator().manual_seed(0)
         weights = torch.rand(scores.log_probs.shape, generator=draws).to(scores.log_probs.device)
@@ -305,8 +343,13 @@ def _gradients(case: ModelCase) -> None:
             total = total + (scores.values**2).sum()
         total.backward()
         missed = [name for name, p in trained.items() if p.grad is None or not bool((p.grad != 0).any())]
-        f.expect(not missed, "gradient", "one in every trained parameter", f"none in {_some(missed)}",
-                 "connect them, or set requires_grad_(False)")  # fmt: skip
+        f.expect(
+            not missed,
+            "gradient",
+            "one in every trained parameter",
+            f"none in {_name_some(missed)}",
+            "connect them, or set requires_grad_(False)",
+        )
         frozen_with_gradient = [
             name for name, p in module.named_parameters() if not p.requires_grad and p.grad is not None
         ]
@@ -314,60 +357,65 @@ def _gradients(case: ModelCase) -> None:
             not frozen_with_gradient,
             "gradient",
             "none in frozen parameters",
-            f"one in {_some(frozen_with_gradient)}",
+            f"one in {_name_some(frozen_with_gradient)}",
             "freeze before building",
         )
         broken = [name for name, p in trained.items() if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
-        f.expect(not broken, "gradient", "finite numbers", f"NaN or inf in {_some(broken)}", "find the cause")
-        _reach(case, "log_probs", critic=False)
+        f.expect(not broken, "gradient", "finite numbers", f"NaN or inf in {_name_some(broken)}", "find the cause")
+        _check_reach(case, "log_probs", critic=False)
         if case.values != "none":
-            _reach(case, "values", critic=True)
+            _check_reach(case, "values", critic=True)
 
 
-def _reach(case: ModelCase, part: str, critic: bool) -> None:
+def _check_reach(case: ModelCase, part: str, critic: bool) -> None:
     """A loss on one part of the scores reaches the policy, or the value head."""
-    scores = case.model.chunk_log_probs(case.obs, case.sample())
-    gradients = zip(case.trained, case.gradient(getattr(scores, part).square().sum()), strict=True)
+    scores = case.model.chunk_log_probs(case.obs, case.draw_chunks())
+    gradients = zip(case.trained_parameters, case.compute_gradient(getattr(scores, part).square().sum()), strict=True)
     reached = any(bool((g != 0).any()) for name, g in gradients if (name in case.of_critic) == critic)
     whom = "the critic" if critic else "the policy's parameters"
     case.f.expect(reached, "gradient", f"one of {part} in {whom}", "none", "connect them")
 
 
-def _publishing(case: ModelCase) -> None:
+def _check_publishing(case: ModelCase) -> None:
     model, f = case.model, case.f
-    before = case.sample()
+    before = case.draw_chunks()
     pairs = [(name, tensor.clone()) for name, tensor in model.weights()]
     names = [name for name, _ in pairs]
     trained = {name for name, p in model.module.named_parameters() if p.requires_grad}
     f.expect(len(set(names)) == len(names), "weights", "each name once", "some twice", "list each parameter once")
     missing = sorted(trained - set(names)) if len(names) < len(trained) else []
-    f.expect(not missing, "weights", "every trained parameter", f"no {_some(missing)}", "policies would miss it")
+    f.expect(not missing, "weights", "every trained parameter", f"no {_name_some(missing)}", "policies would miss it")
     draws = torch.Generator().manual_seed(0)
     noise = [(0.1 * torch.randn(tensor.shape, generator=draws)).to(tensor) for _, tensor in pairs]
     sent = [(name, tensor + more) for (name, tensor), more in zip(pairs, noise, strict=True)]
     expected_weights = [(name, tensor.clone()) for name, tensor in sent]
     parameters, flags = dict(model.module.named_parameters()), [p.requires_grad for p in model.module.parameters()]
     model.load_weights(pair for pair in sent)  # an iterable, which can be gone through once
-    _holds(f, model, expected_weights, "load_weights", "the weights that were loaded")
+    _expect_weights(f, model, expected_weights, "load_weights", "the weights that were loaded")
     now = dict(model.module.named_parameters())
     renewed = [name for name, p in parameters.items() if now.get(name) is not p]
     expected, remedy = "the same parameters, with other numbers", "an optimiser holds the old ones: use p.copy_(tensor)"
-    f.expect(not renewed, "load_weights", expected, f"new ones for {_some(renewed)}", remedy)
+    f.expect(not renewed, "load_weights", expected, f"new ones for {_name_some(renewed)}", remedy)
     same = flags == [p.requires_grad for p in model.module.parameters()]
     f.expect(same, "load_weights", "`requires_grad` that stays as it is", "a change", "copy under torch.no_grad()")
     for _, tensor in sent:
         tensor.zero_()
-    _holds(
+    _expect_weights(
         f, model, expected_weights, "load_weights", "unchanged numbers after the sender wrote into the loaded tensors"
     )
     moved = case.model.chunk_log_probs(case.obs, before).log_probs
     changed = not torch.allclose(torch.as_tensor(before.log_probs).to(moved), moved)
     f.expect(changed, "load_weights", "other log_probs from other weights", "the same ones", "copy into the module")
     model.load_weights([(name, to_numpy(tensor.float())) for name, tensor in pairs])  # as learners publish
-    _holds(f, model, pairs, "load_weights", "the old weights, loaded as NumPy arrays")
-    after = case.sample()
-    case.near(after.log_probs, before.log_probs, "load_weights", "the old log_probs from the old weights",
-           "take NumPy arrays as well as tensors")  # fmt: skip
+    _expect_weights(f, model, pairs, "load_weights", "the old weights, loaded as NumPy arrays")
+    after = case.draw_chunks()
+    case.expect_near(
+        after.log_probs,
+        before.log_probs,
+        "load_weights",
+        "the old log_probs from the old weights",
+        "take NumPy arrays as well as tensors",
+    )
     try:
         model.load_weights([("no such parameter", torch.zeros(1))])
     except KeyError:
@@ -375,19 +423,25 @@ def _publishing(case: ModelCase) -> None:
     f.expect(False, "load_weights", "KeyError for a name that is not there", "nothing", "a silent loss of weights")
 
 
-def _holds(f: Findings, model: VLAModel, pairs: list[tuple[str, torch.Tensor]], where: str, expected: str) -> None:
+def _expect_weights(
+    f: Findings, model: VLAModel, pairs: list[tuple[str, torch.Tensor]], where: str, expected: str
+) -> None:
     now = dict(model.weights())
     changed = [name for name, tensor in pairs if name not in now or not torch.equal(now[name], tensor.to(now[name]))]
     f.expect(
-        not changed, where, f"{expected} in weights()", f"others in {_some(changed)}", "copy every pair into the module"
+        not changed,
+        where,
+        f"{expected} in weights()",
+        f"others in {_name_some(changed)}",
+        "copy every pair into the module",
     )
 
 
-def _save(
+def _check_saving(
     case: ModelCase, plugin: ModelPlugin | None, config: Any, context: Context, reload: Callable[[Path], Any] | None
 ) -> None:
     """Check saving and loading, with moved weights and another seed: equal initial weights would hide lost ones."""
-    with tempfile.TemporaryDirectory() as folder, case.moved(0.02):
+    with tempfile.TemporaryDirectory() as folder, case.moved_weights(0.02):
         target = Path(folder) / "model"
         target.mkdir()
         case.model.save(target)
@@ -401,18 +455,26 @@ def _save(
             reload = lambda path: attrs.evolve(config, checkpoint=str(path))  # noqa: E731
         loaded: VLAModel = plugin.build(reload(target), other_seed(context))
         remedy = "save everything that `checkpoint:` reads"
-        again = loaded.sample_chunk(case.obs, case.noise(), True)
-        case.near(again.actions, case.sample(greedy=True).actions, "save", "the same greedy actions once loaded",
-                  remedy, KERNELS)  # fmt: skip
-        sampled = take(case.sample(), np.arange(case.rows))
+        again = loaded.sample_chunk(case.obs, case.make_noise(), True)
+        case.expect_near(
+            again.actions,
+            case.draw_chunks(greedy=True).actions,
+            "save",
+            "the same greedy actions once loaded",
+            remedy,
+            KERNELS,
+        )
+        sampled = take_chunk_rows(case.draw_chunks(), np.arange(case.row_count))
         with torch.no_grad():
             scores, original_scores = (m.chunk_log_probs(case.obs, sampled) for m in (loaded, case.model))
-        case.near(
+        case.expect_near(
             scores.log_probs, original_scores.log_probs, "save", "the same log_probs once loaded", remedy, KERNELS
         )
         if original_scores.values is not None and scores.values is not None:
-            case.near(scores.values, original_scores.values, "save", "the same values once loaded", remedy, KERNELS)
+            case.expect_near(
+                scores.values, original_scores.values, "save", "the same values once loaded", remedy, KERNELS
+            )
 
 
-def _some(names: list[str]) -> str:
+def _name_some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

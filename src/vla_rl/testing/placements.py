@@ -7,11 +7,11 @@ from typing import Any
 import attrs
 
 from vla_rl.core.declarations import PlacementPlugin
-from vla_rl.core.errors import counted
+from vla_rl.core.errors import format_count
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan
-from vla_rl.testing.common.findings import Findings, built
-from vla_rl.toolkit.placement.checks import ROLES, checked
+from vla_rl.testing.common.findings import Findings, build_component
+from vla_rl.toolkit.placement.checks import ROLES, validate_plan
 
 GIB = 2**30
 CLUSTERS = (
@@ -21,7 +21,7 @@ CLUSTERS = (
 )
 
 
-def forecast(plan: Plan) -> float:
+def forecast_seconds(plan: Plan) -> float:
     """Synthetic seconds of an iteration that its workers share."""
     return 10.0 / len(plan.slots)
 
@@ -36,8 +36,8 @@ RACK = Cluster(
     ),
 )
 """Unlike machines, for strategies that say which one a worker is on."""
-JOB = Job(num_envs=64, group_size=4, env="scripted", env_memory=2**20, forecast=forecast)
-ABSURD = Job(num_envs=10**9, group_size=1, env="scripted", env_memory=2**40, forecast=forecast)
+JOB = Job(num_envs=64, group_size=4, env="scripted", env_memory=2**20, forecast=forecast_seconds)
+ABSURD = Job(num_envs=10**9, group_size=1, env="scripted", env_memory=2**40, forecast=forecast_seconds)
 
 
 def check_placement(
@@ -50,21 +50,21 @@ def check_placement(
     """Plan `job` on every cluster; it must fit on one of them at least. Raises CheckFailed with all findings.
 
     A plan hosts every role, uses no more than there is, has sane stages and window, passes what the runtime checks
-    before a run (`vla_rl.toolkit.placement.checks.checked`), and is a pure function of its arguments. So do plans of
-    other numbers of simulators, batches and machines, where they are not refused with `DoesNotFit`. A job that fits
+    before a run (`vla_rl.toolkit.placement.checks.validate_plan`), and is a pure function of its arguments. So do plans
+    of other numbers of simulators, batches and machines, where they are not refused with `DoesNotFit`. A job that fits
     nowhere (a thousand million simulators of a TiB) raises `DoesNotFit` with numbers.
     `config`: of the plugin, when a `PlacementPlugin` is given.
     """
     strategy: Placement
-    strategy, name = built("placement", placement, config, None)
+    strategy, name = build_component("placement", placement, config, None)
     f = Findings(f"check_placement of {name}")
     refusals, plans = [], []
     for cluster in clusters:
-        with f.section(f"plan on {_name(cluster)}"):
+        with f.section(f"plan on {_cluster_name(cluster)}"):
             try:
                 plan = strategy.plan(cluster, job)
             except DoesNotFit as exc:
-                refusals.append(f"{_name(cluster)}: {exc}")
+                refusals.append(f"{_cluster_name(cluster)}: {exc}")
                 continue
             _check_plan(f, plan, cluster, job)
             plans.append((cluster, plan))
@@ -92,12 +92,12 @@ def check_placement(
     f.close()
 
 
-def _name(cluster: Cluster) -> str:
-    return f"{counted(cluster.cpus, 'CPU')} and {counted(cluster.gpus, 'GPU')}"
+def _cluster_name(cluster: Cluster) -> str:
+    return f"{format_count(cluster.cpus, 'CPU')} and {format_count(cluster.gpus, 'GPU')}"
 
 
 def _check_plan(f: Findings, plan: Plan, cluster: Cluster, job: Job) -> None:
-    on = f"plan on {_name(cluster)}"
+    on = f"plan on {_cluster_name(cluster)}"
     if not f.expect(isinstance(plan, Plan), on, "a Plan", type(plan).__name__, "return vla_rl.core.plan.Plan"):
         return
     for role in ROLES:
@@ -114,7 +114,9 @@ def _check_plan(f: Findings, plan: Plan, cluster: Cluster, job: Job) -> None:
         ("CPU", sum(slot.cpus for slot in plan.slots), cluster.cpus),
         ("GPU", sum(slot.gpus for slot in plan.slots), cluster.gpus),
     ):
-        f.expect(used <= available + 1e-6, on, f"at most {counted(available, what)}", f"{used:g}", "shares must add up")
+        f.expect(
+            used <= available + 1e-6, on, f"at most {format_count(available, what)}", f"{used:g}", "shares must add up"
+        )
     lanes = len(plan.hosting("sim")) * plan.stages
     f.expect(plan.stages >= 1, on, "stages >= 1", plan.stages, "one lane is the least")
     f.expect(lanes <= job.num_envs, on, f"at most {job.num_envs} lanes, one env each", lanes, "use fewer sim slots")
@@ -127,7 +129,7 @@ def _check_plan(f: Findings, plan: Plan, cluster: Cluster, job: Job) -> None:
     )
     f.expect(plan.offload <= set(ROLES), on, f"offload among {ROLES}", sorted(plan.offload), "correct the name")
     try:
-        checked(plan, cluster, job)
+        validate_plan(plan, cluster, job)
     except DoesNotFit as exc:
         remedy = "plan what the runtime can carry out, or raise DoesNotFit"
         f.expect(False, on, "a plan that can be carried out", str(exc), remedy)
@@ -144,7 +146,7 @@ def _check_variants(f: Findings, strategy: Placement, clusters: tuple[Cluster, .
     for what, other in jobs.items():
         for cluster in clusters:
             with f.section(f"plan of {what}"):
-                _check_variant(f, strategy, cluster, other, f"plan of {what} on {_name(cluster)}")
+                _check_variant(f, strategy, cluster, other, f"plan of {what} on {_cluster_name(cluster)}")
     with f.section("plan on two machines"):
         _check_variant(f, strategy, RACK, job, "plan on machines of 32 and 64 CPUs, 4 and 2 GPUs")
 
@@ -157,7 +159,7 @@ def _check_variant(f: Findings, strategy: Placement, cluster: Cluster, job: Job,
     if len(cluster.nodes) > 1 and all(slot.node is None for slot in plan.slots):
         return  # a strategy for one machine
     try:
-        checked(plan, cluster, job)
+        validate_plan(plan, cluster, job)
     except DoesNotFit as exc:
         remedy = "raise DoesNotFit with what is needed and there, or place what fits"
         f.expect(False, where, "DoesNotFit, or a plan that can be carried out", str(exc), remedy)

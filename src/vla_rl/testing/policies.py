@@ -43,14 +43,14 @@ def check_policy(case: ModelCase) -> None:
     """Findings on all of them."""
     checks: tuple[Callable[[ModelCase], None], ...] = (
         _rows_apart,
-        _likelihoods,
-        _densities,
+        _sampled_likelihoods,
+        _density_scale,
         _each_entry,
-        _steps,
-        _cloning,
-        _demonstrations,
-        _arguments,
-        _reference,
+        _gradient_steps,
+        _cloning_gradient,
+        _demonstrated_numbers,
+        _use_of_arguments,
+        _reference_policy,
     )
     for check in checks:
         with case.f.section(check.__name__.strip("_").replace("_", " ")):
@@ -62,14 +62,14 @@ def check_policy(case: ModelCase) -> None:
 
 def _rows_apart(case: ModelCase) -> None:
     """Compare each row alone, and among other rows, with the same row in the batch."""
-    with case.moved(SCALES[0]):
-        batch_chunks = {greedy: case.sample(greedy) for greedy in (False, True)}
-        for b in range(case.rows):
+    with case.moved_weights(SCALES[0]):
+        batch_chunks = {greedy: case.draw_chunks(greedy) for greedy in (False, True)}
+        for b in range(case.row_count):
             _compare_rows(case, batch_chunks, case.obs.take(np.array([b])), [b], [0])
-        strangers = synthetic.observation(case.env, case.rows, seed=1)
-        keep = [b for b in range(case.rows) if b % 2 == 0]
+        strangers = synthetic.observation(case.env, case.row_count, seed=1)
+        keep = [b for b in range(case.row_count) if b % 2 == 0]
         mixed = Observation.concat([case.obs, strangers]).take(
-            np.array([b if b in keep else case.rows + b for b in range(case.rows)])
+            np.array([b if b in keep else case.row_count + b for b in range(case.row_count)])
         )
         _compare_rows(case, batch_chunks, mixed, keep, keep)
 
@@ -81,29 +81,31 @@ def _compare_rows(
     keys = list(range(len(obs))) if len(obs) > 1 else rows
     remedy = "use no statistics of the batch, and each row's own noise"
     for greedy, chunk in batch_chunks.items():
-        sampled = case.model.sample_chunk(obs, case.noise(keys), greedy)
+        sampled = case.model.sample_chunk(obs, case.make_noise(keys), greedy)
         for name in ("actions", "log_probs", "values"):
             one, other = getattr(sampled, name), getattr(chunk, name)
             if other is not None:
                 what = f"a row's {name} whatever other rows there are"
-                case.near(to_numpy(one)[at], to_numpy(other)[rows], "sample_chunk", what, remedy, KERNELS)
+                case.expect_near(to_numpy(one)[at], to_numpy(other)[rows], "sample_chunk", what, remedy, KERNELS)
     if len(obs) > 1:
         return
     with torch.no_grad():
         picked = np.array(rows)
-        scores = case.model.chunk_log_probs(obs, take(batch_chunks[False], picked))
+        scores = case.model.chunk_log_probs(obs, take_chunk_rows(batch_chunks[False], picked))
         all_rows = case.model.chunk_log_probs(case.obs, batch_chunks[False])
     for name in ("log_probs", "entropy", "values"):
         one, other = getattr(scores, name), getattr(all_rows, name)
         if other is not None:
             what = f"a row's {name} whatever other rows there are"
-            case.near(one, to_numpy(other)[rows], "chunk_log_probs", what, remedy, KERNELS)
+            case.expect_near(one, to_numpy(other)[rows], "chunk_log_probs", what, remedy, KERNELS)
     if case.values != "none":
         what = "a row's value whatever other rows there are"
-        case.near(case.model.values(obs), to_numpy(case.model.values(case.obs))[rows], "values", what, remedy, KERNELS)
+        case.expect_near(
+            case.model.values(obs), to_numpy(case.model.values(case.obs))[rows], "values", what, remedy, KERNELS
+        )
 
 
-def take(chunk: Chunk, rows: Array) -> Chunk:
+def take_chunk_rows(chunk: Chunk, rows: Array) -> Chunk:
     """Return these rows of a chunk as NumPy arrays, the form in which it crosses processes."""
     return Chunk(
         actions=to_numpy(chunk.actions)[rows],
@@ -116,25 +118,25 @@ def take(chunk: Chunk, rows: Array) -> Chunk:
 # ---------------------------------------------------------------------------------------------------- likelihoods
 
 
-def _likelihoods(case: ModelCase) -> None:
+def _sampled_likelihoods(case: ModelCase) -> None:
     _sampled_from(case, "")
     for scale in SCALES:
-        with case.moved(scale):
-            spread = float(torch.as_tensor(case.many(COPIES)[1].log_probs).std())
+        with case.moved_weights(scale):
+            spread = float(torch.as_tensor(case.sample_copies(COPIES)[1].log_probs).std())
             if spread >= SPREAD or scale == SCALES[-1]:
                 _sampled_from(case, " (at moved weights)")
-                _greedy(case)
+                _greedy_likelihood(case)
                 return
 
 
 def _sampled_from(case: ModelCase, where: str) -> None:
     """The mean of -log p over samples is the entropy, whatever the distribution."""
-    obs, chunk = case.many(COPIES)
+    obs, chunk = case.sample_copies(COPIES)
     with torch.no_grad():
         scores = case.model.chunk_log_probs(obs, chunk)
     log_probs, entropy = scores.log_probs.double(), scores.entropy.double()
     what = f"the log_probs recorded at sampling{where}"
-    case.near(log_probs, chunk.log_probs, "chunk_log_probs", what, "score what was sampled", KERNELS)
+    case.expect_near(log_probs, chunk.log_probs, "chunk_log_probs", what, "score what was sampled", KERNELS)
     gap = -log_probs - entropy
     holds = all(
         bool((part.mean(0).abs() <= SIGMAS * part.std(0) / len(part) ** 0.5 + floor * (1 + entropy.mean().abs())).all())
@@ -145,7 +147,7 @@ def _sampled_from(case: ModelCase, where: str) -> None:
     remedy = "entropy in nats of the distribution that is sampled, temperature included: -sum p log p"
     case.f.expect(holds, "chunk_log_probs: entropy", expected, got, remedy)
     if where:
-        fixed = bool((log_probs.unflatten(0, (case.rows, COPIES)).std(1) < 1e-7).all())
+        fixed = bool((log_probs.unflatten(0, (case.row_count, COPIES)).std(1) < 1e-7).all())
         expected = "log_probs that differ with what was sampled"
         case.f.expect(not fixed, "chunk_log_probs", expected, "the same for all", "gather those of the chunk")
         _entries_apart(case, log_probs)
@@ -158,8 +160,8 @@ def _sampled_from(case: ModelCase, where: str) -> None:
 
 def _draws_apart(case: ModelCase, actions: Array) -> None:
     """Numbers of one row's chunk are not all made of one draw."""
-    flat = actions.reshape(case.rows, COPIES, -1).astype(np.float64)
-    flat = (flat - flat.mean(1, keepdims=True)).reshape(case.rows * COPIES, -1)
+    flat = actions.reshape(case.row_count, COPIES, -1).astype(np.float64)
+    flat = (flat - flat.mean(1, keepdims=True)).reshape(case.row_count * COPIES, -1)
     flat = flat[:, flat.std(0) > 1e-9]
     if flat.shape[1] < 2:
         return
@@ -178,24 +180,24 @@ def _entries_apart(case: ModelCase, log_probs: Tensor) -> None:
             case.f.expect(not alike, "chunk_log_probs", expected, got, "sum over the numbers of one action only")
 
 
-def _densities(case: ModelCase) -> None:
+def _density_scale(case: ModelCase) -> None:
     """Log-probs of a distribution vary, near the weights that sampled, by twice as much as they fall on average
     (Fisher's information, by its two definitions). Their mean over numbers, or twice their sum, do not.
 
     One direction is enough for most models; where chance may have misled it, others are asked too."""
     if case.model.tokens_per_action >= case.env.action_dim:
         return
-    with case.moved(SCALES[0]):
-        obs, chunk = case.many(COPIES)
+    with case.moved_weights(SCALES[0]):
+        obs, chunk = case.sample_copies(COPIES)
         nudge = NUDGE
-        varied, fallen = _information(case, obs, chunk, nudge, seed=5)
+        varied, fallen = _fisher_information(case, obs, chunk, nudge, seed=5)
         if varied > CALM:  # too far for both definitions to agree
             nudge *= (CALM / varied) ** 0.5
-            varied, fallen = _information(case, obs, chunk, nudge, seed=5)
+            varied, fallen = _fisher_information(case, obs, chunk, nudge, seed=5)
         for seed in range(6, 10):
             if fallen > 0 and LEAST < varied / fallen < MOST:
                 return
-            more = _information(case, obs, chunk, nudge, seed)
+            more = _fisher_information(case, obs, chunk, nudge, seed)
             varied, fallen = varied + more[0], fallen + more[1]
     ratio = varied / fallen if fallen > 0 else float("nan")
     holds = varied == 0 or LEAST < ratio < MOST
@@ -204,21 +206,23 @@ def _densities(case: ModelCase) -> None:
     case.f.expect(holds, "log_probs", expected, got, "use .sum(-1) over the numbers, not .mean(-1)")
 
 
-def _information(case: ModelCase, obs: Observation, chunk: Chunk, nudge: float, seed: int) -> tuple[float, float]:
+def _fisher_information(
+    case: ModelCase, obs: Observation, chunk: Chunk, nudge: float, seed: int
+) -> tuple[float, float]:
     """Along a direction by chance: (variance of the log-probs' change, -2 times its mean)."""
-    trained, draws = list(case.trained.values()), torch.Generator().manual_seed(seed)
+    trained, draws = list(case.trained_parameters.values()), torch.Generator().manual_seed(seed)
     steps = [(nudge * torch.randn(p.shape, generator=draws)).to(p) for p in trained]
 
-    def scores(times: int) -> Tensor:
+    def scores_after(times: int) -> Tensor:
         for p, step in zip(trained, steps, strict=True):
             p.add_(times * step)
         return case.model.chunk_log_probs(obs, chunk).log_probs.double()
 
     with torch.no_grad():
-        centre, up, down = scores(0), scores(1), scores(-2)
-        scores(1)
+        centre, up, down = scores_after(0), scores_after(1), scores_after(-2)
+        scores_after(1)
     odd, even = (up - down) / 2, (up + down) / 2 - centre
-    varied = float(odd.unflatten(0, (case.rows, COPIES)).var(1).mean())
+    varied = float(odd.unflatten(0, (case.row_count, COPIES)).var(1).mean())
     return varied, float(-2 * even.mean())
 
 
@@ -227,9 +231,9 @@ def _in_order(case: ModelCase, chunk: Chunk) -> None:
     steps = case.chunk
     if steps < 2:
         return
-    log_probs = to_numpy(torch.as_tensor(chunk.log_probs).double().sum(-1)).reshape(case.rows, COPIES, steps)
-    actions = to_numpy(chunk.actions).astype(np.float64).reshape(case.rows, COPIES, steps, -1)
-    pairs = [[_explained(log_probs[..., c], actions[:, :, k]) for k in range(steps)] for c in range(steps)]
+    log_probs = to_numpy(torch.as_tensor(chunk.log_probs).double().sum(-1)).reshape(case.row_count, COPIES, steps)
+    actions = to_numpy(chunk.actions).astype(np.float64).reshape(case.row_count, COPIES, steps, -1)
+    pairs = [[_explained_variance(log_probs[..., c], actions[:, :, k]) for k in range(steps)] for c in range(steps)]
     explained = np.array(pairs)
     own_explained = np.diag(explained)
     misplaced = [c for c in range(steps) if explained[c].max() > own_explained[c] + 0.4]
@@ -238,7 +242,7 @@ def _in_order(case: ModelCase, chunk: Chunk) -> None:
     case.f.expect(not misplaced, "log_probs", expected, got, "keep the actions of a chunk in order")
 
 
-def _explained(target: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> float:
+def _explained_variance(target: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> float:
     """Part of the variance of [rows, copies] within rows that numbers [rows, copies, A] and their squares explain."""
     features = np.concatenate([numbers, numbers**2], -1)
     features = (features - features.mean(1, keepdims=True)).reshape(-1, features.shape[-1])
@@ -250,13 +254,13 @@ def _explained(target: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> f
     return 1 - float(((centred - fitted) ** 2).sum()) / total
 
 
-def _greedy(case: ModelCase) -> None:
+def _greedy_likelihood(case: ModelCase) -> None:
     if not case.has_tokens:
         return
-    best = case.sample(greedy=True)
+    best = case.draw_chunks(greedy=True)
     with torch.no_grad():
         greedy = float(case.model.chunk_log_probs(case.obs, best).log_probs.mean())
-    chance = float(torch.as_tensor(case.many(COPIES)[1].log_probs).mean())
+    chance = float(torch.as_tensor(case.sample_copies(COPIES)[1].log_probs).mean())
     got = f"{greedy:.3g}, where samples have {chance:.3g}"
     expected = "a greedy chunk that is likelier than samples are"
     case.f.expect(greedy >= chance - 1e-3, "sample_chunk", expected, got, "take the mode")
@@ -270,8 +274,8 @@ def _each_entry(case: ModelCase) -> None:
 
     Each gradient has a separate forward pass, since selective recomputation allows one backward pass over a graph.
     """
-    with case.moved(0.02):
-        chunk = case.sample()
+    with case.moved_weights(0.02):
+        chunk = case.draw_chunks()
         scores = case.model.chunk_log_probs(case.obs, chunk)
         for name in ("log_probs", "values"):
             tensor = getattr(scores, name)
@@ -281,18 +285,18 @@ def _each_entry(case: ModelCase) -> None:
             for i in range(max(tensor.shape)):
                 at = tuple(i % size for size in tensor.shape)
                 entry = getattr(case.model.chunk_log_probs(case.obs, chunk), name)[at]
-                gradient = torch.autograd.grad(entry, list(case.trained.values()), allow_unused=True)
+                gradient = torch.autograd.grad(entry, list(case.trained_parameters.values()), allow_unused=True)
                 if not any(g is not None and bool((g != 0).any()) for g in gradient):
                     without.append(str(list(at)))
             expected, got = f"a gradient of every entry of {name}", f"none of entry {', '.join(without[:4])}"
             case.f.expect(not without, "chunk_log_probs", expected, got, "detach none of them")
 
 
-def _demonstrations(case: ModelCase) -> None:
+def _demonstrated_numbers(case: ModelCase) -> None:
     """Each row, each action of a chunk and each number of an action counts in the loss."""
     low, high = np.array(case.env.action_low), np.array(case.env.action_high)
-    with case.moved(0.02), torch.no_grad():
-        actions = np.array(to_numpy(case.sample().actions))
+    with case.moved_weights(0.02), torch.no_grad():
+        actions = np.array(to_numpy(case.draw_chunks().actions))
         before = float(case.model.imitation_loss(case.obs, actions))
         unread = []
         for i in range(max(actions.shape)):
@@ -308,56 +312,59 @@ def _demonstrations(case: ModelCase) -> None:
     case.f.expect(not unread, "imitation_loss", expected, got, "compare all of them")
 
 
-def _steps(case: ModelCase) -> None:
+def _gradient_steps(case: ModelCase) -> None:
     """Check that a step along a gradient raises its function."""
-    with case.moved(0.02):
-        chunk = case.sample()
+    with case.moved_weights(0.02):
+        chunk = case.draw_chunks()
         parts = ["log_probs", "entropy"] + ["values"] * (case.values != "none")
         for part in parts:
-            _climb(case, chunk, part)
+            _climb_gradient(case, chunk, part)
 
 
-def _climb(case: ModelCase, chunk: Chunk, part: str) -> None:
-    def height() -> Tensor:
+def _climb_gradient(case: ModelCase, chunk: Chunk, part: str) -> None:
+    def sum_part() -> Tensor:
         total: Tensor = getattr(case.model.chunk_log_probs(case.obs, chunk), part).sum()
         return total
 
-    before = height()
+    before = sum_part()
     if not before.requires_grad:
         return  # found before
-    gradient = case.gradient(before)
+    gradient = case.compute_gradient(before)
     norm = float(torch.stack([g.double().square().sum() for g in gradient]).sum().sqrt())
     if norm < 1e-6:
         return  # flat, as the entropy of a Gaussian of fixed width is
-    parameters, start = list(case.trained.values()), [p.detach().clone() for p in case.trained.values()]
+    parameters, start = (
+        list(case.trained_parameters.values()),
+        [p.detach().clone() for p in case.trained_parameters.values()],
+    )
     risen = False
     with torch.no_grad():
         for size in (1e-1, 1e-2, 1e-3):
             for p, origin, g in zip(parameters, start, gradient, strict=True):
                 p.copy_(origin + size * g / norm)
-            risen |= float(height() - before) >= 0.1 * size * norm
+            risen |= float(sum_part() - before) >= 0.1 * size * norm
         for p, origin in zip(parameters, start, strict=True):
             p.copy_(origin)
     expected = f"higher {part} after a small step up their gradient"
     case.f.expect(risen, "chunk_log_probs", expected, "no rise", "differentiate what is returned; no detours")
 
 
-def _cloning(case: ModelCase) -> None:
+def _cloning_gradient(case: ModelCase) -> None:
     """The gradient of `imitation_loss` against that of the log-probs of the same actions."""
     where = "imitation_loss"
-    with case.moved(0.02):
-        chunk, other = case.sample(seed=1), case.sample(seed=2)
-        towards = _flat(case, -case.model.imitation_loss(case.obs, chunk.actions))
-        likelier = _flat(case, case.model.chunk_log_probs(case.obs, chunk).log_probs.sum())
+    with case.moved_weights(0.02):
+        chunk, other = case.draw_chunks(seed=1), case.draw_chunks(seed=2)
+        towards = _flat_gradient(case, -case.model.imitation_loss(case.obs, chunk.actions))
+        likelier = _flat_gradient(case, case.model.chunk_log_probs(case.obs, chunk).log_probs.sum())
         cosine = float(towards @ likelier / (towards.norm() * likelier.norm()).clamp_min(1e-12))
         expected = "a step that makes demonstrated actions likelier"
         case.f.expect(cosine > OPPOSITE, where, expected, f"the opposite (cosine {cosine:.2f})", "mind the sign")
         _same_order(case, chunk, likelier, cosine)
-        elsewhere = _flat(case, -case.model.imitation_loss(case.obs, other.actions))
+        elsewhere = _flat_gradient(case, -case.model.imitation_loss(case.obs, other.actions))
         moved = not torch.equal(towards, elsewhere)
         case.f.expect(moved, where, "another gradient for other actions", "the same", "compare with `actions`")
-        rows = np.tile(np.arange(case.rows), 4)
-        longer = _flat(case, -case.model.imitation_loss(case.obs.take(rows), to_numpy(chunk.actions)[rows]))
+        rows = np.tile(np.arange(case.row_count), 4)
+        longer = _flat_gradient(case, -case.model.imitation_loss(case.obs.take(rows), to_numpy(chunk.actions)[rows]))
         ratio = float(longer.norm() / towards.norm().clamp_min(1e-12))
         case.f.expect(ratio < 2.5, where, "a mean over the batch", f"{ratio:.1f} times as much of 4 batches", "divide")
 
@@ -367,7 +374,7 @@ def _same_order(case: ModelCase, chunk: Chunk, likelier: Tensor, cosine: float) 
     if case.chunk < 2 or cosine > 0.5:
         return
     turned = np.ascontiguousarray(to_numpy(chunk.actions)[:, ::-1])
-    other = _flat(case, -case.model.imitation_loss(case.obs, turned))
+    other = _flat_gradient(case, -case.model.imitation_loss(case.obs, turned))
     swapped = float(other @ likelier / (other.norm() * likelier.norm()).clamp_min(1e-12))
     expected = "actions of a chunk in the order in which they are sampled"
     got = f"a better fit in the opposite order (cosine {swapped:.2f}, and {cosine:.2f})"
@@ -375,21 +382,21 @@ def _same_order(case: ModelCase, chunk: Chunk, likelier: Tensor, cosine: float) 
     case.f.expect(holds, "imitation_loss", expected, got, "keep them in order")
 
 
-def _flat(case: ModelCase, total: Tensor) -> Tensor:
-    return torch.cat([g.flatten().double() for g in case.gradient(total)])
+def _flat_gradient(case: ModelCase, total: Tensor) -> Tensor:
+    return torch.cat([g.flatten().double() for g in case.compute_gradient(total)])
 
 
 # ------------------------------------------------------------------------------------------ arguments and reference
 
 
-def _arguments(case: ModelCase) -> None:
+def _use_of_arguments(case: ModelCase) -> None:
     """The observation is looked at, and neither it nor a recorded chunk is written into."""
-    with case.moved(SCALES[0]):
-        chunk = case.sample()
-        original = copy.deepcopy(take(chunk, np.arange(case.rows)))
+    with case.moved_weights(SCALES[0]):
+        chunk = case.draw_chunks()
+        original = copy.deepcopy(take_chunk_rows(chunk, np.arange(case.row_count)))
         scores = case.model.chunk_log_probs(case.obs, chunk)
         case.model.imitation_loss(case.obs, chunk.actions)
-        others = synthetic.observation(case.env, case.rows, seed=1)
+        others = synthetic.observation(case.env, case.row_count, seed=1)
         others = attrs.evolve(others, instructions=others.instructions[::-1])
         elsewhere = case.model.chunk_log_probs(others, chunk)
     for name in ("log_probs", "values"):
@@ -397,20 +404,20 @@ def _arguments(case: ModelCase) -> None:
         if one is not None:
             text = "the same for other images, states and instructions"
             case.f.expect(not torch.equal(one, other), "chunk_log_probs", f"{name} of the observation", text, "use it")
-    other_obs = synthetic.observation(case.env, case.rows)
+    other_obs = synthetic.observation(case.env, case.row_count)
     arrays: list[tuple[Any, Any]] = [*zip(case.obs.images.values(), other_obs.images.values(), strict=True)]
     arrays += [] if case.obs.state is None else [(case.obs.state, other_obs.state)]
     same = all(np.array_equal(now, before) for now, before in arrays)
     case.f.expect(same, "observation", "unchanged", "written into", "work on a copy")
-    after = take(chunk, np.arange(case.rows))
+    after = take_chunk_rows(chunk, np.arange(case.row_count))
     pairs: list[tuple[Any, Any]] = [(after.actions, original.actions), (after.log_probs, original.log_probs)]
     pairs += [(after.extras[name], original.extras[name]) for name in after.extras]
     same = all(np.array_equal(now, before) for now, before in pairs)
     case.f.expect(same, "chunk_log_probs", "a recorded chunk that stays as it is", "written into", "work on a copy")
 
 
-def _reference(case: ModelCase) -> None:
-    chunk = case.sample()
+def _reference_policy(case: ModelCase) -> None:
+    chunk = case.draw_chunks()
     try:
         before = case.model.reference_log_probs(case.obs, chunk)
     except NotOffered:
@@ -421,19 +428,19 @@ def _reference(case: ModelCase) -> None:
     same = tuple(before.shape) == tuple(torch.as_tensor(chunk.log_probs).shape)
     if not case.f.expect(same, where, "the shape of log_probs", list(before.shape), "as chunk_log_probs gives them"):
         return
-    with case.moved(SCALES[0]):
+    with case.moved_weights(SCALES[0]):
         after = case.model.reference_log_probs(case.obs, chunk)
     what = "the same log_probs whatever the trained weights are"
-    case.near(after, before, where, what, "score with the weights before training", KERNELS)
+    case.expect_near(after, before, where, what, "score with the weights before training", KERNELS)
 
 
 def check_temperature(case: ModelCase, hotter: VLAModel) -> None:
     """`hotter`: the same model, built for twice the temperature."""
     remedy = "divide logits (or multiply deviations) by Context.temperature, in sampling and in scoring alike"
     for scale in (SCALES[1], 0.0):
-        with case.moved(scale):
+        with case.moved_weights(scale):
             hotter.load_weights([(name, tensor.clone()) for name, tensor in case.model.weights()])
-            chunk = case.sample()
+            chunk = case.draw_chunks()
             with torch.no_grad():
                 cold, hot = (float(m.chunk_log_probs(case.obs, chunk).entropy.mean()) for m in (case.model, hotter))
         if hot > cold:
@@ -441,9 +448,9 @@ def check_temperature(case: ModelCase, hotter: VLAModel) -> None:
     got = f"{hot:.3g} nats, and {cold:.3g} without"
     case.f.expect(hot > cold, "temperature", "a higher entropy at twice the temperature", got, remedy)
     heated = attrs.evolve(case, model=hotter)
-    sampled = heated.sample()
+    sampled = heated.draw_chunks()
     with torch.no_grad():
         scores = hotter.chunk_log_probs(case.obs, sampled)
     what = "the log_probs recorded at sampling, at twice the temperature"
-    case.near(scores.log_probs, sampled.log_probs, "chunk_log_probs", what, remedy, KERNELS)
+    case.expect_near(scores.log_probs, sampled.log_probs, "chunk_log_probs", what, remedy, KERNELS)
     _sampled_from(heated, " (at twice the temperature)")

@@ -28,57 +28,57 @@ COPIES = 24
 
 def check_inputs(case: ModelCase, cameras: tuple[str, ...] | None) -> None:
     """Findings on all of them. `cameras`: those that the configuration names, if it does."""
-    with case.f.section("inputs"), case.moved(MOVED):
-        _cameras(case, cameras)
-        _state(case)
+    with case.f.section("inputs"), case.moved_weights(MOVED):
+        _check_camera_use(case, cameras)
+        _check_state_use(case)
         _each_row_its_value(case)
-    with case.f.section("black and white images"), case.moved(MOVED):
-        _extremes(case)
+    with case.f.section("black and white images"), case.moved_weights(MOVED):
+        _check_extremes(case)
     with case.f.section("actions of each number"):
         _numbers_alike(case)
 
 
-def _answers(case: ModelCase, obs: Observation, chunk: Chunk) -> list[Any]:
+def _model_answers(case: ModelCase, obs: Observation, chunk: Chunk) -> list[Any]:
     """All that a model says for an observation: scores of a recorded chunk, and the greedy chunk."""
     with torch.no_grad():
         scores: Scores = case.model.chunk_log_probs(obs, chunk)
-    answers = [scores.log_probs, scores.values, case.model.sample_chunk(obs, case.noise(), True).actions]
+    answers = [scores.log_probs, scores.values, case.model.sample_chunk(obs, case.make_noise(), True).actions]
     return [to_numpy(answer) for answer in answers if answer is not None]
 
 
-def _matters(case: ModelCase, obs: Observation, chunk: Chunk) -> bool:
+def _changes_answer(case: ModelCase, obs: Observation, chunk: Chunk) -> bool:
     """Return whether the model's output for this observation differs from that for the case's."""
-    pairs = zip(_answers(case, obs, chunk), _answers(case, case.obs, chunk), strict=True)
+    pairs = zip(_model_answers(case, obs, chunk), _model_answers(case, case.obs, chunk), strict=True)
     return any(not np.array_equal(one, other) for one, other in pairs)
 
 
-def _cameras(case: ModelCase, named: tuple[str, ...] | None) -> None:
+def _check_camera_use(case: ModelCase, named: tuple[str, ...] | None) -> None:
     read = case.model.cameras_read if case.model.cameras_read is not None else named
     unknown = sorted(set(read or ()) - set(case.env.cameras))
     camera_names = ", ".join(case.env.cameras)
     case.f.expect(not unknown, "cameras_read", f"some of {camera_names}", ", ".join(unknown), "correct the names")
-    chunk, others = case.sample(), synthetic.observation(case.env, case.rows, seed=1)
+    chunk, others = case.draw_chunks(), synthetic.observation(case.env, case.row_count, seed=1)
     for camera in case.env.cameras if read is None else [name for name in case.env.cameras if name in read]:
         obs = attrs.evolve(case.obs, images={**case.obs.images, camera: others.images[camera]})
         expected = f"an answer that depends on the images of camera {camera!r}"
         remedy = "read every camera of Context.env.cameras, or let `cameras_read` name those that the model reads"
-        case.f.expect(_matters(case, obs, chunk), "observation", expected, "the same for other images", remedy)
+        case.f.expect(_changes_answer(case, obs, chunk), "observation", expected, "the same for other images", remedy)
     turned = attrs.evolve(case.obs, images=dict(reversed([*case.obs.images.items()])))
     expected = "the same whatever the order in which an observation lists its cameras"
     remedy = "read obs.images[name] in the order of Context.env.cameras, not obs.images.values()"
-    case.f.expect(not _matters(case, turned, chunk), "observation", expected, "another answer", remedy)
+    case.f.expect(not _changes_answer(case, turned, chunk), "observation", expected, "another answer", remedy)
 
 
-def _state(case: ModelCase) -> None:
+def _check_state_use(case: ModelCase) -> None:
     """A model may leave the state out. One that reads some of its numbers has to read all of them."""
     if case.obs.state is None:
         return
-    chunk, others = case.sample(), synthetic.observation(case.env, case.rows, seed=1)
+    chunk, others = case.draw_chunks(), synthetic.observation(case.env, case.row_count, seed=1)
     unread = []
     for i in range(case.env.state_dim):
         state = np.array(case.obs.state)
         state[:, i] = np.asarray(others.state)[:, i]
-        if not _matters(case, attrs.evolve(case.obs, state=state), chunk):
+        if not _changes_answer(case, attrs.evolve(case.obs, state=state), chunk):
             unread.append(i)
     partly = 0 < len(unread) < case.env.state_dim
     expected = f"an answer that depends on all {case.env.state_dim} numbers of the state"
@@ -88,20 +88,20 @@ def _state(case: ModelCase) -> None:
 def _each_row_its_value(case: ModelCase) -> None:
     if case.values == "none":
         return
-    values = to_numpy(case.sample().values)
-    differ = case.rows < 2 or bool(np.ptp(values, axis=0).max() > 0)
+    values = to_numpy(case.draw_chunks().values)
+    differ = case.row_count < 2 or bool(np.ptp(values, axis=0).max() > 0)
     remedy = "compute it of each row's own observation"
     case.f.expect(differ, "values", "a separate value for each row", "the same for all", remedy)
 
 
-def _extremes(case: ModelCase) -> None:
+def _check_extremes(case: ModelCase) -> None:
     """Black and white images with a state of zeros: the first frame of many simulators, and of the runtime's own
     stand-ins."""
     for name, level in (("black", 0), ("white", 255)):
         images = {camera: np.full_like(np.asarray(frames), level) for camera, frames in case.obs.images.items()}
         state = None if case.obs.state is None else np.zeros_like(np.asarray(case.obs.state))
         obs = attrs.evolve(case.obs, images=images, state=state)
-        chunk = case.model.sample_chunk(obs, case.noise(), False)
+        chunk = case.model.sample_chunk(obs, case.make_noise(), False)
         arrays = [to_numpy(array) for array in (chunk.actions, chunk.log_probs, chunk.values) if array is not None]
         finite = all(bool(np.isfinite(array).all()) for array in arrays)
         expected = f"finite numbers for {name} images and a state of zeros"
@@ -111,7 +111,7 @@ def _extremes(case: ModelCase) -> None:
 # ------------------------------------------------------------------------------------------------------------ bounds
 
 
-def share(actions: Any, env: EnvInfo) -> np.ndarray[Any, Any]:
+def range_shares(actions: Any, env: EnvInfo) -> np.ndarray[Any, Any]:
     """Actions as parts of their ranges: 0 at the lower bound, 1 at the upper one."""
     low, high = np.array(env.action_low), np.array(env.action_high)
     parts: np.ndarray[Any, Any] = (to_numpy(actions).astype(np.float64) - low) / (high - low)
@@ -123,12 +123,12 @@ def _numbers_alike(case: ModelCase) -> None:
     their bounds."""
     if (case.env.action_low, case.env.action_high) != _made_up_bounds(case.env.action_dim) or case.env.action_dim < 2:
         return
-    parts = share(case.many(COPIES)[1].actions, case.env).reshape(-1, case.env.action_dim)
+    parts = range_shares(case.sample_copies(COPIES)[1].actions, case.env).reshape(-1, case.env.action_dim)
     spread = parts.std(0)
     edges = ((parts < EDGE) | (parts > 1 - EDGE)).mean(0)
     alike = bool(spread.max() <= WIDER * spread.min() + EDGE and edges.max() - edges.min() <= FULLER)
     expected = "actions that fill the ranges of all their numbers about alike"
-    got = f"{_percent(spread)} of each range as deviations, {_percent(edges)} of samples at a bound"
+    got = f"{_format_percent(spread)} of each range as deviations, {_format_percent(edges)} of samples at a bound"
     remedy = "scale each number by its own Context.env.action_low and action_high"
     case.f.expect(alike, "sample_chunk: actions", expected, got, remedy)
 
@@ -138,7 +138,7 @@ def _made_up_bounds(action_dim: int) -> tuple[tuple[float, ...], tuple[float, ..
     return info.action_low, info.action_high
 
 
-def _percent(parts: np.ndarray[Any, Any]) -> str:
+def _format_percent(parts: np.ndarray[Any, Any]) -> str:
     return ", ".join(f"{part:.0%}" for part in parts)
 
 
@@ -157,16 +157,16 @@ def check_other_bounds(
         other: VLAModel = build(config, attrs.evolve(context, env=env))
     except UserError:
         return
-    with case.moved(MOVED):
+    with case.moved_weights(MOVED):
         other.load_weights([(name, tensor.clone()) for name, tensor in case.model.weights()])
         worst = 0.0
         for greedy in (False, True):
-            own_shares = share(case.sample(greedy).actions, case.env)
-            other_shares = share(other.sample_chunk(case.obs, case.noise(), greedy).actions, env)
+            own_shares = range_shares(case.draw_chunks(greedy).actions, case.env)
+            other_shares = range_shares(other.sample_chunk(case.obs, case.make_noise(), greedy).actions, env)
             worst = max(worst, float(np.abs(own_shares - other_shares).max()))
-        actions = case.sample().actions
+        actions = case.draw_chunks().actions
         low, high = np.array(env.action_low), np.array(env.action_high)
-        moved = (low + share(actions, case.env) * (high - low)).astype(np.float32)
+        moved = (low + range_shares(actions, case.env) * (high - low)).astype(np.float32)
         losses = [
             float(case.model.imitation_loss(case.obs, actions).detach()),
             float(other.imitation_loss(case.obs, moved).detach()),

@@ -68,10 +68,10 @@ def seeded_generators(one: Ran, other: Ran) -> list[str]:
 
 def check_traces(case: ModelCase) -> None:
     """Findings on every method that computes, each called once."""
-    chunk = case.sample()
+    chunk = case.draw_chunks()
     calls: dict[str, Callable[[], Any]] = {
-        "sample_chunk": case.sample,
-        "sample_chunk (greedy)": lambda: case.sample(greedy=True),
+        "sample_chunk": case.draw_chunks,
+        "sample_chunk (greedy)": lambda: case.draw_chunks(greedy=True),
         "chunk_log_probs": lambda: case.model.chunk_log_probs(case.obs, chunk),
         "values": lambda: case.model.values(case.obs),
         "reference_log_probs": lambda: case.model.reference_log_probs(case.obs, chunk),
@@ -89,7 +89,7 @@ def _check_trace(case: ModelCase, where: str, call: Callable[[], Any]) -> None:
     switches = (torch.is_grad_enabled(), torch.get_default_dtype())
     ran = run_from(11, call)
     now = module.state_dict()
-    changed = [name for name, tensor in tensors.items() if name not in now or not _equal(now[name], tensor)]
+    changed = [name for name, tensor in tensors.items() if name not in now or not _equal_tensors(now[name], tensor)]
     remedy = "only an optimiser may change them: policies in other processes would not know"
     f.expect(
         not changed, where, "weights and buffers that stay as they are", f"a change of {', '.join(changed[:4])}", remedy
@@ -106,7 +106,7 @@ def _check_trace(case: ModelCase, where: str, call: Callable[[], Any]) -> None:
     f.expect(not moved, where, expected, f"a change of {' and '.join(moved)}'s", OWN)
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _equal_tensors(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and bool(torch.equal(one, other.to(one.device)))
 
 
@@ -116,7 +116,7 @@ def check_building(case: ModelCase, first: Ran, second: Ran) -> None:
     expected = "the global random generators left alone"
     case.f.expect(not moved, "build", expected, f"a seed that stays set in {' and '.join(moved)}", OWN)
     one, other = (ran.result.module.state_dict() for ran in (first, second))
-    differ = [name for name in one if name not in other or not _equal(other[name], one[name])]
+    differ = [name for name in one if name not in other or not _equal_tensors(other[name], one[name])]
     expected = "the same weights in every process, whatever the global generators did before"
     case.f.expect(not differ, "build", expected, f"others in {', '.join(differ[:4])}", SEEDED)
 

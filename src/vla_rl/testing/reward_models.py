@@ -12,7 +12,7 @@ from vla_rl.core.declarations import RewardModelPlugin
 from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.types import Array, Context, EnvInfo, Observation, to_numpy
 from vla_rl.testing import synthetic
-from vla_rl.testing.common.findings import Findings, Unfit, built
+from vla_rl.testing.common.findings import Findings, Unfit, build_component
 
 ROWS = 4
 
@@ -29,7 +29,7 @@ def check_reward_model(
         env: simulator whose observations are judged; None: one with two cameras and a state.
     """
     env = synthetic.env_info() if env is None else env
-    component, name = built("reward_model", model, config, Context(env=env, num_envs=ROWS, device=device))
+    component, name = build_component("reward_model", model, config, Context(env=env, num_envs=ROWS, device=device))
     f = Findings(f"check_reward_model of {name}")
     obs = synthetic.observation(env, ROWS)
     with f.section("success_probability"):
@@ -49,13 +49,13 @@ def check_reward_model(
 def _check_probabilities(f: Findings, model: RewardModel, obs: Observation) -> None:
     """Check that equal observations get equal answers, and stay as they are."""
     original = copy.deepcopy(obs)
-    first = _probability(f, model, obs)
+    first = _ask_probability(f, model, obs)
     same = all(np.array_equal(obs.images[name], image) for name, image in original.images.items())
     f.expect(same, "observation", "images that stay as they are", "changed images", "copy what you change")
     obs = original
     if not model.deterministic:
         return
-    again = _probability(f, model, obs)
+    again = _ask_probability(f, model, obs)
     f.expect(
         bool((first == again).all()),
         "success_probability",
@@ -69,8 +69,8 @@ def _check_independence(f: Findings, model: RewardModel, obs: Observation) -> No
     """Check that an observation's answer depends neither on the others nor on the end of its episode."""
     if not model.deterministic:
         return
-    first = _probability(f, model, obs)
-    one_by_one = np.concatenate([_probability(f, model, obs.take(np.array([i]))) for i in range(ROWS)])
+    first = _ask_probability(f, model, obs)
+    one_by_one = np.concatenate([_ask_probability(f, model, obs.take(np.array([i]))) for i in range(ROWS)])
     f.expect(
         bool(np.allclose(first, one_by_one, atol=1e-5)),
         "success_probability",
@@ -78,7 +78,7 @@ def _check_independence(f: Findings, model: RewardModel, obs: Observation) -> No
         first.tolist(),
         "let no observation of a batch influence another",
     )
-    at_ends = _probability(f, model, obs, np.arange(ROWS) % 2 == 0)
+    at_ends = _ask_probability(f, model, obs, np.arange(ROWS) % 2 == 0)
     f.expect(
         bool(np.allclose(first, at_ends, atol=1e-5)),
         "success_probability",
@@ -90,10 +90,10 @@ def _check_independence(f: Findings, model: RewardModel, obs: Observation) -> No
 
 def _check_plain_images(f: Findings, model: RewardModel, obs: Observation) -> None:
     """Check black and white images, which have no contrast, and that answers depend on the observation at all."""
-    answers = [_probability(f, model, obs)]
+    answers = [_ask_probability(f, model, obs)]
     for level in (0, 255):
         images = {name: np.full_like(to_numpy(image), level) for name, image in obs.images.items()}
-        answers.append(_probability(f, model, evolve(obs, images=images)))
+        answers.append(_ask_probability(f, model, evolve(obs, images=images)))
     values = np.unique(np.concatenate(answers))
     undecided = len(values) == 1 and 0.01 < values[0] < 0.99
     where, remedy = "success_probability", "look at the images, or at the state"
@@ -102,7 +102,7 @@ def _check_plain_images(f: Findings, model: RewardModel, obs: Observation) -> No
 
 def _check_failures(f: Findings, model: RewardModel, obs: Observation) -> None:
     """Check the form of `failed`."""
-    _probability(f, model, obs)
+    _ask_probability(f, model, obs)
     failed = model.failed(obs)
     if failed is None:
         return
@@ -113,18 +113,18 @@ def _check_failures(f: Findings, model: RewardModel, obs: Observation) -> None:
 
 def _check_episodes(f: Findings, model: RewardModel, obs: Observation) -> None:
     """Make the calls of several episodes, of all envs and of some, after which answers are as before."""
-    before = _probability(f, model, obs)
+    before = _ask_probability(f, model, obs)
     for env_ids in (range(ROWS), [0], [1, ROWS - 1]):
         model.before_reset(np.array(env_ids, np.int64))
         model.watch(None)
         if model.watches:
             model.watch(obs)
         white = {name: np.full_like(to_numpy(image), 255) for name, image in obs.images.items()}
-        _probability(f, model, evolve(obs, images=white))
+        _ask_probability(f, model, evolve(obs, images=white))
         model.failed(evolve(obs, images=white))
     model.before_reset(np.arange(ROWS))
     model.watch(None)
-    after = _probability(f, model, obs)
+    after = _ask_probability(f, model, obs)
     f.expect(
         not model.deterministic or bool(np.allclose(before, after, atol=1e-5)),
         "before_reset",
@@ -134,7 +134,7 @@ def _check_episodes(f: Findings, model: RewardModel, obs: Observation) -> None:
     )
 
 
-def _probability(f: Findings, model: RewardModel, obs: Observation, ends: Array | None = None) -> Array:
+def _ask_probability(f: Findings, model: RewardModel, obs: Observation, ends: Array | None = None) -> Array:
     """Return the answers for a batch, [B]. Raises Unfit for another shape."""
     ends = np.zeros(len(obs), bool) if ends is None else ends
     answer = np.asarray(to_numpy(model.success_probability(obs, ends)))

@@ -146,7 +146,7 @@ class ScriptedEnv(SimEnv):
 
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
         first = {"train": 0, "eval": self._num_states}[split]
-        return tuple(ResetState(id=i, task=self._task(i).name) for i in range(first, first + self._num_states))
+        return tuple(ResetState(id=i, task=self._find_task(i).name) for i in range(first, first + self._num_states))
 
     def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
         env_ids = to_numpy(env_ids)
@@ -155,10 +155,10 @@ class ScriptedEnv(SimEnv):
         self._step[env_ids] = 0
         self._push[env_ids] = 0.0
         for env_id in env_ids:
-            step, outcome = self._prescribed(int(env_id)) or (NEVER, "never")
+            step, outcome = self._prescribed_end(int(env_id)) or (NEVER, "never")
             self._end[env_id] = step
             self._outcome[env_id] = outcome
-        return self._observe(env_ids)
+        return self._make_observation(env_ids)
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         actions, running = to_numpy(actions), to_numpy(active).copy()
@@ -172,7 +172,7 @@ class ScriptedEnv(SimEnv):
             self._step[running] += 1
             self._push[running] += actions[running, c, 0]
             ended = running & (self._step == self._end)
-            won = (self._outcome == "success") | ((self._outcome == "sign") & (self._push * self._targets() > 0))
+            won = (self._outcome == "success") | ((self._outcome == "sign") & (self._push * self._target_signs() > 0))
             terminated[:, c] = ended & (self._outcome != "truncated")
             truncated[:, c] = ended & (self._outcome == "truncated")
             past = self._step >= self._end if self._holds else self._step == self._end
@@ -180,10 +180,10 @@ class ScriptedEnv(SimEnv):
             rewards[:, c] = self._step_reward * running + (ended & won)
             if stop_at_end:
                 running &= ~ended
-        obs = self._observe(np.arange(self.num_envs))
+        obs = self._make_observation(np.arange(self.num_envs))
         self._calls += 1
         return ChunkResult(
-            obs=obs if self._calls <= self._fault_at else self._broken(obs),
+            obs=obs if self._calls <= self._fault_at else self._break_observation(obs),
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
@@ -194,26 +194,26 @@ class ScriptedEnv(SimEnv):
 
     def expert_chunk(self) -> Array:
         chunk = np.zeros((self.num_envs, self._chunk, self.info.action_dim), np.float32)
-        chunk[:, :, 0] = 0.5 * self._targets()[:, None]
+        chunk[:, :, 0] = 0.5 * self._target_signs()[:, None]
         return chunk
 
     def snapshot(self) -> Any:
-        return [array.copy() for array in self._moving()]
+        return [array.copy() for array in self._saved_arrays()]
 
     def restore(self, snapshot: Any) -> None:
-        for array, saved in zip(self._moving(), snapshot, strict=True):
+        for array, saved in zip(self._saved_arrays(), snapshot, strict=True):
             array[...] = saved
 
-    def _moving(self) -> tuple[Array, ...]:
+    def _saved_arrays(self) -> tuple[Array, ...]:
         return self.seeds, self._state, self._episode, self._step, self._end, self._outcome, self._push
 
-    def _task(self, state: int) -> TaskInfo:
+    def _find_task(self, state: int) -> TaskInfo:
         return self.info.tasks[state % len(self.info.tasks)]
 
-    def _targets(self) -> Array:
+    def _target_signs(self) -> Array:
         return np.where(self._state // len(self.info.tasks) % 2 == 0, np.float32(1), np.float32(-1))
 
-    def _prescribed(self, env_id: int) -> tuple[int, str] | None:
+    def _prescribed_end(self, env_id: int) -> tuple[int, str] | None:
         state = int(self._state[env_id])
         if self._ends is None:
             return self._length_of(state), "sign"
@@ -226,7 +226,7 @@ class ScriptedEnv(SimEnv):
         draw = generator(0, "scripted/length", state).standard_normal() if sigma else 0.0
         return max(1, round(self._length * math.exp(sigma * draw - sigma**2 / 2)))
 
-    def _observe(self, env_ids: Array) -> Observation:
+    def _make_observation(self, env_ids: Array) -> Observation:
         image = np.full((len(env_ids), self._image, self._image, 3), 128, np.uint8)
         step = self._step[env_ids]
         image[:, 1:, :, 0] = (step * 16 % 256)[:, None, None]
@@ -237,11 +237,11 @@ class ScriptedEnv(SimEnv):
         limit = self.info.tasks[0].max_steps
         return Observation(
             images={"main": image},
-            instructions=tuple(self._task(int(s)).instruction for s in self._state[env_ids]),
-            state=np.stack([self._targets()[env_ids], step / limit], 1).astype(np.float32),
+            instructions=tuple(self._find_task(int(s)).instruction for s in self._state[env_ids]),
+            state=np.stack([self._target_signs()[env_ids], step / limit], 1).astype(np.float32),
         )
 
-    def _broken(self, obs: Observation) -> Observation:
+    def _break_observation(self, obs: Observation) -> Observation:
         if self._fault == "raise":
             raise SimulatorFault(f"scripted fault in chunk_step {self._calls - 1}")
         if self._fault == "exit":

@@ -92,26 +92,26 @@ def rollout(
     valid, ending = at <= last, at == last
     rewards = ending & (kinds == 0)
 
-    def shaped(array: Array) -> torch.Tensor:
+    def to_chunk_steps(array: Array) -> torch.Tensor:
         return torch.from_numpy(array.reshape(chunk_steps, chunk, columns).transpose(0, 2, 1).copy())
 
-    def normal(*shape: int) -> torch.Tensor:
+    def draw_normals(*shape: int) -> torch.Tensor:
         return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
 
     succeeded = (kinds == 0) & (last <= steps)
-    log_probs = -normal(chunk_steps, columns, chunk, tokens).abs()
+    log_probs = -draw_normals(chunk_steps, columns, chunk, tokens).abs()
     drift = generator(seed, "proximal log-probs").standard_normal(log_probs.shape, dtype=np.float32)
     value_shape = (chunk_steps, columns) if values == "chunk" else (chunk_steps, columns, chunk)
     return Rollout(
         step=1,
-        rewards=shaped(rewards.astype(np.float32)),
-        terminated=shaped(ending & (kinds < 2)),
-        truncated=shaped(ending & (kinds == 2)),
-        valid=shaped(valid),
+        rewards=to_chunk_steps(rewards.astype(np.float32)),
+        terminated=to_chunk_steps(ending & (kinds < 2)),
+        truncated=to_chunk_steps(ending & (kinds == 2)),
+        valid=to_chunk_steps(valid),
         log_probs=log_probs,
         proximal_log_probs=log_probs + 0.1 * torch.from_numpy(drift) if proximal else None,
-        values=None if values == "none" else normal(*value_shape),
-        next_values=None if values == "none" else normal(chunk_steps, columns),
+        values=None if values == "none" else draw_normals(*value_shape),
+        next_values=None if values == "none" else draw_normals(chunk_steps, columns),
         groups=torch.arange(columns) // group_size,
         success=torch.from_numpy(succeeded),
         versions=torch.zeros(chunk_steps, columns, dtype=torch.int64),
@@ -130,7 +130,7 @@ def rollout(
             for n in range(columns)
             if last[n] <= steps
         ),
-        features=normal(columns, features) if features else None,
+        features=draw_normals(columns, features) if features else None,
         tasks=tuple(f"task-{n // group_size % 2}" for n in range(columns)),
     )
 

@@ -18,7 +18,7 @@ from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import Trainer
 from vla_rl.core.types import Advantages, Batch, Context, EnvInfo, Loss, Observation, Rollout, Scores
 from vla_rl.testing import synthetic
-from vla_rl.testing.common.findings import built
+from vla_rl.testing.common.findings import build_component
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.models.instructions import with_suffix
 from vla_rl.toolkit.models.squashed_gaussian import SquashedGaussian
@@ -72,18 +72,18 @@ class BinPolicy(LinearModel):
         seen = evolve(info, state_dim=2 * info.state_dim) if suffix else info  # features twice: with the suffix, or 0
         super().__init__(seen, CHUNK, values="chunk" if critic else "none")
 
-    def _features(self, obs: Observation) -> torch.Tensor:
-        features = super()._features(obs)
+    def _compute_features(self, obs: Observation) -> torch.Tensor:
+        features = super()._compute_features(obs)
         if not self._suffix or not self._has_state:
             return features
         has_suffix = torch.tensor([[float(text.endswith(self._suffix))] for text in obs.instructions])
         return torch.cat([features, has_suffix * features], dim=1)
 
     @torch.no_grad()
-    def leaning(self, obs: Observation) -> torch.Tensor:
+    def mean_leaning(self, obs: Observation) -> torch.Tensor:
         """Return how high the policy's mean actions are, [B] from -1 to 1."""
         shares = torch.linspace(-1, 1, self._bins)
-        log_probs = self._log_softmax(self._features(with_suffix(obs, self._suffix)))
+        log_probs = self._log_softmax(self._compute_features(with_suffix(obs, self._suffix)))
         return (log_probs.exp() * shares).sum(-1).mean((1, 2))
 
 
@@ -108,18 +108,18 @@ class GaussianPolicy(LinearModel):
 
     def imitation_losses(self, obs: Observation, actions: Any) -> torch.Tensor:
         goal = (torch.as_tensor(actions) - self._low) / (self._high - self._low) * 2 - 1
-        return (self._means(obs) - goal).square().mean((1, 2))
+        return (self._mean_actions(obs) - goal).square().mean((1, 2))
 
     def imitation_loss(self, obs: Observation, actions: Any) -> torch.Tensor:
         return self.imitation_losses(obs, actions).mean()
 
     @torch.no_grad()
-    def leaning(self, obs: Observation) -> torch.Tensor:
+    def mean_leaning(self, obs: Observation) -> torch.Tensor:
         """Return how high the policy's mean actions are, [B] from -1 to 1."""
-        return self._means(obs).mean((1, 2))
+        return self._mean_actions(obs).mean((1, 2))
 
-    def _means(self, obs: Observation) -> torch.Tensor:
-        return torch.tanh(self.module.policy(self._features(obs)).unflatten(1, self._layout)[..., 0])
+    def _mean_actions(self, obs: Observation) -> torch.Tensor:
+        return torch.tanh(self.module.policy(self._compute_features(obs)).unflatten(1, self._layout)[..., 0])
 
 
 class HeartbeatCounter:
@@ -144,17 +144,17 @@ class TrainerCase:
     heartbeats: HeartbeatCounter
 
     @property
-    def clones(self) -> bool:
+    def is_cloning(self) -> bool:
         """Whether the trainer learns from demonstrations, or from recordings with rewards."""
         return self.kind in (TrainingData.DEMONSTRATIONS, TrainingData.RECORDINGS)
 
-    def leaning(self, obs: Observation) -> torch.Tensor:
+    def mean_leaning(self, obs: Observation) -> torch.Tensor:
         """Return how high the policy's mean actions are, [B] from -1 to 1."""
         model = self.trained.model
         assert isinstance(model, BinPolicy | GaussianPolicy)
-        return model.leaning(obs)
+        return model.mean_leaning(obs)
 
-    def weights(self) -> dict[str, torch.Tensor]:
+    def copy_weights(self) -> dict[str, torch.Tensor]:
         """Return copies of all weights, targets included."""
         named: dict[str, torch.Tensor] = {}
         for kind, modules in (("modules", self.trainer.modules()), ("targets", self.trainer.targets())):
@@ -182,7 +182,7 @@ class TrainerBuilder:
     def kind(self) -> TrainingData:
         return self.plugin.trains_on
 
-    def make(
+    def make_case(
         self,
         micro_batch: int = SAMPLES,
         *,
@@ -207,17 +207,17 @@ class TrainerBuilder:
             synthetic.env_info(cameras=1, pixels=32, state_dim=0 if from_images else 4),
             takeovers=self.kind is TrainingData.TRANSITIONS,
         )
-        trained = TrainedModel(self._policy(info), spec, name="linear", device="cpu", info=info, acting=True)
+        trained = TrainedModel(self._build_policy(info), spec, name="linear", device="cpu", info=info, acting=True)
         if strategy is not None:
             trained.strategy = strategy
         algorithm = SurrogateAlgorithm()
         heartbeats = HeartbeatCounter()
         training = TrainingContext(trained=trained, algorithm=algorithm, heartbeat=heartbeats, folder=folder)
         context = Context(chunk=CHUNK, env=info, training=training)
-        trainer, _ = built("trainer", self.plugin, self.config, context)
+        trainer, _ = build_component("trainer", self.plugin, self.config, context)
         return TrainerCase(trainer, trained, self.kind, folder, algorithm, heartbeats)
 
-    def _policy(self, info: EnvInfo) -> LinearModel:
+    def _build_policy(self, info: EnvInfo) -> LinearModel:
         if self.kind is TrainingData.TRANSITIONS:
             return GaussianPolicy(info)
         return BinPolicy(info, self.plugin.instruction_suffix, critic=self.kind is TrainingData.TRAJECTORIES)

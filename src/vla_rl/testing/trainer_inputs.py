@@ -35,7 +35,7 @@ def check_trainer_inputs(f: Findings, builder: TrainerBuilder, learns_from: Lear
         _check_demonstrations(f, builder)
 
 
-def unchanged(data: Any) -> Any:
+def keep_unchanged(data: Any) -> Any:
     """Return the data."""
     return data
 
@@ -49,12 +49,12 @@ class _Answers:
         *,
         train: Mapping[str, Any] | None = None,
         from_images: bool = False,
-        base: Change = unchanged,
+        base: Change = keep_unchanged,
     ) -> None:
         """Make the updates without a change.
 
         Args:
-            train, from_images: as `TrainerBuilder.make` takes them.
+            train, from_images: as `TrainerBuilder.make_case` takes them.
             base: change of the data that others are compared with.
         """
         self._builder = builder
@@ -64,12 +64,12 @@ class _Answers:
         of_transitions = builder.kind is TrainingData.TRANSITIONS
         self._updates = 2 if of_transitions else UPDATES
         self._micro_batch = SAMPLES if of_transitions else SAMPLES // 2
-        self._first = self._weights(unchanged, None)
+        self._first = self._weights_after(keep_unchanged, None)
 
     def depend_on(self, change: Change, only: int | None = None) -> bool:
         """Return whether other weights follow from changed data. `only`: number of the update whose data are changed;
         None: those of all."""
-        weights = self._weights(change, only)
+        weights = self._weights_after(change, only)
         return any(not torch.equal(tensor, weights[name]) for name, tensor in self._first.items())
 
     def expect(self, f: Findings, what: str, change: Change, remedy: str, only: int | None = None) -> None:
@@ -77,12 +77,12 @@ class _Answers:
         expected = f"other weights after other data ({what})"
         f.expect(self.depend_on(change, only), "update", expected, "the same", remedy)
 
-    def _weights(self, change: Change, only: int | None) -> dict[str, torch.Tensor]:
-        case = self._builder.make(self._micro_batch, train=self._train, from_images=self._from_images)
+    def _weights_after(self, change: Change, only: int | None) -> dict[str, torch.Tensor]:
+        case = self._builder.make_case(self._micro_batch, train=self._train, from_images=self._from_images)
         for number in range(1, self._updates + 1):
             data = self._base(made_up_data(case, number, steps=2))
             case.trainer.update(change(data) if only in (None, number) else data)
-        return case.weights()
+        return case.copy_weights()
 
 
 # ---------------------------------------------------------------------------------------------------- trajectories
@@ -94,7 +94,7 @@ def _check_trajectories(f: Findings, builder: TrainerBuilder) -> None:
     answers.expect(f, "samples of the second optimiser step", _other_sample, "make all steps, each on its own")
     schedule = "set the rates of `TrainSpec.factor(data.step)` (vla_rl.toolkit.trainers.optimizer.set_rates)"
     answers.expect(f, "the training step, and with it train.lr_schedule", _later_step, schedule)
-    case = builder.make()
+    case = builder.make_case()
     case.trainer.update(made_up_data(case, 1))
     if case.algorithm.calls:  # else the trainer has its own loss
         remedy = "give it to the algorithm's loss as the data have it (vla_rl.toolkit.trainers.micro_batches)"
@@ -106,12 +106,12 @@ def _check_trajectories(f: Findings, builder: TrainerBuilder) -> None:
 
 
 def _changed_field(name: str, change: Callable[[Array], Array]) -> Change:
-    def changed(data: TrajectoryData) -> TrajectoryData:
+    def change_row(data: TrajectoryData) -> TrajectoryData:
         array = np.array(data.fields[name])
         array[ROW] = change(array[ROW])
         return evolve(data, fields={**data.fields, name: array})
 
-    return changed
+    return change_row
 
 
 def _other_sample(data: TrajectoryData) -> TrajectoryData:
@@ -139,26 +139,26 @@ def _check_demonstrations(f: Findings, builder: TrainerBuilder) -> None:
         answers.expect(f, "rewards", _other_rewards, remedy)
         answers.expect(f, "the ends of episodes, by `following`", _earlier_end, remedy)
     remedy = "read samples by `read_samples` of vla_rl.toolkit.trainers.demonstration_reader"
-    _Answers(builder, from_images=True).expect(f, "ImitationStep.augment", _augmented, remedy)
+    _Answers(builder, from_images=True).expect(f, "ImitationStep.augment", _with_augmentation, remedy)
 
 
-def _recording(data: DemonstrationsData) -> RecordedSamples:
+def _get_recording(data: DemonstrationsData) -> RecordedSamples:
     assert isinstance(data.demonstrations, RecordedSamples)
     return data.demonstrations
 
 
 def _turned_actions(builder: TrainerBuilder) -> Change:
-    info = builder.make().trained.info
+    info = builder.make_case().trained.info
 
-    def turned(data: DemonstrationsData) -> DemonstrationsData:
-        actions = np.array(_recording(data).actions)
-        actions[-ROW] = _opposite(info, actions[-ROW])
-        return evolve(data, demonstrations=evolve(_recording(data), actions=actions))
+    def turn_actions(data: DemonstrationsData) -> DemonstrationsData:
+        actions = np.array(_get_recording(data).actions)
+        actions[-ROW] = _opposite_actions(info, actions[-ROW])
+        return evolve(data, demonstrations=evolve(_get_recording(data), actions=actions))
 
-    return turned
+    return turn_actions
 
 
-def _opposite(info: EnvInfo, actions: Array) -> Array:
+def _opposite_actions(info: EnvInfo, actions: Array) -> Array:
     """Return the actions as far from the other end of their range."""
     opposite: Array = np.array(info.action_low) + np.array(info.action_high) - actions
     return opposite.astype(np.float32)
@@ -176,18 +176,18 @@ def _higher_rate(data: DemonstrationsData) -> DemonstrationsData:
 
 
 def _other_rewards(data: DemonstrationsData) -> DemonstrationsData:
-    rewards = np.array(_recording(data).rewards)
+    rewards = np.array(_get_recording(data).rewards)
     rewards[-ROW] += 0.5
-    return evolve(data, demonstrations=evolve(_recording(data), rewards=rewards))
+    return evolve(data, demonstrations=evolve(_get_recording(data), rewards=rewards))
 
 
 def _earlier_end(data: DemonstrationsData) -> DemonstrationsData:
-    following = np.array(_recording(data).following)
+    following = np.array(_get_recording(data).following)
     following[ROW] = -1
-    return evolve(data, demonstrations=evolve(_recording(data), following=following))
+    return evolve(data, demonstrations=evolve(_get_recording(data), following=following))
 
 
-def _augmented(data: DemonstrationsData) -> DemonstrationsData:
+def _with_augmentation(data: DemonstrationsData) -> DemonstrationsData:
     return evolve(data, steps=[evolve(step, augment=AugmentSpec(random_brightness=0.5)) for step in data.steps])
 
 
@@ -197,14 +197,14 @@ def _augmented(data: DemonstrationsData) -> DemonstrationsData:
 def _check_transitions(f: Findings, builder: TrainerBuilder, learns_from: LearningSource) -> None:
     """Check that a trainer of transitions depends on all parts of what it learns from."""
     answers = _Answers(builder)
-    info = builder.make().trained.info
+    info = builder.make_case().trained.info
     remedy = "keep the new transitions of each update"
     answers.expect(f, "transitions of a later update", _other_frames, remedy, only=2)
     if learns_from is LearningSource.LABELS:
-        answers.expect(f, "expert_actions", _turned("expert_actions", info), "clone the labels")
+        answers.expect(f, "expert_actions", _turned_field("expert_actions", info), "clone the labels")
         return
     remedy = "learn from what was executed, whoever chose it"
-    answers.expect(f, "actions, and the policy's extras", _turned("actions", info), remedy)
+    answers.expect(f, "actions, and the policy's extras", _turned_field("actions", info), remedy)
     if learns_from is LearningSource.TAKEOVERS:
         remedy = "learn from rewards, from takeovers, or from an expert's labels (TrainerPlugin.expert_share)"
         answers.expect(f, "source, and rewards", _other_source, remedy)
@@ -228,46 +228,48 @@ def learning_source(builder: TrainerBuilder) -> LearningSource:
     )
 
 
-def _transitions(data: TransitionsData) -> Transitions:
+def _get_transitions(data: TransitionsData) -> Transitions:
     assert data.transitions is not None
     return data.transitions
 
 
 def _transitions_with(data: TransitionsData, **changes: Any) -> TransitionsData:
-    return evolve(data, transitions=evolve(_transitions(data), **changes))
+    return evolve(data, transitions=evolve(_get_transitions(data), **changes))
 
 
 def _other_frames(data: TransitionsData) -> TransitionsData:
-    frames = _transitions(data).frames
+    frames = _get_transitions(data).frames
     return _transitions_with(data, frames=evolve(frames, state=-np.asarray(frames.state)))
 
 
-def _turned(name: str, info: EnvInfo) -> Change:
-    def turned(data: TransitionsData) -> TransitionsData:
-        extras = {key: -array for key, array in _transitions(data).extras.items()}
-        return _transitions_with(data, **{name: _opposite(info, getattr(_transitions(data), name))}, extras=extras)
+def _turned_field(name: str, info: EnvInfo) -> Change:
+    def turn_field(data: TransitionsData) -> TransitionsData:
+        extras = {key: -array for key, array in _get_transitions(data).extras.items()}
+        return _transitions_with(
+            data, **{name: _opposite_actions(info, getattr(_get_transitions(data), name))}, extras=extras
+        )
 
-    return turned
+    return turn_field
 
 
 def _more_reward(of_actions: slice) -> Change:
-    def rewarded(data: TransitionsData) -> TransitionsData:
-        rewards = np.array(_transitions(data).rewards)
+    def add_reward(data: TransitionsData) -> TransitionsData:
+        rewards = np.array(_get_transitions(data).rewards)
         rewards[::2, of_actions] += 1
         return _transitions_with(data, rewards=rewards)
 
-    return rewarded
+    return add_reward
 
 
 def _never_terminated(data: TransitionsData) -> TransitionsData:
-    return _transitions_with(data, terminated=np.zeros_like(_transitions(data).terminated))
+    return _transitions_with(data, terminated=np.zeros_like(_get_transitions(data).terminated))
 
 
 def _other_following(data: TransitionsData) -> TransitionsData:
-    return _transitions_with(data, following=np.roll(_transitions(data).following, 3))
+    return _transitions_with(data, following=np.roll(_get_transitions(data).following, 3))
 
 
 def _other_source(data: TransitionsData) -> TransitionsData:
-    source = np.asarray(_transitions(data).source)
+    source = np.asarray(_get_transitions(data).source)
     others = np.where(source == ActionSource.POLICY, ActionSource.PERSON, ActionSource.POLICY)
     return _transitions_with(data, source=others.astype(np.int8))

@@ -34,7 +34,7 @@ def check_bandit(f: Findings, builder: TrainerBuilder, learns_from: LearningSour
     one, other = (_trained_case(f, builder, learns_from, good, updates) for good in (1, -1))
     states = np.tile([1, -1], 8)
     obs = bandit_observation(one.trained.info, states, 0)
-    preference = float(((one.leaning(obs) - other.leaning(obs)) * torch.from_numpy(states)).mean())
+    preference = float(((one.mean_leaning(obs) - other.mean_leaning(obs)) * torch.from_numpy(states)).mean())
     got = "no change" if abs(preference) <= LEAST else f"one that leaves it (by {-preference:.2g} of half a range)"
     f.expect(
         preference > LEAST,
@@ -49,26 +49,26 @@ def _trained_case(
     f: Findings, builder: TrainerBuilder, learns_from: LearningSource, good: int, updates: int
 ) -> TrainerCase:
     """Return a trainer after some updates. Record findings on networks that do not move, and on targets."""
-    case = builder.make(SAMPLES)
+    case = builder.make_case(SAMPLES)
     modules, targets = dict(case.trainer.modules()), dict(case.trainer.targets())
     first = {name: copied_state(module) for name, module in modules.items()}
     follows = {name: _Following(name, target, modules) for name, target in targets.items()}
     data = None
     for number in range(1, updates + 1):
-        data = bandit_data(case, number, good, learns_from, data.demonstrations if case.clones and data else None)
+        data = bandit_data(case, number, good, learns_from, data.demonstrations if case.is_cloning and data else None)
         case.trainer.update(data)
         for following in follows.values():
-            following.look()
+            following.compare_networks()
     for name, module in modules.items():
         f.expect(
-            _differs(first[name], module.state_dict()),
+            _weights_differ(first[name], module.state_dict()),
             "modules",
             f"other weights of {name!r} after {updates} updates",
             "the same",
             "train what `modules` returns; for this check give settings that make it begin at once",
         )
     for following in follows.values():
-        following.check(f, updates)
+        following.check_following(f, updates)
     return case
 
 
@@ -82,15 +82,15 @@ class _Following:
         self._trained = _same_shapes(target, [*([modules[name]] if name in modules else []), *modules.values()])
         self._lags = self._trained is None
 
-    def look(self) -> None:
+    def compare_networks(self) -> None:
         """Compare the two after an update."""
         if self._trained is not None:
-            self._lags |= _differs(self._target.state_dict(), self._trained.state_dict())
+            self._lags |= _weights_differ(self._target.state_dict(), self._trained.state_dict())
 
-    def check(self, f: Findings, updates: int) -> None:
+    def check_following(self, f: Findings, updates: int) -> None:
         now = self._target.state_dict()
-        remedy = "let it follow after each update (vla_rl.toolkit.trainers.critics.follow)"
-        moves = _differs(self._first, now)
+        remedy = "let it follow after each update (vla_rl.toolkit.trainers.critics.update_target)"
+        moves = _weights_differ(self._first, now)
         expected = f"other weights of {self._name!r} after {updates} updates"
         if not f.expect(moves, "targets", expected, "the same", remedy) or self._trained is None:
             return
@@ -112,7 +112,7 @@ def _same_shapes(target: nn.Module, modules: list[nn.Module]) -> nn.Module | Non
     return next((m for m in modules if {name: t.shape for name, t in m.state_dict().items()} == shapes), None)
 
 
-def _differs(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+def _weights_differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return any(not torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
@@ -123,7 +123,7 @@ def check_heartbeats(f: Findings, builder: TrainerBuilder) -> None:
     """Count heartbeats: more passes have more of them."""
     counts = []
     for micro_batch in (SAMPLES, 2):
-        case = builder.make(micro_batch)
+        case = builder.make_case(micro_batch)
         for number in (1, 2):
             case.trainer.update(made_up_data(case, number, steps=2))
         counts.append(case.heartbeats.count)
@@ -142,23 +142,23 @@ def check_heartbeats(f: Findings, builder: TrainerBuilder) -> None:
 def check_optimizer_steps(f: Findings, builder: TrainerBuilder) -> None:
     """Check that an optimiser step has the gradients of its samples alone."""
     given = builder.kind in (TrainingData.TRAJECTORIES, TrainingData.DEMONSTRATIONS)
-    if not given or len(builder.make().trainer.modules()) > 1:
+    if not given or len(builder.make_case().trainer.modules()) > 1:
         return  # networks that learn at separate rates change the second step
     gradients = []
     for alone in (True, False):
         rank = Rank()
-        case = builder.make(strategy=rank, train={"lr": 1e-12})
+        case = builder.make_case(strategy=rank, train={"lr": 1e-12})
         data = made_up_data(case, 1, steps=2)
-        if case.clones:
+        if case.is_cloning:
             data = evolve(data, steps=[evolve(step, lr=0.0) for step in data.steps])
         case.trainer.update(evolve(data, steps=data.steps[1:]) if alone else data)
         gradients.append(rank.reductions[-1])
-    holds = bool(gradients[0]) and close(*gradients)
+    holds = bool(gradients[0]) and gradients_close(*gradients)
     expected = "an optimiser step with the gradients of its samples alone"
     f.expect(holds, "update", expected, "others too", "set gradients to zero before each optimiser step")
 
 
-def close(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+def gradients_close(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     """Return whether gradients are equal but for the order of sums."""
     scale = max((float(tensor.abs().max()) for tensor in one), default=0.0)
     atol = TOLERANCE * max(scale, 1e-30)
@@ -174,7 +174,7 @@ def check_critic_warmup(f: Findings, builder: TrainerBuilder) -> None:
     """Check that the first training steps train the critic alone, if train.critic_warmup_steps says so."""
     if builder.kind is not TrainingData.TRAJECTORIES:
         return
-    case = builder.make(train={"critic_warmup_steps": 1})
+    case = builder.make_case(train={"critic_warmup_steps": 1})
     first = copied_state(case.trained.model.module)
     case.trainer.update(made_up_data(case, 1))
     changed = [name for name, p in case.trained.parameters.items() if not torch.equal(first[name], p)]
@@ -190,14 +190,14 @@ def check_parts(f: Findings, builder: TrainerBuilder) -> None:
     gradients = []
     for parts, given_up in ((0, False), (2, False), (2, True)):
         rank = Rank()
-        case = builder.make(strategy=rank)
+        case = builder.make_case(strategy=rank)
         data = made_up_data(case, 1)
         if given_up:
-            case.trainer.accumulate(next(_parts(made_up_data(case, 2), 2)))
+            case.trainer.accumulate(next(_split_parts(made_up_data(case, 2), 2)))
             case.trainer.restart()
         if parts:
             try:
-                for part in _parts(data, parts):
+                for part in _split_parts(data, parts):
                     case.trainer.accumulate(part)
             except NotOffered:
                 return
@@ -206,12 +206,24 @@ def check_parts(f: Findings, builder: TrainerBuilder) -> None:
         case.trainer.update(data)
         gradients.append(rank.reductions[0])
     expected = "the gradients of all samples where they come in parts"
-    f.expect(close(gradients[0], gradients[1]), "accumulate", expected, "others", "add up the gradients of all parts")
+    f.expect(
+        gradients_close(gradients[0], gradients[1]),
+        "accumulate",
+        expected,
+        "others",
+        "add up the gradients of all parts",
+    )
     expected = "nothing of the samples before it"
-    f.expect(close(gradients[0], gradients[2]), "restart", expected, "their gradients", "forget samples and gradients")
+    f.expect(
+        gradients_close(gradients[0], gradients[2]),
+        "restart",
+        expected,
+        "their gradients",
+        "forget samples and gradients",
+    )
 
 
-def _parts(data: TrajectoryData, count: int) -> Iterator[TrajectoryPart]:
+def _split_parts(data: TrajectoryData, count: int) -> Iterator[TrajectoryPart]:
     """Yield the samples of a training step in parts."""
     assert data.inputs is not None
     for index, rows in enumerate(np.array_split(np.arange(len(data.inputs)), count)):

@@ -71,14 +71,14 @@ def made_up_data(case: TrainerCase, number: int, samples: Array | None = None, s
             does not count.
     """
     if case.kind is TrainingData.TRANSITIONS:
-        return _transitions(case, number)
+        return _transition_update(case, number)
     info = case.trained.info
     obs = synthetic.observation(info, SAMPLES, seed=number)
     zeros = [0] * SAMPLES
     noise = Noise(0, "check_trainer", list(range(SAMPLES)), zeros, [number] * SAMPLES)
     chunk = _first_policy(case).sample_chunk(obs, noise, False)
     own = np.arange(SAMPLES) if samples is None else samples
-    if case.clones:
+    if case.is_cloning:
         last = np.arange(SAMPLES) % (SAMPLES // 2) == SAMPLES // 2 - 1
         recording = RecordedSamples(  # two episodes of which the first earns a reward at its end
             obs=obs,
@@ -86,9 +86,9 @@ def made_up_data(case: TrainerCase, number: int, samples: Array | None = None, s
             rewards=(last & (np.arange(SAMPLES) < SAMPLES // 2)).astype(np.float32),
             following=np.where(last, -1, np.arange(SAMPLES) + 1),
         )
-        return _imitation(recording, number, np.array_split(own, steps), SAMPLES // steps)
+        return _demonstration_update(recording, number, np.array_split(own, steps), SAMPLES // steps)
     advantages = np.random.default_rng(number).standard_normal(SAMPLES, np.float32)
-    return _trajectories(case, number, obs, chunk, advantages, own, steps)
+    return _trajectory_update(case, number, obs, chunk, advantages, own, steps)
 
 
 def bandit_data(
@@ -109,35 +109,37 @@ def bandit_data(
     obs = bandit_observation(info, states, number)
     is_good = states * signs * good > 0
     if case.kind is TrainingData.TRAJECTORIES:
-        actions = _edges(info, signs)
+        actions = _chunks_at_bounds(info, signs)
         tokens = _first_policy(case).encode_actions(actions)
         chunk = Chunk(actions=actions, extras={"tokens": tokens})
         with torch.no_grad():
             log_probs = _first_policy(case).chunk_log_probs(obs, chunk).log_probs
         advantages = np.where(is_good, 1, -1).astype(np.float32)
-        return _trajectories(case, number, obs, evolve(chunk, log_probs=log_probs), advantages, np.arange(count), 1)
-    if case.clones:
+        return _trajectory_update(
+            case, number, obs, evolve(chunk, log_probs=log_probs), advantages, np.arange(count), 1
+        )
+    if case.is_cloning:
         demonstrated = states * good if learns_from is LearningSource.LABELS else signs
         if recording is None:
             recording = RecordedSamples(
                 obs=obs,
-                actions=_edges(info, demonstrated),
+                actions=_chunks_at_bounds(info, demonstrated),
                 rewards=is_good.astype(np.float32),
                 following=np.full(count, -1),
             )
-        return _imitation(recording, number, [np.arange(count)] * 2, count)
+        return _demonstration_update(recording, number, [np.arange(count)] * 2, count)
     taken_over = is_good & (learns_from is LearningSource.TAKEOVERS)
     source = np.where(taken_over, ActionSource.PERSON, ActionSource.POLICY).astype(np.int8)
     transitions = Transitions(
         frames=Observation.concat([obs, obs.take(np.zeros(1, np.int64))]),
         first=np.arange(count),
         following=np.arange(1, count + 1),
-        actions=_edges(info, signs),
+        actions=_chunks_at_bounds(info, signs),
         rewards=np.repeat(np.where(is_good, 1, -1)[:, None], CHUNK, axis=1).astype(np.float32),
         valid=np.ones((count, CHUNK), bool),
         terminated=np.ones(count, bool),
         source=np.repeat(source[:, None], CHUNK, axis=1),
-        expert_actions=_edges(info, states * good),
+        expert_actions=_chunks_at_bounds(info, states * good),
         extras={STEERING: np.repeat(2.0 * signs, CHUNK * info.action_dim).reshape(count, CHUNK, -1).astype(np.float32)},
     )
     return TransitionsData(step=number, version=number - 1, transitions=transitions)
@@ -160,7 +162,7 @@ def bandit_observation(info: EnvInfo, states: Array, number: int) -> Observation
     return evolve(obs, state=(states[:, None] + noise).astype(np.float32))
 
 
-def _edges(info: EnvInfo, signs: Array) -> Array:
+def _chunks_at_bounds(info: EnvInfo, signs: Array) -> Array:
     """Return chunks at the bounds that the signs (int64 [B]) say, float32 [B, C, A]."""
     low, high = (np.array(bound, np.float32) for bound in (info.action_low, info.action_high))
     actions = np.where(signs[:, None] > 0, high, low)
@@ -172,7 +174,9 @@ def _first_policy(case: TrainerCase) -> LinearModel:
     return LinearModel(case.trained.info, CHUNK)
 
 
-def _imitation(recording: RecordedSamples, number: int, parts: list[Array], total: int) -> DemonstrationsData:
+def _demonstration_update(
+    recording: RecordedSamples, number: int, parts: list[Array], total: int
+) -> DemonstrationsData:
     """Return the `number`-th update, with an optimiser step for each part of the samples."""
     first = 1 + (number - 1) * len(parts)
     steps = [
@@ -182,7 +186,7 @@ def _imitation(recording: RecordedSamples, number: int, parts: list[Array], tota
     return DemonstrationsData(demonstrations=recording, steps=steps)
 
 
-def _trajectories(
+def _trajectory_update(
     case: TrainerCase, number: int, obs: Observation, chunk: Chunk, advantages: Array, own: Array, steps: int
 ) -> TrajectoryData:
     count = len(obs)
@@ -219,7 +223,7 @@ def _trajectories(
     )
 
 
-def _transitions(case: TrainerCase, number: int) -> TransitionsData:
+def _transition_update(case: TrainerCase, number: int) -> TransitionsData:
     """Return three episodes of a third of the transitions each: as many as there are samples, and one more. A person
     acts in the odd ones.
     """

@@ -26,13 +26,13 @@ from vla_rl.testing.trainer_learning import (
     check_heartbeats,
     check_optimizer_steps,
     check_parts,
-    close,
+    gradients_close,
 )
 from vla_rl.testing.trainer_samples import made_up_data
-from vla_rl.toolkit.algorithms.result_checks import reserved
+from vla_rl.toolkit.algorithms.result_checks import find_reserved
 from vla_rl.toolkit.trainers.master_weights import is_narrow
 from vla_rl.toolkit.trainers.result_checks import OF_TRAINERS
-from vla_rl.toolkit.trainers.trainer_state import POLICY, load_owned_state, owned_state, unreadable
+from vla_rl.toolkit.trainers.trainer_state import POLICY, find_unreadable, load_owned_state, owned_state
 
 SAVED = "give `state` numbers, texts, tensors, and lists and dictionaries of these: torch.from_numpy(array), int(count)"
 
@@ -62,7 +62,7 @@ def check_trainer(plugin: TrainerPlugin, config: Any = None) -> None:
 
 def _check_all(f: Findings, builder: TrainerBuilder) -> None:
     with f.section("parts"):
-        _check_networks(f, builder.make())
+        _check_networks(f, builder.make_case())
     updates = False
     with f.section("update"):
         _check_update(f, builder)
@@ -130,8 +130,8 @@ def _check_networks(f: Findings, case: TrainerCase) -> None:
 
 
 def _check_update(f: Findings, builder: TrainerBuilder) -> None:
-    one = builder.make()
-    before = one.weights()
+    one = builder.make_case()
+    before = one.copy_weights()
     data = made_up_data(one, 1)
     original = copy.deepcopy(data)
     ran = run_from(11, lambda: one.trainer.update(data))
@@ -149,11 +149,11 @@ def _check_update(f: Findings, builder: TrainerBuilder) -> None:
     texts = ", ".join(f"{name} of {kind}" for name, kind in others.items())
     if not f.expect(not others, "update", "metrics that are numbers", texts, "call float on tensors"):
         raise Unfit
-    taken = sorted(set(reserved(numbers)) - OF_TRAINERS)
+    taken = sorted(set(find_reserved(numbers)) - OF_TRAINERS)
     f.expect(not taken, "update", "metrics of names that are free", taken, "the runtime writes these names itself")
     wrong = [name for name, value in numbers.items() if not math.isfinite(value)]
     f.expect(not wrong, "update", "finite metrics", ", ".join(wrong), "look for a division by a count of 0")
-    if one.clones:
+    if one.is_cloning:
         f.expect(
             "loss/imitation" in metrics.sums,
             "update",
@@ -161,7 +161,7 @@ def _check_update(f: Findings, builder: TrainerBuilder) -> None:
             sorted(metrics.sums),
             "return it in `sums`",
         )
-    after = one.weights()
+    after = one.copy_weights()
     f.expect(
         any(not torch.equal(before[name], after[name]) for name in before),
         "update",
@@ -169,12 +169,12 @@ def _check_update(f: Findings, builder: TrainerBuilder) -> None:
         "the same in all modules",
         "make an optimiser step",
     )
-    f.expect(_equal(data, original), "update", "data that stay as they are", "changed data", "copy what you change")
-    other = builder.make()
+    f.expect(_same_data(data, original), "update", "data that stay as they are", "changed data", "copy what you change")
+    other = builder.make_case()
     again = run_from(12, lambda: other.trainer.update(made_up_data(other, 1)))
     moved = changed_generators(ran.start, ran.end)
     f.expect(not moved, "update", "the global random generators left alone", " and ".join(moved), OWN)
-    differ = _differences(after, other.weights())
+    differ = _differing_tensors(after, other.copy_weights())
     f.expect(
         not differ and again.result.sums == metrics.sums,
         "update",
@@ -187,23 +187,23 @@ def _check_update(f: Findings, builder: TrainerBuilder) -> None:
 def _check_gradients(f: Findings, builder: TrainerBuilder) -> None:
     """Check that the sum of gradients does not depend on the division into micro-batches and ranks."""
     everything = np.arange(SAMPLES)
-    expected = _gradients(builder, SAMPLES, everything)
+    expected = _first_gradients(builder, SAMPLES, everything)
     text = "gradients that are added up over the ranks before each optimiser step"
     if not f.expect(bool(expected), "update", text, "no reduction", "call TrainedModel.optimizer_step"):
         return
-    parts = _gradients(builder, 3, everything)
+    parts = _first_gradients(builder, 3, everything)
     f.expect(
-        close(expected, parts),
+        gradients_close(expected, parts),
         "update",
         "the same gradients however the samples are split into micro-batches",
         "others",
         "divide each micro-batch's sum by the count of the whole optimiser step, not by its own",
     )
-    if builder.make().kind is TrainingData.TRANSITIONS:
+    if builder.make_case().kind is TrainingData.TRANSITIONS:
         return  # each rank draws from separate transitions
-    ranks = [_gradients(builder, SAMPLES, samples) for samples in (everything[:2], everything[2:])]
+    ranks = [_first_gradients(builder, SAMPLES, samples) for samples in (everything[:2], everything[2:])]
     f.expect(
-        all(ranks) and close(expected, [one + other for one, other in zip(*ranks, strict=True)]),
+        all(ranks) and gradients_close(expected, [one + other for one, other in zip(*ranks, strict=True)]),
         "update",
         "gradients of two ranks that add up to those of one rank with all samples",
         "others",
@@ -211,10 +211,10 @@ def _check_gradients(f: Findings, builder: TrainerBuilder) -> None:
     )
 
 
-def _gradients(builder: TrainerBuilder, micro_batch: int, samples: Array) -> list[torch.Tensor]:
+def _first_gradients(builder: TrainerBuilder, micro_batch: int, samples: Array) -> list[torch.Tensor]:
     """Return a rank's gradients of the first optimiser step on these of all samples."""
     rank = Rank()
-    case = builder.make(micro_batch, strategy=rank)
+    case = builder.make_case(micro_batch, strategy=rank)
     if case.kind is TrainingData.TRANSITIONS:
         rank.world = 1
     case.trainer.update(made_up_data(case, 1, samples))
@@ -222,18 +222,18 @@ def _gradients(builder: TrainerBuilder, micro_batch: int, samples: Array) -> lis
 
 
 def _check_resume(f: Findings, builder: TrainerBuilder) -> None:
-    through = builder.make()
+    through = builder.make_case()
     for number in (1, 2):
         through.trainer.update(made_up_data(through, number))
     saved = _read_back(f, owned_state(through.trainer))
     policy = copy.deepcopy(through.trained.model.module.state_dict())
     optimizer = copy.deepcopy(through.trained.optimizer.state_dict())
-    resumed = builder.make(files=through.folder)
+    resumed = builder.make_case(files=through.folder)
     resumed.trained.model.module.load_state_dict(policy)
     resumed.trained.optimizer.load_state_dict(optimizer)
     load_owned_state(resumed.trainer, saved, "the state of this trainer")
     results = [case.trainer.update(made_up_data(case, 3)) for case in (through, resumed)]
-    differ = _differences(through.weights(), resumed.weights())
+    differ = _differing_tensors(through.copy_weights(), resumed.copy_weights())
     f.expect(
         not differ and results[0].sums == results[1].sums,
         "resume",
@@ -246,7 +246,7 @@ def _check_resume(f: Findings, builder: TrainerBuilder) -> None:
 
 def _read_back(f: Findings, state: dict[str, Any]) -> dict[str, Any]:
     """Return the state as a run reads it from a checkpoint. Raises Unfit if it cannot be read."""
-    unread = unreadable(state)
+    unread = find_unreadable(state)
     got = "" if unread is None else f"a {unread[1]} at {unread[0]}"
     expected = "what a checkpoint can hold (torch.load with weights_only)"
     if not f.expect(unread is None, "state", expected, got, SAVED):
@@ -261,17 +261,17 @@ def _saved_and_loaded(state: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
-def _differences(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
+def _differing_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
     """Return the names of tensors that differ."""
     return [name for name in one if name not in other or not torch.equal(one[name], other[name])]
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _same_data(one: Any, other: Any) -> bool:
     """Return whether two updates' data hold the same numbers."""
-    return all(np.array_equal(a, b) for a, b in zip(_arrays(one), _arrays(other), strict=True))
+    return all(np.array_equal(a, b) for a, b in zip(_nested_arrays(one), _nested_arrays(other), strict=True))
 
 
-def _arrays(data: Any) -> list[Array]:
+def _nested_arrays(data: Any) -> list[Array]:
     """Return all arrays in nested data."""
     if isinstance(data, np.ndarray | torch.Tensor):
         return [to_numpy(data)]
@@ -282,4 +282,4 @@ def _arrays(data: Any) -> list[Array]:
         parts = list(data.values())
     elif isinstance(data, list | tuple):
         parts = list(data)
-    return [array for part in parts for array in _arrays(part)]
+    return [array for part in parts for array in _nested_arrays(part)]

@@ -11,7 +11,7 @@ import torch
 from vla_rl.core.hookspecs import Algorithm, VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.run.selection import take_columns
-from vla_rl.core.types import Chunk, EnvInfo, Rollout, pick, to_numpy
+from vla_rl.core.types import Chunk, EnvInfo, Rollout, pick_rows, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.algorithms.declarations import check_declarations
 from vla_rl.toolkit.algorithms.statistics import read_all
@@ -52,8 +52,8 @@ def train_on(
     batch = synthetic.batch(selected, advantages)
     recorded_chunk = attrs.evolve(
         batch.chunk,
-        actions=pick(chunk.actions, samples),
-        extras={name: pick(tensor, samples) for name, tensor in chunk.extras.items()},
+        actions=pick_rows(chunk.actions, samples),
+        extras={name: pick_rows(tensor, samples) for name, tensor in chunk.extras.items()},
     )
     batch = attrs.evolve(batch, obs=obs.take(samples), chunk=recorded_chunk)
     if algorithm.needs.reference:
@@ -77,9 +77,9 @@ def train_on(
 def _with_scores(rollout: Rollout, chunk: Chunk) -> Rollout:
     """Return the rollout with the log-probs and values of the sampled chunks, [T * N, ...]."""
 
-    def shaped(array: Any) -> torch.Tensor:
+    def to_rollout_shape(array: Any) -> torch.Tensor:
         flat = torch.from_numpy(to_numpy(array))
         return flat.reshape(*rollout.samples.shape, *flat.shape[1:])
 
-    values = rollout.values if chunk.values is None else shaped(chunk.values)
-    return rollout.evolve(log_probs=shaped(chunk.log_probs), values=values)
+    values = rollout.values if chunk.values is None else to_rollout_shape(chunk.values)
+    return rollout.evolve(log_probs=to_rollout_shape(chunk.log_probs), values=values)

@@ -16,7 +16,7 @@ from vla_rl.core.declarations import WorldModelPlugin
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import Array, Context, EnvInfo, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
-from vla_rl.testing.common.findings import Findings, built
+from vla_rl.testing.common.findings import Findings, build_component
 from vla_rl.testing.env_checks.values import check_array, check_observation
 from vla_rl.testing.policy_traces import OWN, SEEDED, changed_generators, other_seed, run_from, seeded_generators
 from vla_rl.toolkit.world_models.windows import ROWS as ARRAYS
@@ -47,25 +47,25 @@ class _Case:
     """Windows of history + 2 frames."""
 
     @property
-    def rows(self) -> Array:
+    def row_indices(self) -> Array:
         return np.arange(len(self.windows.instructions))
 
     @property
-    def past(self) -> Windows:
+    def past_windows(self) -> Windows:
         """Return copies of the windows' history, from which imagination starts."""
-        return take_rows(take_frames(self.windows, 0, self.mind.history), self.rows)
+        return take_rows(take_frames(self.windows, 0, self.mind.history), self.row_indices)
 
     @property
-    def actions(self) -> Array:
+    def recorded_actions(self) -> Array:
         """The chunk that followed, as it was recorded."""
         return np.array(self.windows.actions[:, self.mind.history - 1])
 
     @property
-    def mirrored(self) -> Array:
+    def mirrored_actions(self) -> Array:
         """Other chunks: the actions on the other side of the middle of their bounds, and off it."""
         low, high = (np.array(bound, np.float32) for bound in (self.env.action_low, self.env.action_high))
-        turned = low + high - self.actions
-        near = np.abs(turned - self.actions) < 0.1 * (high - low)
+        turned = low + high - self.recorded_actions
+        near = np.abs(turned - self.recorded_actions) < 0.1 * (high - low)
         other: Array = np.where(near, low + 0.9 * (high - low), turned).astype(np.float32)
         return other
 
@@ -77,14 +77,17 @@ class _Case:
             instructions=self.windows.instructions,
             state=np.array(self.windows.state[:, at]) if self.windows.state.shape[2] else None,
         )
-        chances: Array = np.array(to_numpy(self.mind.outcome(self.past, self.actions, after)))
+        chances: Array = np.array(to_numpy(self.mind.outcome(self.past_windows, self.recorded_actions, after)))
         return chances
 
-    def fit(self, number: int = 0) -> dict[str, float]:
-        return {name: float(value) for name, value in self.mind.fit(self.windows, _noise(self.rows, number)).items()}
+    def fit_once(self, number: int = 0) -> dict[str, float]:
+        return {
+            name: float(value)
+            for name, value in self.mind.fit(self.windows, _make_noise(self.row_indices, number)).items()
+        }
 
-    def imagine(self, past: Windows, actions: Array) -> Observation:
-        return self.mind.imagine(past, actions, _noise(np.arange(len(actions)))).numpy()
+    def imagine_from(self, past: Windows, actions: Array) -> Observation:
+        return self.mind.imagine(past, actions, _make_noise(np.arange(len(actions)))).numpy()
 
 
 def check_world_model(
@@ -108,7 +111,7 @@ def check_world_model(
         windows: at least 4 recorded ones of history + 2 frames; none: noise, which most models can do with.
     """
     model_context = Context(env=env, chunk=chunk)
-    building = run_from(11, lambda: built("world_model", model, config, model_context))
+    building = run_from(11, lambda: build_component("world_model", model, config, model_context))
     mind: WorldModel
     mind, name = building.result
     f = Findings(f"check_world_model of {name}")
@@ -119,19 +122,19 @@ def check_world_model(
     twin: WorldModel | None = None
     if isinstance(model, WorldModelPlugin):
         with f.section("build"):
-            again = run_from(12, lambda: built("world_model", model, config, model_context))
+            again = run_from(12, lambda: build_component("world_model", model, config, model_context))
             moved = seeded_generators(building, again)
             got = f"a seed that stays set in {' and '.join(moved)}"
             f.expect(not moved, "build", "the global random generators left alone", got, OWN)
-            one, other = _weights(mind), _weights(again.result[0])
+            one, other = _copy_weights(mind), _copy_weights(again.result[0])
             differ = [name for name in one if name not in other or not torch.equal(one[name], other[name])]
             expected = "the same weights in every process, whatever the global generators did before"
             f.expect(not differ, "build", expected, f"others in {', '.join(differ[:4])}", SEEDED)
-            twin = built("world_model", model, config, other_seed(model_context))[0]
+            twin = build_component("world_model", model, config, other_seed(model_context))[0]
     learns = False
     with f.section("fit"):
         _check_fit(f, mind, given)
-        learns = mind.module is not None or bool(case.fit())
+        learns = mind.module is not None or bool(case.fit_once())
     if learns:
         with f.section("learning"):
             _check_learning(case)
@@ -171,25 +174,25 @@ def made_up_windows(env: EnvInfo, count: int, frames: int, chunk: int, seed: int
     )
 
 
-def _noise(rows: Any, number: int = 0) -> Noise:
+def _make_noise(rows: Any, number: int = 0) -> Noise:
     return Noise(0, "check_world_model", list(rows), [0] * len(rows), [number] * len(rows))
 
 
 def _check_fit(f: Findings, mind: WorldModel, windows: Windows) -> None:
     rows = range(len(windows.instructions))
     original = copy.deepcopy(windows)
-    mind.fit(windows, _noise(rows))
+    mind.fit(windows, _make_noise(rows))
     weights = {} if mind.module is None else copy.deepcopy(mind.module.state_dict())
     state = copy.deepcopy(mind.training_state())
-    fit_metrics = [mind.fit(windows, _noise(rows, number)) for number in (1, 2)]
-    for name, value in {**fit_metrics[0], **mind.measure(windows, _noise(rows))}.items():
+    fit_metrics = [mind.fit(windows, _make_noise(rows, number)) for number in (1, 2)]
+    for name, value in {**fit_metrics[0], **mind.measure(windows, _make_noise(rows))}.items():
         f.expect(bool(np.isfinite(value)), "fit and measure", f"a finite {name}", value, "find the cause")
-    same = all(np.array_equal(a, b) for a, b in zip(_arrays(windows), _arrays(original), strict=True))
+    same = all(np.array_equal(a, b) for a, b in zip(_window_arrays(windows), _window_arrays(original), strict=True))
     f.expect(same, "fit", "its windows unchanged", "others written into them", "copy before you write")
     if mind.module is not None:
         mind.module.load_state_dict(weights)
     mind.load_training_state(state)
-    again = [mind.fit(windows, _noise(rows, number)) for number in (1, 2)]
+    again = [mind.fit(windows, _make_noise(rows, number)) for number in (1, 2)]
     remedy = "let training_state hold all that a step changes, the optimiser first of all"
     f.expect(again == fit_metrics, "load_training_state", f"to continue exactly: {fit_metrics}", again, remedy)
 
@@ -199,13 +202,13 @@ def _check_learning(case: _Case) -> None:
     f, mind = case.f, case.mind
     before = {} if mind.module is None else copy.deepcopy(mind.module.state_dict())
     chances = case.recorded_chances()
-    fit_metrics = [case.fit() for _ in range(FITS)]
+    fit_metrics = [case.fit_once() for _ in range(FITS)]
     if mind.module is not None:
         now = mind.module.state_dict()
         changed = any(not torch.equal(tensor, now[name]) for name, tensor in before.items())
         f.expect(changed, "fit", "other weights after it", "the same", "step the optimiser on what is in `module`")
         _check_outcome_learned(case, before, chances)
-    measured = list(mind.measure(case.windows, _noise(case.rows)))
+    measured = list(mind.measure(case.windows, _make_noise(case.row_indices)))
     names = [name for name in fit_metrics[0] if name in measured]
     names = names or [name for name in fit_metrics[0] if any(word in name.lower() for word in LOSS_WORDS)]
     if not names:
@@ -214,7 +217,7 @@ def _check_learning(case: _Case) -> None:
     text = ", ".join(names)
     expected = f"lower losses ({text}) after {FITS} fits on one window"
     f.expect(last < first, "fit", expected, f"{first:.4g}, then {last:.4g}", "mind the sign, and the learning rate")
-    still = _unmoved(mind, before)
+    still = _unmoved_parameters(mind, before)
     for name in names:
         fixed = len({metrics[name] for metrics in fit_metrics}) == 1 and fit_metrics[0][name] != 0 and bool(still)
         got = f"{fit_metrics[0][name]:.4g} after each, and no change of {', '.join(still[:4])}"
@@ -225,7 +228,7 @@ def _check_learning(case: _Case) -> None:
         f.expect(not rises, "fit", f"a {name} that falls sometimes", f"one that rises at every fit: {got}", "descend")
 
 
-def _unmoved(mind: WorldModel, before: Mapping[str, torch.Tensor]) -> list[str]:
+def _unmoved_parameters(mind: WorldModel, before: Mapping[str, torch.Tensor]) -> list[str]:
     """Parameters to train that are as they were."""
     named = [] if mind.module is None else mind.module.named_parameters()
     return [name for name, p in named if p.requires_grad and torch.equal(p, before[name])]
@@ -239,7 +242,7 @@ def _check_outcome_learned(case: _Case, before: Mapping[str, torch.Tensor], chan
     if now.shape != chances.shape or not was_executed.any():
         return
     if np.array_equal(now, chances):
-        still = _unmoved(case.mind, before)
+        still = _unmoved_parameters(case.mind, before)
         expected = f"one step of all parts: outcomes of recorded frames that {FITS} fits change"
         got = f"the same outcomes, and no change of {', '.join(still[:4])}"
         remedy = "train what `outcome` is computed from, or freeze it by requires_grad_(False)"
@@ -262,19 +265,22 @@ def _check_restoring(case: _Case, twin: WorldModel) -> None:
         twin.module.load_state_dict(copy.deepcopy(mind.module.state_dict()))
     twin.load_training_state(copy.deepcopy(mind.training_state()))
     restored = attrs.evolve(case, mind=twin)
-    gap = _gap(case.imagine(case.past, case.actions), restored.imagine(case.past, case.actions))
+    gap = _observation_gap(
+        case.imagine_from(case.past_windows, case.recorded_actions),
+        restored.imagine_from(case.past_windows, case.recorded_actions),
+    )
     remedy = "keep all that is trained in `module`, and the rest in training_state"
     f.expect(gap == 0, "load_training_state", "the same frames of a restored model", f"{gap:.3g} of 255 apart", remedy)
-    one, other = case.fit(), restored.fit()
+    one, other = case.fit_once(), restored.fit_once()
     f.expect(one == other, "load_training_state", f"a restored model to continue exactly: {one}", other, remedy)
 
 
 def _check_imagination(case: _Case) -> bool:
     """Check one imagined step: shapes, probabilities, repeatability. Return whether there are frames to check."""
-    f, mind, env, chosen = case.f, case.mind, case.env, case.rows
-    past, actions = case.past, case.actions
+    f, mind, env, chosen = case.f, case.mind, case.env, case.row_indices
+    past, actions = case.past_windows, case.recorded_actions
     original_past, original_actions = copy.deepcopy(past), actions.copy()
-    after = case.imagine(past, actions)
+    after = case.imagine_from(past, actions)
     if not check_observation(f, env, after, len(chosen), "imagine"):
         return False
     expected = f"{list(past.instructions)}"
@@ -290,25 +296,37 @@ def _check_imagination(case: _Case) -> bool:
     if check_array(f, chances, (len(chosen), 1 + 2 * actions.shape[1]), "float32", "outcome"):
         holds = bool(np.isfinite(chances).all() and (chances >= 0).all() and np.allclose(chances.sum(1), 1, atol=1e-4))
         f.expect(holds, "outcome", "probabilities", chances.sum(1).round(3).tolist(), "use a softmax")
-    same = all(np.array_equal(a, b) for a, b in zip(_arrays(past), _arrays(original_past), strict=True))
+    same = all(np.array_equal(a, b) for a, b in zip(_window_arrays(past), _window_arrays(original_past), strict=True))
     same &= np.array_equal(actions, original_actions)
     f.expect(same, "imagine", "its windows unchanged", "others written into them", "copy before you write")
-    f.expect(_gap(after, copied) == 0, "outcome", "its `after` unchanged", "written into", "copy before you write")
-    again = case.imagine(past, actions)
+    f.expect(
+        _observation_gap(after, copied) == 0,
+        "outcome",
+        "its `after` unchanged",
+        "written into",
+        "copy before you write",
+    )
+    again = case.imagine_from(past, actions)
     remedy = "draw from `noise` only, and keep nothing between calls"
-    f.expect(_gap(after, again) == 0, "imagine", "the same for the same noise", f"{_gap(after, again):.3g}", remedy)
+    f.expect(
+        _observation_gap(after, again) == 0,
+        "imagine",
+        "the same for the same noise",
+        f"{_observation_gap(after, again):.3g}",
+        remedy,
+    )
     same = np.array_equal(chances, to_numpy(mind.outcome(past, actions, after)))
     f.expect(same, "outcome", "the same for the same arguments", "another the second time", "no random numbers")
-    case.imagine(past, case.mirrored)
-    same = _gap(after, copied) == 0
+    case.imagine_from(past, case.mirrored_actions)
+    same = _observation_gap(after, copied) == 0
     f.expect(same, "imagine", "frames that stay as they are", "ones that the next call wrote into", "return new arrays")
     return True
 
 
 def _check_contents(case: _Case, learns: bool) -> None:
     """Check that imagined frames depend on the actions and on the last frames."""
-    f, past, actions = case.f, case.past, case.actions
-    after, elsewhere = case.imagine(past, actions), case.imagine(past, case.mirrored)
+    f, past, actions = case.f, case.past_windows, case.recorded_actions
+    after, elsewhere = case.imagine_from(past, actions), case.imagine_from(past, case.mirrored_actions)
     remedy = "give the network the actions of the chunk"
     same = _same_images(after, elsewhere)
     f.expect(not same, "imagine", "other frames for other actions", "the same", remedy)
@@ -328,20 +346,22 @@ def _check_contents(case: _Case, learns: bool) -> None:
         return
     if case.mind.module is not None:
         _check_each_number(case)
-    turned = case.rows[::-1]
+    turned = case.row_indices[::-1]
     others = {camera: frames.copy() for camera, frames in past.images.items()}
     state = past.state.copy()
     for camera, frames in past.images.items():
         others[camera][:, -1] = frames[turned, -1]
     state[:, -1] = past.state[turned, -1]
-    from_other_frames = case.imagine(attrs.evolve(past, images=others, state=state), actions)
+    from_other_frames = case.imagine_from(attrs.evolve(past, images=others, state=state), actions)
     got, remedy = "the same", "look at windows.images[camera][:, -1]"
     f.expect(
         not _same_images(after, from_other_frames), "imagine", "other frames after another last frame", got, remedy
     )
     if case.mind.module is None:
         return
-    chances = [to_numpy(case.mind.outcome(past, *pair)) for pair in ((actions, after), (case.mirrored, elsewhere))]
+    chances = [
+        to_numpy(case.mind.outcome(past, *pair)) for pair in ((actions, after), (case.mirrored_actions, elsewhere))
+    ]
     fixed = np.array_equal(chances[0], chances[1]) and bool((np.ptp(chances[0], axis=0) == 0).all())
     remedy = "tell it from the window, the actions or what is seen after them"
     f.expect(not fixed, "outcome", "probabilities that depend on what happened", "the same for everything", remedy)
@@ -378,10 +398,12 @@ def _check_upright(case: _Case, after: Observation) -> None:
         dark = bool(0 < imagined.max() <= 1) and int(recorded[camera].max()) > 1
         case.f.expect(not dark, f"imagine: image {camera!r}", "values from 0 to 255", "no above 1", "multiply by 255")
         for frame in (at - 1, at):
-            likeness = _likeness(imagined, recorded[camera][:, frame])
+            likeness = _pixel_correlation(imagined, recorded[camera][:, frame])
             likely = {how: turn(recorded[camera][:, frame]) for how, turn in TURNED.items()}
             likely |= {f"of camera {other!r}": recorded[other][:, frame] for other in recorded if other != camera}
-            alike = {how: _likeness(imagined, like) for how, like in likely.items() if like.shape == imagined.shape}
+            alike = {
+                how: _pixel_correlation(imagined, like) for how, like in likely.items() if like.shape == imagined.shape
+            }
             how = max(alike, key=lambda name: alike[name])
             holds = alike[how] < likeness + LIKENESS
             got = f"one that is like them {how} (correlation {alike[how]:.2f}, and {likeness:.2f} as they are)"
@@ -390,7 +412,7 @@ def _check_upright(case: _Case, after: Observation) -> None:
                 break
 
 
-def _likeness(images: Array, others: Array) -> float:
+def _pixel_correlation(images: Array, others: Array) -> float:
     """Correlation of pixels, of what differs between rows."""
     one, other = (array.astype(np.float32) - array.mean(0, dtype=np.float32) for array in (images, others))
     scale = float(np.sqrt((one**2).sum() * (other**2).sum()))
@@ -400,15 +422,15 @@ def _likeness(images: Array, others: Array) -> float:
 def _check_each_number(case: _Case) -> None:
     """Each action of a chunk and each number of an action counts: one window again and again, with other actions."""
     mind, row = case.mind, 1
-    steps, numbers = case.actions.shape[1:]
+    steps, numbers = case.recorded_actions.shape[1:]
     rows = np.full(1 + steps + numbers, row)
-    actions, other = case.actions[rows], case.mirrored[row]
+    actions, other = case.recorded_actions[rows], case.mirrored_actions[row]
     for step in range(steps):
         actions[1 + step, step] = other[step]
     for number in range(numbers):
         actions[1 + steps + number, :, number] = other[:, number]
-    past = take_rows(case.past, rows)
-    after = mind.imagine(past, actions, _noise(rows)).numpy()
+    past = take_rows(case.past_windows, rows)
+    after = mind.imagine(past, actions, _make_noise(rows)).numpy()
     chances = to_numpy(mind.outcome(past, actions, after))
     changed = np.abs(chances - chances[:1]).max(1) > BARELY
     if after.state is not None:
@@ -424,11 +446,11 @@ def _check_each_number(case: _Case) -> None:
 
 
 def _check_rows_apart(case: _Case) -> None:
-    f, mind, past, actions = case.f, case.mind, case.past, case.actions
-    after = case.imagine(past, actions)
-    one = case.rows[1:2]
-    alone = mind.imagine(take_rows(past, one), actions[1:2], _noise(one)).numpy()
-    got = _gap(after.take(one), alone)
+    f, mind, past, actions = case.f, case.mind, case.past_windows, case.recorded_actions
+    after = case.imagine_from(past, actions)
+    one = case.row_indices[1:2]
+    alone = mind.imagine(take_rows(past, one), actions[1:2], _make_noise(one)).numpy()
+    got = _observation_gap(after.take(one), alone)
     f.expect(got < 1.0, "imagine", "a row alone as among others", f"{got:.3g} of 255 apart", "let rows share nothing")
     if after.state is not None and alone.state is not None:
         spread = case.windows.state.reshape(-1, case.windows.state.shape[2]).std(0)
@@ -437,10 +459,10 @@ def _check_rows_apart(case: _Case) -> None:
         text = f"{float(moved.max()):.3g} apart (number {', '.join(map(str, differing))})"
         expected = "a row's state alone as among others"
         f.expect(not len(differing), "imagine", expected, text, "use no statistics of the batch")
-    others = case.mirrored
+    others = case.mirrored_actions
     others[1] = actions[1]
-    repeated = case.imagine(past, others)
-    got = _gap(after.take(one), repeated.take(one))
+    repeated = case.imagine_from(past, others)
+    got = _observation_gap(after.take(one), repeated.take(one))
     expected, remedy = "a row that does not depend on other rows' actions", "let rows share nothing"
     f.expect(got < 0.1, "imagine", expected, f"{got:.3g} of 255 apart", remedy)
     chances = to_numpy(mind.outcome(past, actions, after))[1:2]
@@ -451,29 +473,29 @@ def _check_rows_apart(case: _Case) -> None:
 
 def _check_traces(case: _Case) -> None:
     """Nothing but `fit` changes a model, and nothing touches the global generators; `fit` may draw from them."""
-    f, mind, past, actions = case.f, case.mind, case.past, case.actions
-    after = case.imagine(past, actions)
+    f, mind, past, actions = case.f, case.mind, case.past_windows, case.recorded_actions
+    after = case.imagine_from(past, actions)
     calls: dict[str, Callable[[], Any]] = {
-        "imagine": lambda: case.imagine(past, actions),
+        "imagine": lambda: case.imagine_from(past, actions),
         "outcome": lambda: mind.outcome(past, actions, after),
-        "measure": lambda: mind.measure(case.windows, _noise(case.rows)),
+        "measure": lambda: mind.measure(case.windows, _make_noise(case.row_indices)),
     }
     for where, call in calls.items():
-        tensors = _weights(mind)
+        tensors = _copy_weights(mind)
         ran = run_from(11, call)
-        now = _weights(mind)
+        now = _copy_weights(mind)
         changed = [name for name, tensor in tensors.items() if name not in now or not torch.equal(now[name], tensor)]
         got = f"a change of {', '.join(changed[:4])}"
         f.expect(not changed, where, "weights that stay as they are", got, "let `fit` alone train")
         moved = changed_generators(ran.start, ran.end)
         got = f"a change of {' and '.join(moved)}'s"
         f.expect(not moved, where, "the global random generators left alone", got, OWN)
-    moved = seeded_generators(*(run_from(seed, case.fit) for seed in (11, 12)))
+    moved = seeded_generators(*(run_from(seed, case.fit_once) for seed in (11, 12)))
     got = f"a change of {' and '.join(moved)}'s"
     f.expect(not moved, "fit", "the global random generators left alone", got, OWN)
 
 
-def _weights(mind: WorldModel) -> Mapping[str, torch.Tensor]:
+def _copy_weights(mind: WorldModel) -> Mapping[str, torch.Tensor]:
     return {} if mind.module is None else {n: t.detach().clone() for n, t in mind.module.state_dict().items()}
 
 
@@ -481,11 +503,11 @@ def _same_images(one: Observation, other: Observation) -> bool:
     return all(np.array_equal(one.images[name], other.images[name]) for name in one.images)
 
 
-def _arrays(windows: Windows) -> list[Any]:
+def _window_arrays(windows: Windows) -> list[Any]:
     return [*windows.images.values(), *(getattr(windows, name) for name in ARRAYS)]
 
 
-def _gap(one: Observation, other: Observation) -> float:
+def _observation_gap(one: Observation, other: Observation) -> float:
     """Mean difference of pixels, of 255; and of states, whichever is larger."""
     pairs = [(one.images[name], other.images[name]) for name in one.images]
     pairs += [] if one.state is None or other.state is None else [(one.state, other.state)]

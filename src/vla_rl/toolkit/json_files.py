@@ -12,7 +12,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.spec.structure import formatted
+from vla_rl.core.spec.structure import format_value
 
 MAX_BYTES = 64 << 20
 """Most bytes of a file that is read; parsing takes up to 30 times as much memory."""
@@ -34,25 +34,25 @@ class Record:
     data: Mapping[str, Any]
     error: type[UserError] = UserError
 
-    def text(self, key: str, default: str | None = None) -> str:
+    def get_text(self, key: str, default: str | None = None) -> str:
         expected = "a text"
-        value = self._find(key, expected, default)
-        if not isinstance(value, str) or not _encodes(value):
-            raise self.wrong(key, expected)
+        value = self._find_value(key, expected, default)
+        if not isinstance(value, str) or not _is_encodable(value):
+            raise self.build_error(key, expected)
         return value
 
-    def texts(self, key: str, default: Sequence[str] | None = None) -> tuple[str, ...]:
+    def get_texts(self, key: str, default: Sequence[str] | None = None) -> tuple[str, ...]:
         """A list of texts."""
-        return self._list(key, "a text", lambda item: isinstance(item, str) and _encodes(item), default)
+        return self._get_list(key, "a text", lambda item: isinstance(item, str) and _is_encodable(item), default)
 
-    def integer(self, key: str, low: int = 0, high: int = LARGEST, default: int | None = None) -> int:
+    def get_integer(self, key: str, low: int = 0, high: int = LARGEST, default: int | None = None) -> int:
         expected = f"a whole number from {low} {f'to {high:,}' if high < LARGEST else 'on'}"
-        value = self._find(key, expected, default)
+        value = self._find_value(key, expected, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self.wrong(key, expected)
+            raise self.build_error(key, expected)
         return value
 
-    def number(
+    def get_number(
         self,
         key: str,
         low: float = -math.inf,
@@ -64,77 +64,77 @@ class Record:
         bounds = [f"from {low:g} {f'to {high:g}' if high < math.inf else 'on'}"] if low > -math.inf else []
         bounds += [f"above {above:g}"] if above > -math.inf else []
         expected = " ".join(["a number", *bounds])
-        value = self._find(key, expected, default)
+        value = self._find_value(key, expected, default)
         if not (_is_number(value) and low <= value <= high and value > above):
-            raise self.wrong(key, expected)
+            raise self.build_error(key, expected)
         return float(value)
 
-    def numbers(self, key: str) -> tuple[float, ...]:
+    def get_numbers(self, key: str) -> tuple[float, ...]:
         """A list of finite numbers."""
-        return tuple(map(float, self._list(key, "a number", _is_number)))
+        return tuple(map(float, self._get_list(key, "a number", _is_number)))
 
-    def boolean(self, key: str, default: bool | None = None) -> bool:
-        value = self._find(key, "true or false", default)
+    def get_boolean(self, key: str, default: bool | None = None) -> bool:
+        value = self._find_value(key, "true or false", default)
         if not isinstance(value, bool):
-            raise self.wrong(key, "true or false")
+            raise self.build_error(key, "true or false")
         return value
 
-    def sizes(self, key: str, low: int = 0, high: int = LARGEST) -> tuple[int, ...]:
+    def get_sizes(self, key: str, low: int = 0, high: int = LARGEST) -> tuple[int, ...]:
         """A list of whole numbers."""
         expected = f"a list of whole numbers from {low} {f'to {high:,}' if high < LARGEST else 'on'}"
-        value = self._find(key, expected)
+        value = self._find_value(key, expected)
         if not isinstance(value, list | tuple) or not all(type(size) is int and low <= size <= high for size in value):
-            raise self.wrong(key, expected)
+            raise self.build_error(key, expected)
         return tuple(value)
 
-    def records(self, key: str) -> dict[str, Record]:
+    def get_records(self, key: str) -> dict[str, Record]:
         """A JSON object of JSON objects."""
-        return self.record(key).records_here()
+        return self.get_record(key).records_here()
 
     def records_here(self) -> dict[str, Record]:
         """Return all values, each a JSON object."""
-        return {name: self.record(name) for name in self.data}
+        return {name: self.get_record(name) for name in self.data}
 
-    def record(self, key: str, default: Mapping[str, Any] | None = None) -> Record:
+    def get_record(self, key: str, default: Mapping[str, Any] | None = None) -> Record:
         """A JSON object."""
-        value = self._find(key, "a JSON object", default)
+        value = self._find_value(key, "a JSON object", default)
         if not isinstance(value, Mapping):
-            raise self.wrong(key, "a JSON object")
+            raise self.build_error(key, "a JSON object")
         return Record(source=f"{self.source}: {key}", data=value, error=self.error)
 
-    def section(self, key: str) -> Record:
+    def get_section(self, key: str) -> Record:
         """A JSON object, an empty one where it is left out or null."""
-        return self.record(key) if self.given(key) else evolve(self, source=f"{self.source}: {key}", data={})
+        return self.get_record(key) if self.has_value(key) else evolve(self, source=f"{self.source}: {key}", data={})
 
     def list_of_records(self, key: str, default: Sequence[Mapping[str, Any]] | None = None) -> list[Record]:
         """A list of JSON objects."""
-        items = self._list(key, "a JSON object", lambda item: isinstance(item, Mapping), default)
+        items = self._get_list(key, "a JSON object", lambda item: isinstance(item, Mapping), default)
         return [Record(source=f"{self.source}: {key}[{i}]", data=x, error=self.error) for i, x in enumerate(items)]
 
-    def given(self, key: str) -> bool:
+    def has_value(self, key: str) -> bool:
         """Whether the key is there with a value other than null."""
         return self.data.get(key) is not None
 
-    def wrong(self, key: str, expected: str) -> UserError:
+    def build_error(self, key: str, expected: str) -> UserError:
         """The error for a key that is missing or holds something else."""
-        fact = formatted(self.data[key]) if key in self.data else "missing"
+        fact = format_value(self.data[key]) if key in self.data else "missing"
         return self.error(f"{self.source}: {key!r} is {fact}, {expected} is expected")
 
-    def _list(self, key: str, expected: str, fits: Callable[[Any], bool], default: Any = None) -> tuple[Any, ...]:
+    def _get_list(self, key: str, expected: str, fits: Callable[[Any], bool], default: Any = None) -> tuple[Any, ...]:
         """A list of which each item is what is expected."""
-        value = self._find(key, f"a list (each item {expected})", default)
+        value = self._find_value(key, f"a list (each item {expected})", default)
         if not isinstance(value, list | tuple):
-            raise self.wrong(key, f"a list (each item {expected})")
+            raise self.build_error(key, f"a list (each item {expected})")
         for i, item in enumerate(value):
             if not fits(item):
-                raise self.error(f"{self.source}: {f'{key}[{i}]'!r} is {formatted(item)}, {expected} is expected")
+                raise self.error(f"{self.source}: {f'{key}[{i}]'!r} is {format_value(item)}, {expected} is expected")
         return tuple(value)
 
-    def _find(self, key: str, expected: str, default: Any = None) -> Any:
+    def _find_value(self, key: str, expected: str, default: Any = None) -> Any:
         if key in self.data:
             return self.data[key]
         if default is None:
-            raise self.wrong(key, expected)
+            raise self.build_error(key, expected)
         return default
 
 
@@ -142,24 +142,24 @@ def read_record(file: Path, error: type[UserError] = UserError, limit: int = MAX
     """Read a file that holds a JSON object. Raise `error`."""
     value = read_value(file, error, limit)
     if not isinstance(value, dict):
-        raise error(f"{file} holds {formatted(value)}, a JSON object is expected")
+        raise error(f"{file} holds {format_value(value)}, a JSON object is expected")
     return Record(source=str(file), data=value, error=error)
 
 
 def read_records(file: Path, error: type[UserError] = UserError, limit: int = MAX_BYTES) -> Iterator[Record]:
     """Yield the JSON object on each line, without blank lines (JSON lines). Raise `error`."""
-    for number, line in enumerate(_read(file, error, limit).split("\n"), 1):
+    for number, line in enumerate(_read_limited(file, error, limit).split("\n"), 1):
         if line.strip():
             source = f"{file}, line {number}"
-            value = _parse(line, source, error)
+            value = _parse_json(line, source, error)
             if not isinstance(value, dict):
-                raise error(f"{source} holds {formatted(value)}, a JSON object is expected")
+                raise error(f"{source} holds {format_value(value)}, a JSON object is expected")
             yield Record(source=source, data=value, error=error)
 
 
 def read_value(file: Path, error: type[UserError] = UserError, limit: int = MAX_BYTES) -> Any:
     """Return the value in a JSON file. Raise `error`."""
-    return _parse(_read(file, error, limit), str(file), error)
+    return _parse_json(_read_limited(file, error, limit), str(file), error)
 
 
 def path_inside(folder: Path, name: str, source: str, error: type[UserError] = UserError) -> Path:
@@ -176,7 +176,7 @@ def path_inside(folder: Path, name: str, source: str, error: type[UserError] = U
     return folder / name
 
 
-def _read(file: Path, error: type[UserError], limit: int) -> str:
+def _read_limited(file: Path, error: type[UserError], limit: int) -> str:
     """Return a file's text, with or without a byte order mark."""
     try:
         if not file.is_file():
@@ -200,11 +200,11 @@ def _read(file: Path, error: type[UserError], limit: int) -> str:
         ) from exc
 
 
-def _parse(text: str, source: str, error: type[UserError]) -> Any:
+def _parse_json(text: str, source: str, error: type[UserError]) -> Any:
     if not text.strip():
         raise error(f"cannot read {source}: it is empty, JSON is expected; fetch it again")
     try:
-        return json.loads(text, object_pairs_hook=_unique)
+        return json.loads(text, object_pairs_hook=_refuse_duplicates)
     except json.JSONDecodeError as exc:
         cut = exc.msg.startswith("Unterminated") or exc.pos >= len(text.rstrip())
         early = "; it ends too early, as after a download that was cut off: fetch it again" if cut else ""
@@ -215,7 +215,7 @@ def _parse(text: str, source: str, error: type[UserError]) -> Any:
         raise error(f"cannot read {source}: {exc}") from exc
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
         (twice, count), *_ = Counter(key for key, _ in pairs).most_common(1)
@@ -227,7 +227,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
 
 
-def _encodes(text: str) -> bool:
+def _is_encodable(text: str) -> bool:
     """Return whether the text can be encoded as UTF-8; half of a surrogate pair cannot."""
     try:
         text.encode()

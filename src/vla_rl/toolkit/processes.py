@@ -30,11 +30,11 @@ def leave_with_parent() -> None:
     if parent is None:
         return
 
-    def watch() -> None:
+    def watch_parent() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch_parent, daemon=True).start()
 
 
 class _Late(BaseException):
@@ -42,18 +42,18 @@ class _Late(BaseException):
 
 
 @contextmanager
-def limited(seconds: float) -> Iterator[None]:
+def limit_time(seconds: float) -> Iterator[None]:
     """Raise TimeoutError in this block after this many seconds, and again every second if it is swallowed. Does nothing
     outside the main thread, and cannot interrupt a call that never returns to Python."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def late(number: int, frame: FrameType | None) -> None:
+    def raise_late(number: int, frame: FrameType | None) -> None:
         raise _Late
 
     begun = time.monotonic()
-    handler = signal.signal(signal.SIGALRM, late)
+    handler = signal.signal(signal.SIGALRM, raise_late)
     left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
@@ -94,7 +94,7 @@ def unguarded_call() -> str:
 
 
 @contextmanager
-def held(numbers: frozenset[signal.Signals] = SIGNALS) -> Iterator[None]:
+def delay_signals(numbers: frozenset[signal.Signals] = SIGNALS) -> Iterator[None]:
     """Delay signals until the end of this block. Processes and threads started in it do not receive them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:

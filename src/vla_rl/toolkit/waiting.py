@@ -35,19 +35,19 @@ _listeners: list[Callable[[], None]] = []
 
 
 @contextmanager
-def waiting(what: str, total: int = 0, about: str = "") -> Iterator[Callable[[int], None]]:
+def register_work(what: str, total: int = 0, about: str = "") -> Iterator[Callable[[int], None]]:
     """Register work that may take long, and yield a function to report how much of `total` is done."""
     work = Work(what=what, done=0, total=total, about=about, since=monotonic())
     key = id(work)
     _works[key] = work
 
-    def note(done: int) -> None:
+    def note_progress(done: int) -> None:
         _works[key] = evolve(work, done=done)
         for listener in tuple(_listeners):
             listener()
 
     try:
-        yield note
+        yield note_progress
     finally:
         del _works[key]
 
@@ -58,7 +58,7 @@ def works_now() -> tuple[Work, ...]:
     return tuple(sorted((work for work in tuple(_works.values()) if work.since <= begun), key=lambda work: work.since))
 
 
-def summed(works: Iterable[Work]) -> Work | None:
+def merge_works(works: Iterable[Work]) -> Work | None:
     """Merge all work of the same kind as the first, from any process, into one."""
     first, *others = tuple(works) or (None,)
     if first is None:
@@ -68,7 +68,7 @@ def summed(works: Iterable[Work]) -> Work | None:
 
 
 @contextmanager
-def listening(listener: Callable[[], None]) -> Iterator[None]:
+def listen_to_work(listener: Callable[[], None]) -> Iterator[None]:
     """Call `listener`, in whatever thread works, each time that work of this process has advanced."""
     _listeners.append(listener)
     try:

@@ -11,9 +11,9 @@ import pytest
 from scipy.stats import binomtest
 from typer.testing import CliRunner
 
-from vla_rl.cli.benchmark.paired import Pair, compare, episodes
+from vla_rl.cli.benchmark.paired import Pair, compare_episodes, read_episodes
 from vla_rl.cli.benchmark.run import _env_type
-from vla_rl.cli.benchmark.suites import load, mean_of, names
+from vla_rl.cli.benchmark.suites import benchmark_names, load_benchmark, mean_of
 from vla_rl.cli.main import app
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import load_spec
@@ -36,10 +36,12 @@ def refusal(*arguments: str) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", benchmark_names())
 def test_a_shipped_benchmark_names_keys_of_its_simulator(name):
-    benchmark = load(name)
-    assert benchmark.suites and all("=" in override for override in benchmark.overrides(next(iter(benchmark.suites))))
+    benchmark = load_benchmark(name)
+    assert benchmark.suites and all(
+        "=" in override for override in benchmark.suite_overrides(next(iter(benchmark.suites)))
+    )
     assert all(0 <= rate <= 100 for published in benchmark.published for rate in published.rates.values())
     assert all(published.source for published in benchmark.published)
 
@@ -48,7 +50,7 @@ def test_a_shipped_benchmark_names_keys_of_its_simulator(name):
 def test_meta_worlds_fifty_tasks_are_each_in_one_suite():
     from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
-    tasks = [task for keys in load("metaworld").suites.values() for task in keys["env.tasks"]]
+    tasks = [task for keys in load_benchmark("metaworld").suites.values() for task in keys["env.tasks"]]
     assert sorted(tasks) == sorted(ALL_V3_ENVIRONMENTS)
 
 
@@ -58,7 +60,7 @@ def test_suites_of_libero_are_installed():
     from vla_rl.plugins.envs.libero.suites import Suite
 
     for name in ("libero", "libero_pro"):
-        for keys in load(name).suites.values():
+        for keys in load_benchmark(name).suites.values():
             Suite(keys["env.suite"])
 
 
@@ -115,7 +117,7 @@ def test_a_benchmarks_keys_may_complete_the_spec():
             raise UserError("give one of suite, suites and plus")
         return load_spec(Path(EXAMPLE), changes)
 
-    assert _env_type(load("tabletop"), "Pick", spec_with) == "tabletop"
+    assert _env_type(load_benchmark("tabletop"), "Pick", spec_with) == "tabletop"
 
 
 def test_one_evaluation_is_compared_by_its_states(tmp_path):
@@ -138,11 +140,11 @@ def test_mcnemars_test_is_the_binomial_one(first_only, second_only):
 def test_pairs_are_of_the_states_that_both_played():
     first = {("", "a", 1, 0): True, ("", "a", 2, 0): True, ("", "b", 3, 0): False}
     second = {("", "a", 1, 0): False, ("", "b", 3, 0): True, ("", "b", 4, 0): True}
-    pairs = compare(first, second)
+    pairs = compare_episodes(first, second)
     assert pairs["all"] == Pair(n=2, first=1, second=1, first_only=1, second_only=1)
     assert pairs["a"] == Pair(n=1, first=1, second=0, first_only=1, second_only=0)
     with pytest.raises(UserError, match="no evaluation state in common"):
-        compare(first, {("Spatial", "a", 1, 0): True})
+        compare_episodes(first, {("Spatial", "a", 1, 0): True})
 
 
 def test_a_mean_is_of_all_its_suites():
@@ -154,14 +156,14 @@ def test_a_mean_is_of_all_its_suites():
 def test_what_is_not_an_evaluation_is_refused(tmp_path):
     (tmp_path / "results.json").write_text('{"success": 1}')
     with pytest.raises(UserError, match="is not an evaluation"):
-        episodes(tmp_path / "results.json")
+        read_episodes(tmp_path / "results.json")
     with pytest.raises(
         UserError, match=r"nowhere.json does not exist; `vla-rl eval RUN --output .*nowhere.json` writes it"
     ):
-        episodes(tmp_path / "nowhere.json")
+        read_episodes(tmp_path / "nowhere.json")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no evaluation"):
-        episodes(tmp_path / "empty")
+        read_episodes(tmp_path / "empty")
 
 
 @pytest.mark.parametrize(

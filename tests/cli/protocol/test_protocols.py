@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vla_rl.cli.main import app
-from vla_rl.cli.protocol.protocols import load, names, protocol_record, with_protocol
+from vla_rl.cli.protocol.protocols import load_protocol, protocol_names, protocol_record, with_protocol
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.spec.known_checkpoints import known_checkpoints
 from vla_rl.core.spec.spec import load_spec
@@ -39,14 +39,14 @@ def applied(name: str, *overrides: str, suite: str = "libero_spatial", recorded:
 
 
 def test_there_are_those_of_the_field():
-    assert set(names()) == set(OFFICIAL)
+    assert set(protocol_names()) == set(OFFICIAL)
     told = {row.facts["protocol"].value for row in known_checkpoints().rows.values() if "protocol" in row.facts}
     assert told == set(OFFICIAL)
 
 
 @pytest.mark.parametrize("name", OFFICIAL)
 def test_every_key_names_its_source(name):
-    protocol = load(name)
+    protocol = load_protocol(name)
     for case in protocol.cases:
         for key, known in case.keys.items():
             for source in known.source.split(";"):
@@ -123,7 +123,7 @@ def test_an_unknown_protocol_is_refused():
     with pytest.raises(
         UserError, match=r"no protocol 'open_pi'; did you mean 'openpi'\?\n  there are: lerobot, openpi, "
     ):
-        load("open_pi")
+        load_protocol("open_pi")
 
 
 OWN = """\
@@ -161,4 +161,4 @@ def test_a_file_of_ones_own_and_the_command():
 def test_a_wrong_file_is_refused(old, new, message):
     Path("mine.yaml").write_text(OWN.replace(old, new, 1))
     with pytest.raises(UserError, match=message):
-        load("mine.yaml")
+        load_protocol("mine.yaml")

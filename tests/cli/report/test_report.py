@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from vla_rl.cli import model_card
 from vla_rl.cli.main import app
-from vla_rl.cli.report.charts import MAX_POINTS, SCREEN, number, success_chart, ticks
-from vla_rl.cli.report.gather import Point, gather
-from vla_rl.cli.report.timeline import timelines
+from vla_rl.cli.report.charts import MAX_POINTS, SCREEN, axis_ticks, format_number, success_chart
+from vla_rl.cli.report.gather import Point, read_report_data
+from vla_rl.cli.report.timeline import draw_timelines
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.spec.yaml import dump
+from vla_rl.core.spec.yaml import dump_yaml
 from vla_rl.runtime.start import run
 
 SPEC = {
@@ -244,7 +244,7 @@ def test_whatever_files_of_a_run_say_is_text(folder, tmp_path):
     home = tmp_path / f"run {EVIL.replace('/', '')}"
     shutil.copytree(folder, home, symlinks=True)
     spec = parse_spec(SPEC).to_dict() | {"name": EVIL, "train": {"steps": EVIL}, "model": {"type": EVIL}}
-    (home / "spec.yaml").write_text(dump(spec))
+    (home / "spec.yaml").write_text(dump_yaml(spec))
     usage = {"workers": 1, "busy": 0.5, "bubbles": 0.1, "waits_for": {EVIL: 0.4}}
     results = {"success": RATE, "success_before": RATE, "tasks": {EVIL: RATE, "b": RATE}, "tasks_before": {EVIL: RATE}}
     results |= {"roles": {EVIL: usage}, "notes": [EVIL, "\ud800"], "imagination": {"paused": EVIL}, "env_steps": 9}
@@ -266,7 +266,7 @@ def test_whatever_files_of_a_run_say_is_text(folder, tmp_path):
     assert page.count("script") == page.count("img") == 0
     assert {name for _, attributes in page.elements for name in attributes if name.startswith("on")} == set()
     assert page.text.count("alert(2)") > 12
-    card = model_card.card(gather(home), 4, "title")
+    card = model_card.render_card(read_report_data(home), 4, "title")
     assert "<script" not in card and "<img" not in card
 
 
@@ -301,7 +301,7 @@ def test_files_that_no_run_writes_are_named(tmp_path, file, content, message):
 def test_metrics_and_calls_that_no_run_writes_are_left_out(folder, tmp_path):
     home = tmp_path / "run"
     shutil.copytree(folder, home, symlinks=True)
-    whole = gather(home)
+    whole = read_report_data(home)
     odd = [3, {"step": -1}, {"step": "1"}, {"step": 2.5}, {"step": 1, "eval/success_rate": 0.5}, {"step": 10**40}]
     with (home / "metrics.jsonl").open("ab") as lines:
         lines.write(
@@ -312,7 +312,7 @@ def test_metrics_and_calls_that_no_run_writes_are_left_out(folder, tmp_path):
     trace["traceEvents"] += [3, {}, {"ph": "X"}, {**last, "ts": "1"}, {**last, "tid": [1]}, {**last, "tid": 77}]
     (home / "trace.json").write_text(json.dumps(trace))
     (home / "spec.yaml").write_text("name: odd\ntrain: [1]\nmodel: 3\n")
-    again = gather(home)
+    again = read_report_data(home)
     assert again.steps == whole.steps and again.evaluations == whole.evaluations
     made(home)
     page = Page((home / "report.html").read_text())
@@ -390,18 +390,18 @@ def test_a_resumed_run_counts_each_step_once(tmp_path):
         {"step": 2, "eval/success_rate": 0.5, "eval/success_low": 0.3, "eval/success_high": 0.7, "eval/episodes": 8}
     )
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    found = gather(tmp_path)
-    assert found.series("time/step") == [(1, 1), (2, 5)]
+    found = read_report_data(tmp_path)
+    assert found.metric_series("time/step") == [(1, 1), (2, 5)]
     assert [p.n for p in found.evaluations] == [8]
-    first = found.rollouts[0]
+    first = found.rollout_points[0]
     assert (first.low, first.high) == pytest.approx((0.1018, 0.4950), abs=1e-3), "Wilson, 4 of 16"
 
 
 def test_axes():
-    assert ticks(0.0, 1.0, 5) == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    assert ticks(13, 13, 3)
-    assert ticks(0.417, 0.485, 3) == pytest.approx([0.42, 0.44, 0.46, 0.48]), "0.45 alone gives no scale"
-    assert [number(v) for v in (0, 0.00031, 1234.5, 1e6, -0.5)] == ["0", "3e-4", "1,234", "1e6", "-0.5"]
+    assert axis_ticks(0.0, 1.0, 5) == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert axis_ticks(13, 13, 3)
+    assert axis_ticks(0.417, 0.485, 3) == pytest.approx([0.42, 0.44, 0.46, 0.48]), "0.45 alone gives no scale"
+    assert [format_number(v) for v in (0, 0.00031, 1234.5, 1e6, -0.5)] == ["0", "3e-4", "1,234", "1e6", "-0.5"]
     many = [Point(step=i, rate=0.5, low=0.4, high=0.6, n=9) for i in range(5000)]
     line = re.search(r'class="line" d="([^"]*)"', success_chart(many, [], 4999, SCREEN))
     assert line is not None
@@ -435,10 +435,10 @@ def test_the_timeline_draws_the_last_iteration_and_a_close_look():
         )
     ]
     spans = [slice_(0, 4, "iteration", "training 1", -9e4, 9e4), slice_(0, 4, "iteration", "training 2", 0, 2e4)]
-    (whole_title, whole), (near_title, near) = timelines({"traceEvents": [*names, *spans, *work]})
+    (whole_title, whole), (near_title, near) = draw_timelines({"traceEvents": [*names, *spans, *work]})
     assert whole_title.startswith("Step 2")
     assert near_title == "The begin of its rollout, 8 ms"
     assert (whole.count('class="policy lane0"'), near.count('class="policy lane0"')) == (2 * 20, 2 * 9)
     assert "worker 0: sim" in whole
     assert "worker 2" not in whole, "it did nothing"
-    assert timelines({}) == []
+    assert draw_timelines({}) == []

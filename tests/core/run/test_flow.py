@@ -29,7 +29,7 @@ class World:
         """To the end of the flow; fails where nothing can continue."""
         flow = self.flow
         while flow.step < flow.steps:
-            self.waiting += flow.issue()
+            self.waiting += flow.issue_tickets()
             self.most = max(self.most, flow.groups_held)
             while self.waiting and len(self.running) < self.num_envs:
                 ticket = self.waiting.pop(0)
@@ -46,16 +46,16 @@ class World:
                 self.per_step.append(len(self.taken))
                 self.ended += self.taken
                 self.taken = []
-                flow.finish("trained" if flow.kept else "discarded")
+                flow.finish_step("trained" if flow.kept else "discarded")
             elif self.random.random() < self.deaths:
                 _, number = heapq.heappop(self.running)
                 self.waiting.insert(0, Ticket(number, number // flow.group_size))
             else:
-                flow.add(heapq.heappop(self.running)[1])
+                flow.record_ticket(heapq.heappop(self.running)[1])
 
     def _learn(self):
         """Take the available groups; -> whether something happened."""
-        groups = self.flow.take()
+        groups = self.flow.take_groups()
         if groups is None:
             return False
         if groups:
@@ -63,7 +63,7 @@ class World:
             for number in (g * size + i for g in groups for i in range(size)):
                 self.lag = max(self.lag, self.flow.step - self.began_at[number])
             dropped = [g for g in groups if self.random.random() < self.drops]
-            self.flow.keep([g for g in self.flow.kept if g not in dropped])
+            self.flow.keep_groups([g for g in self.flow.kept if g not in dropped])
             self.ended += dropped
             self.taken += [g for g in groups if g not in dropped]
         else:
@@ -92,56 +92,56 @@ def test_promises_hold_whatever_happens(seed):
 
 def play_all(flow):
     """Issue and finish every ticket at once, and return the numbers that were issued."""
-    numbers = [ticket.number for ticket in flow.issue()]
+    numbers = [ticket.number for ticket in flow.issue_tickets()]
     for number in numbers:
-        flow.add(number)
+        flow.record_ticket(number)
     return numbers
 
 
 def test_without_lag_a_step_is_played_after_the_one_before():
     flow = Flow(groups_per_step=2, steps=3, group_size=2)
-    assert [(t.number, t.group) for t in flow.issue()] == [(0, 0), (1, 0), (2, 1), (3, 1)]
-    assert flow.issue() == [] and flow.take() is None
+    assert [(t.number, t.group) for t in flow.issue_tickets()] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+    assert flow.issue_tickets() == [] and flow.take_groups() is None
     for number in (3, 0, 1):
-        flow.add(number)
-    assert flow.take() is None, "in order of numbers, and whole"
-    flow.add(2)
-    assert flow.take() == [0, 1] and flow.take() == []
-    assert flow.issue() == [], "the weights of the step are not there yet"
-    flow.finish()
-    assert [ticket.number for ticket in flow.issue()] == [4, 5, 6, 7]
+        flow.record_ticket(number)
+    assert flow.take_groups() is None, "in order of numbers, and whole"
+    flow.record_ticket(2)
+    assert flow.take_groups() == [0, 1] and flow.take_groups() == []
+    assert flow.issue_tickets() == [], "the weights of the step are not there yet"
+    flow.finish_step()
+    assert [ticket.number for ticket in flow.issue_tickets()] == [4, 5, 6, 7]
 
 
 def test_lag_lets_envs_run_ahead_by_this_many_steps():
     flow = Flow(groups_per_step=2, steps=9, max_lag=1)
     assert play_all(flow) == [0, 1, 2, 3]
-    flow.take()
-    assert flow.issue() == []
-    flow.finish()
+    flow.take_groups()
+    assert flow.issue_tickets() == []
+    flow.finish_step()
     assert play_all(flow) == [4, 5]
 
 
 def test_filtered_groups_make_room_for_others():
     flow = Flow(groups_per_step=2, steps=9, resampled_groups=2)
     play_all(flow)
-    assert flow.take() == [0, 1]
-    flow.keep([])
+    assert flow.take_groups() == [0, 1]
+    flow.keep_groups([])
     assert play_all(flow) == [2, 3]
-    assert flow.take() == [2, 3]
-    flow.keep([3])
-    assert flow.take() == [], "four of four are tried"
+    assert flow.take_groups() == [2, 3]
+    flow.keep_groups([3])
+    assert flow.take_groups() == [], "four of four are tried"
     assert flow.kept == [3]
-    flow.finish()
+    flow.finish_step()
     assert asdict(flow.ledger) == {"step": 1, "first": 4, "trained": 1, "filtered": 3, "discarded": 0}
 
 
 def test_a_step_of_which_nothing_is_left_is_over_too():
     flow = Flow(groups_per_step=2, steps=2)
     play_all(flow)
-    flow.take()
-    flow.keep([])
-    assert flow.take() == []
-    flow.finish("discarded")
+    flow.take_groups()
+    flow.keep_groups([])
+    assert flow.take_groups() == []
+    flow.finish_step("discarded")
     assert (flow.step, flow.ledger.filtered) == (1, 2)
 
 
@@ -153,35 +153,37 @@ def test_nothing_is_played_for_steps_that_never_come():
 def test_what_is_ready_are_the_first_groups():
     """Also those that were played ahead, and never more than the running step wants."""
     flow = Flow(groups_per_step=3, steps=9, group_size=2, max_lag=1)
-    flow.issue()
+    flow.issue_tickets()
     for number, ready in ((3, []), (2, []), (8, []), (9, []), (0, []), (1, [0, 1]), (4, [0, 1]), (5, [0, 1, 2])):
-        flow.add(number)
-        assert flow.ready == ready and (flow.take() == [0, 1, 2] if len(ready) == 3 else flow.take() is None)
-    flow.finish()
-    assert flow.ready == []
+        flow.record_ticket(number)
+        assert flow.groups_ready == ready and (
+            flow.take_groups() == [0, 1, 2] if len(ready) == 3 else flow.take_groups() is None
+        )
+    flow.finish_step()
+    assert flow.groups_ready == []
     for number, ready in ((6, []), (7, [3, 4])):
-        flow.add(number)
-        assert flow.ready == ready
+        flow.record_ticket(number)
+        assert flow.groups_ready == ready
 
 
 def test_a_ticket_is_played_once():
     flow = Flow(groups_per_step=3, steps=2, max_lag=1)
-    first = flow.issue()
-    assert flow.needed == [0, 1, 2] and flow.running == [0, 1, 2, 3, 4, 5]
+    first = flow.issue_tickets()
+    assert flow.tickets_needed == [0, 1, 2] and flow.tickets_running == [0, 1, 2, 3, 4, 5]
     for ticket in first:
-        flow.add(ticket.number)
-    assert flow.needed == flow.running == []
+        flow.record_ticket(ticket.number)
+    assert flow.tickets_needed == flow.tickets_running == []
     with pytest.raises(ValueError, match="ticket 1 is not being collected"):
-        flow.add(1)
+        flow.record_ticket(1)
     with pytest.raises(ValueError, match="ticket 99 is not being collected"):
-        flow.add(99)
+        flow.record_ticket(99)
 
 
 def test_a_resumed_run_issues_what_was_not_consumed_again():
     flow = Flow(groups_per_step=2, steps=9, max_lag=2)
     play_all(flow)
-    flow.take()
-    flow.finish()
-    flow.take()  # killed before the end of the second step
+    flow.take_groups()
+    flow.finish_step()
+    flow.take_groups()  # killed before the end of the second step
     again = Flow(groups_per_step=2, steps=9, max_lag=2, ledger=Ledger(**asdict(flow.ledger)))
     assert again.step == 1 and play_all(again) == [2, 3, 4, 5, 6, 7]

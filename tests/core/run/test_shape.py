@@ -18,7 +18,7 @@ BASE = {
 
 def shape_of(**changes):
     merged = {key: {**BASE.get(key, {}), **changes.get(key, {})} for key in (*BASE, *changes)}
-    return RunShape.of(parse_spec({"name": "shape", **merged}))
+    return RunShape.from_spec(parse_spec({"name": "shape", **merged}))
 
 
 def test_episodes_count_before_envs():
@@ -38,12 +38,12 @@ def test_episodes_count_before_envs():
 )
 def test_weights_are_pinned_by_either_key(changes, pinned, overlaps):
     shape = shape_of(**changes)
-    assert (shape.pinned_lag, shape.overlaps) == (pinned, overlaps)
+    assert (shape.pinned_lag, shape.has_overlap) == (pinned, overlaps)
 
 
 def test_what_learners_hold_is_all_that_may_still_be_trained_on():
     """Steps 0 to 2 of 4 groups, and a buffer of two steps."""
     shape = shape_of(asynchrony={"max_lag": 2, "replay": {"uses": 3}})
-    assert shape.replays and shape.replayed_groups == 8
+    assert shape.has_replay and shape.replayed_groups == 8
     assert shape.groups_held == 3 * 4 + 8
     assert shape_of(asynchrony={"replay": {"uses": 3, "capacity": 9}}).replayed_groups == 9

@@ -27,8 +27,8 @@ def warnings(shares: list[float], caplog: Any, factor: float = 1.0, dtype: str =
     watch = WeightChangeMonitor(spec)
     with caplog.at_level(logging.WARNING):
         for share in shares:
-            watch.note({WEIGHTS_CHANGED: share}, factor)
-            watch.note({}, factor)  # a step in which nothing was trained
+            watch.note_metrics({WEIGHTS_CHANGED: share}, factor)
+            watch.note_metrics({}, factor)  # a step in which nothing was trained
     return [record.message for record in caplog.records]
 
 

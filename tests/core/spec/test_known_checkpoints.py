@@ -42,7 +42,14 @@ def all_keys(row: KnownCheckpoint) -> dict[str, object]:
 
 def test_there_are_many_and_of_every_family():
     assert len(ROWS) >= 25
-    assert {name for row in ROWS for name in row.types} == {"openvla", "openvla_oft", "pi0", "pi05", "smolvla", "gr00t"}
+    assert {name for row in ROWS for name in row.model_types} == {
+        "openvla",
+        "openvla_oft",
+        "pi0",
+        "pi05",
+        "smolvla",
+        "gr00t",
+    }
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -61,7 +68,7 @@ def test_every_value_names_its_source(row):
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_keys_are_those_of_the_plugins_and_of_the_sections(row):
     """The plugin reads the row's keys; a chunk is what `rollout` takes."""
-    for name in row.types:
+    for name in row.model_types:
         plugin = catalogue.load("model", name)
         for env in (None, *row.env_keys):
             keys = {key: known.value for key, known in row.keys_with(env).items()}
@@ -70,7 +77,7 @@ def test_keys_are_those_of_the_plugins_and_of_the_sections(row):
             assert {key for key in keys if not key.startswith("model.")} <= {"rollout.chunk"}
         for key in (*row.tell, *row.required):
             assert key.removeprefix("model.") in keys_of(plugin.config)
-    assert set(row.env_keys) <= set(catalogue.installed("env"))
+    assert set(row.env_keys) <= set(catalogue.installed_plugins("env"))
 
 
 @pytest.mark.parametrize("plugin", sorted(known_checkpoints().tell))
@@ -99,7 +106,7 @@ def test_keys_of_a_simulator_go_with_it():
 
 @pytest.mark.parametrize("name", [f"{OFT}@main", f"/data/{OFT}", f"/c/models--{OFT.replace('/', '--')}/snapshots/1a"])
 def test_a_checkpoint_is_known_by_its_name_wherever_it_lies(name):
-    assert known_checkpoints(name).find(name).name == OFT
+    assert known_checkpoints(name).find_row(name).name == OFT
     assert known_checkpoints("nowhere/of-this-name").rows == {}
 
 

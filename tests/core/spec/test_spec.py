@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from vla_rl.core.errors import SpecError
-from vla_rl.core.spec.spec import Spec, component, load_spec, missing, parse_spec
+from vla_rl.core.spec.spec import Spec, find_missing_packages, load_spec, make_component, parse_spec
 
 TOY = """
 import attrs
@@ -104,7 +104,7 @@ def test_a_good_spec():
     assert spec.hooks[0].config.where == "here"
     assert spec.runtime.backend == "ray"
     assert spec.bc_warmup is None
-    assert list(missing(spec)) == []
+    assert list(find_missing_packages(spec)) == []
 
 
 def test_to_dict_and_dump_read_back_to_an_equal_spec(folder):
@@ -355,10 +355,10 @@ def test_an_override_that_another_key_does_not_allow():
 
 
 def test_components_from_python(folder):
-    made = component("algorithm", "toy", [str(folder / "toy.py")], filter={"lower": 0.3})
+    made = make_component("algorithm", "toy", [str(folder / "toy.py")], filter={"lower": 0.3})
     assert made.config.filter.lower == 0.3
     with pytest.raises(ValueError, match="filtr: unknown key; did you mean 'filter'"):
-        component("algorithm", "toy", [str(folder / "toy.py")], filtr={})
+        make_component("algorithm", "toy", [str(folder / "toy.py")], filtr={})
 
 
 def test_defaults_are_the_installed_plugins():

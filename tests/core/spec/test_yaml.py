@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vla_rl.core.spec.yaml import LONGEST_TEXT, MERGE, dump, parse
+from vla_rl.core.spec.yaml import LONGEST_TEXT, MERGE, dump_yaml, parse_yaml
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ from vla_rl.core.spec.yaml import LONGEST_TEXT, MERGE, dump, parse
     ],
 )
 def test_scalars_are_those_of_yaml_1_2(text, value):
-    read = parse(f"key: {text}").data["key"]
+    read = parse_yaml(f"key: {text}").data["key"]
     assert read == value
     assert type(read) is type(value)
 
 
 def test_every_key_and_item_has_its_line():
-    document = parse("a: 1\nb:\n  c: [1,\n    2]\n")
+    document = parse_yaml("a: 1\nb:\n  c: [1,\n    2]\n")
     assert document.lines == {(): 1, ("a",): 1, ("b",): 2, ("b", "c"): 3, ("b", "c", 0): 3, ("b", "c", 1): 4}
 
 
@@ -70,7 +70,7 @@ def test_every_key_and_item_has_its_line():
     ],
 )
 def test_problems_are_returned_with_their_line(text, errors):
-    found = parse(text).errors
+    found = parse_yaml(text).errors
     assert [(error.line, error.message) for error in found] == list(errors)
 
 
@@ -79,7 +79,7 @@ def test_aliases_of_aliases_are_not_written_out():
     lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 8)]
     began = perf_counter()
-    (error,) = parse("\n".join(lines)).errors
+    (error,) = parse_yaml("\n".join(lines)).errors
     assert (
         error.line <= 8 and "with what its aliases (*name) stand for it has more than 100,000 values" in error.message
     )
@@ -87,16 +87,16 @@ def test_aliases_of_aliases_are_not_written_out():
 
 
 def test_a_long_text_is_not_read():
-    (error,) = parse("a: " + "x" * LONGEST_TEXT).errors
+    (error,) = parse_yaml("a: " + "x" * LONGEST_TEXT).errors
     assert error.message == "not valid YAML: it has more than 4,000,000 characters"
 
 
 def test_a_quoted_key_of_two_angles_is_a_key():
-    assert parse("'<<': {a: 1}").data == {"<<": {"a": 1}}
+    assert parse_yaml("'<<': {a: 1}").data == {"<<": {"a": 1}}
 
 
 def test_what_is_next_to_a_problem_is_read():
-    assert parse("a: 1\na: 2\nb: 3").data == {"a": 1, "b": 3}
+    assert parse_yaml("a: 1\na: 2\nb: 3").data == {"a": 1, "b": 3}
 
 
 words = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]))  # PyYAML folds odd line breaks
@@ -116,4 +116,4 @@ values = st.recursive(
 @example("\x85")
 @example("a\u2028b")
 def test_a_dump_reads_back_to_the_same_data(data):
-    assert parse(dump({"key": data})).data == {"key": data}
+    assert parse_yaml(dump_yaml({"key": data})).data == {"key": data}

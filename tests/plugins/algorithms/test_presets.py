@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vla_rl.core.errors import SpecError
-from vla_rl.core.spec.spec import component, parse_spec
+from vla_rl.core.spec.spec import make_component, parse_spec
 from vla_rl.plugins.algorithms import gipo, grpo, ppo, srpo
 
 PLUGINS = {"gipo": gipo.plugin, "grpo": grpo.plugin, "ppo": ppo.plugin, "srpo": srpo.plugin}
@@ -13,7 +13,7 @@ REQUIRED = {"srpo": {"encoder": "tiny"}}
 
 
 def config(name, **keys):
-    return component("algorithm", name, **keys).config
+    return make_component("algorithm", name, **keys).config
 
 
 def spec(algorithm):
@@ -127,4 +127,4 @@ def test_a_wrong_preset_is_refused(algorithm, message):
 
 
 def test_a_models_own_preset_key_is_left_to_it():
-    assert component("model", "openvla_oft", preset="tiny").config.preset == "tiny"
+    assert make_component("model", "openvla_oft", preset="tiny").config.preset == "tiny"

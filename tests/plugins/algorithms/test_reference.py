@@ -66,7 +66,9 @@ def test_generalised_advantages():
         found = PPO(config).advantages(rollout)
         mask = valid.any(-1) if level == "chunk" else valid
         wanted = coarse(outputs["advantages"]) if level == "chunk" else outputs["advantages"]
-        advantages = F.normalize(found.advantages, mask, eps=1e-5) if k["normalize_advantages"] else found.advantages
+        advantages = (
+            F.normalize_masked(found.advantages, mask, eps=1e-5) if k["normalize_advantages"] else found.advantages
+        )
         assert found.returns is not None
         close(advantages[mask], wanted[mask])
         returns = coarse(outputs["returns"]) if level == "chunk" else outputs["returns"]
@@ -136,7 +138,7 @@ def test_advantages_of_siirl():
         advantages, returns = F.gae(rewards, values, torch.zeros_like(values), never, never, **keys)
         inside = mask.bool()
         close(returns[inside], data["returns"].T[inside])
-        close(F.normalize(advantages, inside)[inside], data["advantages_whitened"].T[inside])
+        close(F.normalize_masked(advantages, inside)[inside], data["advantages_whitened"].T[inside])
 
 
 def test_advantages_of_accerl():
@@ -183,7 +185,7 @@ def test_clipped_losses():
         loss.backward()
         close(loss.detach(), outputs["loss"])
         close(new.grad.reshape(samples, width), outputs["grad_logprobs"])
-        clipped = F.clipped(fine.detach(), old, advantages, low=bounds["low"], high=bounds["high"])
+        clipped = F.find_clipped(fine.detach(), old, advantages, low=bounds["low"], high=bounds["high"])
         ours = Mean.of(clipped.float(), mask > 0).read("share")["share"]
         assert 0 <= ours <= 1, name
         if k["mode"] == "no_mask":
@@ -279,7 +281,7 @@ def test_clipped_losses_of_siirl():
         loss.backward()
         close(loss.detach(), data["loss"])
         close(new.grad, data["grad_log_prob"])
-        clipped = F.clipped(*(t.detach() for t in triple), **bounds)
+        clipped = F.find_clipped(*(t.detach() for t in triple), **bounds)
         assert Mean.of(clipped.float(), mask.bool()).read("c")["c"] == pytest.approx(float(data["clipfrac"]), abs=1e-6)
         kl = F.kl_estimate(data["old_log_prob"], data["log_prob"], "k1")
         assert Mean.of(kl, mask.bool()).read("k")["k"] == pytest.approx(float(data["ppo_kl"]), abs=1e-6)
@@ -369,7 +371,7 @@ def test_diagnostics_of_accerl():
             everything = torch.ones(used.shape, dtype=torch.bool)
             size = EffectiveSize.of(used, everything).read("size")["size"]
             assert size == pytest.approx(float(data["ess_eff_norm"]), abs=1e-6)
-            dead = F.clipped(new, old, data["advantage"], low=0.2, high=0.2)
+            dead = F.find_clipped(new, old, data["advantage"], low=0.2, high=0.2)
             assert float(dead.float().mean()) == float(data["ppo_dead_frac_0.2"])
 
 
@@ -403,7 +405,7 @@ def test_a_whole_pipeline_of_rlinf():
         else:
             found = PPO(config).advantages(with_values(inputs, ended, value_level))
             inside = mask.any(-1) if value_level == "chunk" else mask
-            advantages, returns = F.normalize(found.advantages, inside, eps=1e-5), found.returns
+            advantages, returns = F.normalize_masked(found.advantages, inside, eps=1e-5), found.returns
             wanted = coarse(outputs["advantages"]) if value_level == "chunk" else outputs["advantages"]
             close(advantages[inside], wanted[inside])
         weighed = rollout_of(inputs["rewards"], ended & valid, valid=valid if masked else everything)

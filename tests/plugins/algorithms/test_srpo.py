@@ -9,7 +9,7 @@ import torch
 from algorithm_cases import cases_of
 
 from vla_rl.core.run.selection import take_columns
-from vla_rl.core.spec.spec import component
+from vla_rl.core.spec.spec import make_component
 from vla_rl.core.types import Context, Requirements, Scores
 from vla_rl.plugins.algorithms.srpo import plugin
 from vla_rl.plugins.algorithms.srpo.config import RewardSettings, SRPOConfig
@@ -206,7 +206,7 @@ def test_the_keys_of_the_loss_count(change):
 
 
 def test_the_preset_is_the_published_recipe():
-    found = component("algorithm", "srpo", preset="siirl-srpo", encoder="tiny", frames=8).config
+    found = make_component("algorithm", "srpo", preset="siirl-srpo", encoder="tiny", frames=8).config
     assert (found.frames, found.image_size, found.dtype, found.dual_clip) == (8, 384, "float16", 3.0)
     assert (found.aggregation, found.filter, found.kl_coef) == ("step-mean", SuccessFilter(lower=0.1, upper=0.9), 0.0)
 

@@ -20,7 +20,7 @@ from vla_rl.plugins.algorithms.srpo.encoder import (
     check_checkpoint,
     frame_indices,
     load_model,
-    preprocess,
+    preprocess_frames,
 )
 
 SMALL = {"frames": 4, "size": 32, "batch": 2, "dtype": torch.float32, "device": "cpu"}
@@ -67,7 +67,7 @@ def test_preprocessing_equals_pillow(height, width):
     short = int(256 / 224 * size)
     scaled = (short, int(short * height / width)) if width < height else (int(short * width / height), short)
     left, top = round((scaled[0] - size) / 2), round((scaled[1] - size) / 2)
-    got = preprocess(frames, size, "cpu")
+    got = preprocess_frames(frames, size, "cpu")
     assert got.shape == (2, 3, size, size)
     for frame, seen in zip(frames, got, strict=True):
         resized = Image.fromarray(frame).resize(scaled, Image.Resampling.BILINEAR)
@@ -81,7 +81,7 @@ def test_preprocessing_equals_pillow(height, width):
 
 def test_an_embedding_is_the_mean_of_the_tokens_of_the_chosen_frames(tiny):
     frames = film(11)
-    clip = preprocess(frames[[0, 3, 6, 10]], 32, "cpu")
+    clip = preprocess_frames(frames[[0, 3, 6, 10]], 32, "cpu")
     with torch.no_grad():
         tokens = tiny.model.get_vision_features(clip[None])
     assert tokens.shape == (1, 2 * 2 * 2, 48)
@@ -143,7 +143,7 @@ def test_a_folder_in_the_hubs_layout_loads(checkpoint):
     loaded = TrajectoryEncoder(str(checkpoint), **{**SMALL, "size": None})
     original = VJEPA2Model.from_pretrained(checkpoint)
     with torch.no_grad():
-        tokens = original.get_vision_features(preprocess(film(4), 32, "cpu")[None])
+        tokens = original.get_vision_features(preprocess_frames(film(4), 32, "cpu")[None])
     torch.testing.assert_close(loaded([film(4)])[0], tokens.mean(1)[0])
     assert loaded.width == 24 and not any(p.requires_grad for p in loaded.model.parameters())
 

@@ -67,8 +67,8 @@ class Blind(ScriptedEnv):
         super().__init__(context.num_envs, chunk=context.chunk)
         self.info = evolve(self.info, cameras={})
 
-    def _observe(self, env_ids: Any) -> Observation:
-        return evolve(super()._observe(env_ids), images={})
+    def _make_observation(self, env_ids: Any) -> Observation:
+        return evolve(super()._make_observation(env_ids), images={})
 
 
 class Brittle(ScriptedEnv):
@@ -179,7 +179,7 @@ def test_the_algorithm_chooses_the_camera(monkeypatch):
 
     runtime = start(parse_spec({**SCRIPTED, **table}))
     try:
-        tickets = [runtime.rollouts.requests.request(Ticket(number, number // 4), 1, 0) for number in range(8)]
+        tickets = [runtime.rollouts.requests.build_request(Ticket(number, number // 4), 1, 0) for number in range(8)]
         seen = runtime.fleet.get(runtime.fleet.sims[0].call(EnvInterface.begin, 0, "action", tickets)).obs.images
     finally:
         runtime.workers.close()

@@ -14,7 +14,7 @@ from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import DataProperties, EnvInfo, Observation, TaskInfo
 from vla_rl.testing import check_data
 from vla_rl.testing.common.findings import CheckFailed
-from vla_rl.toolkit.data.samples import StepWindows, check_sample, statistics
+from vla_rl.toolkit.data.samples import StepWindows, check_sample, compute_statistics
 from vla_rl.toolkit.data.validation import CheckedDemonstrations
 
 CHUNK, STEPS = 3, 55
@@ -38,14 +38,14 @@ class Sound(Demonstrations):
         return len(self.windows)
 
     def read_samples(self, indices: Any) -> tuple[Observation, Any]:
-        _, steps = self.windows.find(np.asarray(indices))
+        _, steps = self.windows.locate_samples(np.asarray(indices))
         obs = Observation(
             images={"top": self.images[steps]}, instructions=("reach",) * len(steps), state=self.state[steps]
         )
         return obs, np.stack([self.actions[t : t + CHUNK] for t in steps])
 
     def data_statistics(self) -> Any:
-        return statistics({"action": self.actions, "state": self.state})
+        return compute_statistics({"action": self.actions, "state": self.state})
 
 
 class Changed(Sound):

@@ -314,7 +314,7 @@ import numpy as np
 sys.path.insert(0, sys.argv[2])
 from test_hostile_files import opened, recordings, episode
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
-from vla_rl.toolkit.data.recording import Recording, png
+from vla_rl.toolkit.data.recording import Recording, encode_png
 folder = Path(sys.argv[1])
 assert sys.getfilesystemencoding() and not sys.flags.utf8_mode
 obs, _ = opened(folder / "read").read_samples(np.arange(5))
@@ -324,7 +324,7 @@ for name in ("a", "b"):
     with LeRobotWriter(folder / "written", fps=10, robot="r\\xf6bi") as writer:
         image = one["images"]["top"][0]
         writer.add(Recording(
-            images={"top": [png(image)]}, sizes={"top": image.shape[:2]}, state=one["state"][:1],
+            images={"top": [encode_png(image)]}, sizes={"top": image.shape[:2]}, state=one["state"][:1],
             actions=one["actions"], instruction="\\u7247\\u4ed8\\u3051\\u308b " + name, task="t\\xe4sk", identity=name))
 obs, actions = opened(folder / "written").read_samples(np.arange(2))
 assert obs.instructions == ("\\u7247\\u4ed8\\u3051\\u308b a", "\\u7247\\u4ed8\\u3051\\u308b b"), ascii(obs.instructions)

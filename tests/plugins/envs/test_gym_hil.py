@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.spec.spec import component
+from vla_rl.core.spec.spec import make_component
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import ActionSource, Context
 from vla_rl.plugins.envs.gym_hil import plugin as gym_hil
@@ -75,7 +75,7 @@ class Device:
 
 def make(num_envs=1, chunk=4, **settings):
     defaults = {"cameras": ["front"], "image_size": 8, "processes": {"apart": False}}
-    config = component("env", "gym_hil", **defaults | settings).config
+    config = make_component("env", "gym_hil", **defaults | settings).config
     return gym_hil.build(config, Context(num_envs=num_envs, chunk=chunk))
 
 

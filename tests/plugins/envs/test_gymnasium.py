@@ -216,7 +216,7 @@ def make(**changes: Any) -> Any:
 
 
 def environment_of(env: Any) -> Any:
-    return env.env(0)._env.unwrapped
+    return env.inline_env(0)._env.unwrapped
 
 
 def start(env: Any, split: str = "train", number: int = 0, seed: int = 0) -> Any:

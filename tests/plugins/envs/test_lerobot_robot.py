@@ -19,7 +19,7 @@ from scripted_runs import scripted_spec
 
 from vla_rl.core.errors import NobodyAnswered, SafetyStop, UserError
 from vla_rl.core.interrupts import StopRequested
-from vla_rl.core.spec.spec import component, parse_spec
+from vla_rl.core.spec.spec import make_component, parse_spec
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import ActionSource, Context
 from vla_rl.plugins.envs.lerobot_robot import plugin
@@ -76,7 +76,7 @@ def settings_of(ports, robot=None, teleoperator=None, **settings):
 
 
 def config_of(ports, **settings):
-    return component("env", "lerobot_robot", **settings_of(ports, **settings)).config
+    return make_component("env", "lerobot_robot", **settings_of(ports, **settings)).config
 
 
 def notes(ports, kind):
@@ -225,7 +225,7 @@ def answering(env, answers):
         panel = env._panel
         answered = None
         for answer in answers:
-            while (question := panel.state()["question"]) == answered or not panel.press(question, answer):
+            while (question := panel.page_state()["question"]) == answered or not panel.press_button(question, answer):
                 time.sleep(0.005)
             answered = question
 
@@ -240,7 +240,9 @@ def test_it_asks_before_it_moves(make, ports):
     thread = answering(env, ["ready", "ready"])
     reset(env)
     thread.join()
-    assert env._panel.state()["text"] == "the robot acts on 'lift the cube'; stop ends the run before the next action"
+    assert (
+        env._panel.page_state()["text"] == "the robot acts on 'lift the cube'; stop ends the run before the next action"
+    )
     assert env._panel.image_png() is not None
 
 
@@ -257,7 +259,7 @@ def test_a_stop_in_an_episode_lets_the_robot_hold(make, ports):
     reset(env)
     thread.join()
     step(env, 50.0, length=2)
-    env._panel.stop()
+    env._panel.request_stop()
     with pytest.raises(SafetyStop, match="a person stopped the robot"):
         step(env, 50.0)
     assert sent(ports) == [[10] * 3, [20] * 3, [20] * 3]
@@ -310,11 +312,11 @@ def test_the_robot_is_let_go_when_the_process_of_its_env_is_killed(ports, fork_s
     script = f"""
 import time
 import numpy as np
-from vla_rl.core.spec.spec import component
+from vla_rl.core.spec.spec import make_component
 from vla_rl.core.types import Context
 from vla_rl.plugins.envs.lerobot_robot import plugin
 from vla_rl.plugins.envs.lerobot_robot.targets import TargetLimits
-env = plugin.build(component("env", "lerobot_robot", **{settings_of(ports)!r}).config, Context(num_envs=1, chunk=4))
+env = plugin.build(make_component("env", "lerobot_robot", **{settings_of(ports)!r}).config, Context(num_envs=1, chunk=4))
 one = np.zeros(1, np.int64)
 env.reset(one, one, one)
 env.chunk_step(np.full((1, 2, 3), 50, np.float32), np.array([True]), True)

@@ -20,7 +20,7 @@ from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.types import Array, ChunkResult, Context
 from vla_rl.plugins.envs.libero import plugin
 from vla_rl.plugins.envs.libero.config import LiberoConfig
-from vla_rl.plugins.envs.libero.expert import recipe
+from vla_rl.plugins.envs.libero.expert import find_recipe
 from vla_rl.plugins.envs.libero.suites import Suite
 
 pytestmark = pytest.mark.sim
@@ -81,12 +81,12 @@ def play(env: Any, state_id: int) -> ChunkResult:
 
 
 def simulator_state(env: Any) -> Array:
-    return env_of(env)._scene._control.get_sim_state()
+    return env_of(env)._current_scene._control.get_sim_state()
 
 
 def env_of(env: Any) -> Any:
     """The simulator of a batch of one, which lives in this process."""
-    return env.env(0)
+    return env.inline_env(0)
 
 
 def processes_of(env: Any) -> list[psutil.Process]:
@@ -128,7 +128,7 @@ def test_splits_share_no_scene(env: Any) -> None:
     env_id, drawn = env_of(env), []
     official = Suite("libero_spatial").initial_states(0)
     for state in train[:20]:
-        env_id._scene.place(env_id._drawn(state.id), None, 0)
+        env_id._current_scene.place(env_id._draw_seed(state.id), None, 0)
         drawn.append(simulator_state(env))
     things = np.concatenate([np.array(drawn), official])[:, 10:]  # time, seven joints and two fingers come first
     distances = np.linalg.norm(things[:20, None] - things[None], axis=-1)
@@ -228,7 +228,7 @@ def test_step_limits_and_errors_of_a_spec() -> None:
     with pytest.raises(
         NotOffered, match=r"no scripted expert for libero_spatial task 5 .* it has for: libero_spatial 0, "
     ):
-        recipe("libero_spatial", 5, env.info.tasks[0].instruction)
+        find_recipe("libero_spatial", 5, env.info.tasks[0].instruction)
     with pytest.raises(UserError, match=r"no LIBERO suite 'libero_spatail'; did you mean 'libero_spatial'\?"):
         make(suite="libero_spatail")
     with pytest.raises(UserError, match=r"libero_spatial has tasks 0 to 9; asked for 10"):

@@ -53,14 +53,14 @@ def test_a_scene_taken_apart_is_the_same_but_for_its_textures(image_file: Path, 
 
     whole = mujoco.MjModel.from_xml_string(scene(image_file))
     sources, kept = take_apart(scene(image_file)), CompiledModels(10**9, folder)
-    model = kept.load(sources.scene)
+    model = kept.load_model(sources.scene)
     assert [alone is None for alone in sources.texture_xmls] == [True, False, False]
     for name, value in arrays(model).items():
         assert name.startswith("tex_") or np.array_equal(value, arrays(whole)[name], equal_nan=True), name
     assert model.tex_type.tolist() == whole.tex_type.tolist()
     for number, alone in enumerate(sources.texture_xmls):
         if alone is not None:
-            shown, begin = kept.load(alone), whole.tex_adr[number]
+            shown, begin = kept.load_model(alone), whole.tex_adr[number]
             assert shown.ntex == 1 and shown.tex_type[0] == whole.tex_type[number]
             assert np.array_equal(shown.tex_data, whole.tex_data[begin : begin + len(shown.tex_data)])
 
@@ -68,24 +68,24 @@ def test_a_scene_taken_apart_is_the_same_but_for_its_textures(image_file: Path, 
 def test_what_was_compiled_is_found_again_until_something_changes(image_file: Path, folder: Path) -> None:
     wood = take_apart(scene(image_file)).texture_xmls[1]
     assert wood is not None
-    CompiledModels(10**9, folder).load(wood)
+    CompiledModels(10**9, folder).load_model(wood)
     [file] = files(folder)
     written = file.stat().st_ino
-    CompiledModels(10**9, folder).load(wood)
+    CompiledModels(10**9, folder).load_model(wood)
     assert [f.stat().st_ino for f in files(folder)] == [written]
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(image_file)
-    assert CompiledModels(10**9, folder).load(wood).tex_width[0] == 8 and len(files(folder)) == 2
+    assert CompiledModels(10**9, folder).load_model(wood).tex_width[0] == 8 and len(files(folder)) == 2
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
 def test_a_damaged_file_is_made_again(image_file: Path, folder: Path, damage: str) -> None:
     xml = take_apart(scene(image_file)).scene
-    before = arrays(CompiledModels(10**9, folder).load(xml))
+    before = arrays(CompiledModels(10**9, folder).load_model(xml))
     [file] = files(folder)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 0xFF
     file.write_bytes({"cut": bytes(content[: len(content) // 2]), "flip": bytes(content), "empty": b""}[damage])
-    after = arrays(CompiledModels(10**9, folder).load(xml))
+    after = arrays(CompiledModels(10**9, folder).load_model(xml))
     assert all(np.array_equal(value, after[name], equal_nan=True) for name, value in before.items())
     assert len(files(folder)) == 1
 
@@ -93,23 +93,23 @@ def test_a_damaged_file_is_made_again(image_file: Path, folder: Path, damage: st
 def test_what_was_used_longest_ago_goes_first(image_file: Path, folder: Path) -> None:
     xmls = [take_apart(scene(image_file, size)).scene for size in (1.0, 2.0, 3.0)]
     kept = CompiledModels(10**9, folder)
-    kept.keep(xmls[:2])
+    kept.ensure_compiled(xmls[:2])
     [size] = {file.stat().st_size for file in files(folder)}
     for file in files(folder):
         os.utime(file, (1, 1))
-    kept.load(xmls[0])
+    kept.load_model(xmls[0])
     (folder / "drafts-of-a-killed-process").mkdir()
     os.utime(folder / "drafts-of-a-killed-process", (1, 1))
-    CompiledModels(int(2.5 * size), folder).keep(xmls[2:])
+    CompiledModels(int(2.5 * size), folder).ensure_compiled(xmls[2:])
     assert len(files(folder)) == 2 and not list(folder.glob("drafts-*"))
     made = {file: file.stat().st_ino for file in files(folder)}
-    CompiledModels(10**9, folder).keep([xmls[0], xmls[2]])
+    CompiledModels(10**9, folder).ensure_compiled([xmls[0], xmls[2]])
     assert {file: file.stat().st_ino for file in files(folder)} == made, "the second had gone"
 
 
 def test_the_compilers_words_are_said(folder: Path) -> None:
     with pytest.raises(RuntimeError, match=r"could not compile a model \(exit code 1\)(.|\n)*nonsense"):
-        CompiledModels(10**9, folder).load("<mujoco><nonsense/></mujoco>")
+        CompiledModels(10**9, folder).load_model("<mujoco><nonsense/></mujoco>")
     assert not files(folder)
 
 

@@ -16,15 +16,15 @@ from vla_rl.core.spec.spec import SpecError, read_env
 from vla_rl.plugins.envs.libero import plus_files as files
 from vla_rl.plugins.envs.libero.config import LiberoConfig
 from vla_rl.plugins.envs.libero.plus import ASSETS_VARIABLE, PlusConfig
-from vla_rl.plugins.envs.libero.plus.noise import noisy
+from vla_rl.plugins.envs.libero.plus.noise import add_noise
 from vla_rl.plugins.envs.libero.plus.variants import (
     Variant,
     all_variants,
-    chosen,
-    parse,
-    remarks,
-    sampled,
-    selected,
+    filter_variants,
+    list_remarks,
+    parse_variant,
+    sample_variants,
+    select_variants,
     variant_of,
 )
 from vla_rl.plugins.envs.libero.plus_assets import FOLDERS, INNER_FOLDERS, assets_folder, require_assets, scene_changes
@@ -66,44 +66,46 @@ def test_counts_are_those_of_the_authors() -> None:
 
 
 def test_names_are_read_from_their_end() -> None:
-    table = parse("libero_spatial", 1, "pick_up_the_black_bowl_from_table_center_and_place_it_table_7", "background", 2)
+    table = parse_variant(
+        "libero_spatial", 1, "pick_up_the_black_bowl_from_table_center_and_place_it_table_7", "background", 2
+    )
     assert table.base == "pick_up_the_black_bowl_from_table_center_and_place_it" and table.needs_assets
-    moved = parse("libero_goal", 2, "turn_on_the_stove_moved_level1_sample4", "layout", 3)
+    moved = parse_variant("libero_goal", 2, "turn_on_the_stove_moved_level1_sample4", "layout", 3)
     assert moved.base == "turn_on_the_stove" and not moved.needs_assets
-    words = parse("libero_goal", 3, "turn_on_the_stove_language_12_view_0_0_100_0_0_initstate_0", "language", 3)
+    words = parse_variant("libero_goal", 3, "turn_on_the_stove_language_12_view_0_0_100_0_0_initstate_0", "language", 3)
     assert (words.base, words.language, words.robot) == ("turn_on_the_stove", 12, 0)
-    view = parse("libero_goal", 4, "turn_on_the_stove_view_45_15_122_6_356_initstate_0", "camera", 3)
+    view = parse_variant("libero_goal", 4, "turn_on_the_stove_view_45_15_122_6_356_initstate_0", "camera", 3)
     assert view.view == (45, 15, 122, 6, 356)
     assert view.suffix_words == " view 45 15 122 6 356 initstate 0"
     with pytest.raises(ValueError, match="no variant of LIBERO-Plus is called 'turn_on_the_stove'"):
-        parse("libero_goal", 5, "turn_on_the_stove", "camera", 1)
+        parse_variant("libero_goal", 5, "turn_on_the_stove", "camera", 1)
 
 
 def test_variants_are_chosen_by_suite_dimension_and_level() -> None:
-    variants = chosen(PlusConfig(suites=("libero_10",), dimensions=("noise", "camera"), levels=(5,)))
+    variants = filter_variants(PlusConfig(suites=("libero_10",), dimensions=("noise", "camera"), levels=(5,)))
     assert {(v.suite, v.level) for v in variants} == {("libero_10", 5)}
     assert {v.dimension for v in variants} == {"noise", "camera"}
-    assert len(selected(PlusConfig())) == 6983
+    assert len(select_variants(PlusConfig())) == 6983
 
 
 def test_a_sample_is_stratified_keyed_and_nested() -> None:
-    variants = selected(PlusConfig())
-    sample = selected(PlusConfig(sample=700))
-    assert len(sample) == 700 and sample == selected(PlusConfig(sample=700))
+    variants = select_variants(PlusConfig())
+    sample = select_variants(PlusConfig(sample=700))
+    assert len(sample) == 700 and sample == select_variants(PlusConfig(sample=700))
     strata, in_sample = (Counter((v.dimension, v.level) for v in of) for of in (variants, sample))
     assert all(abs(in_sample[key] - n * 700 / 6983) < 1 for key, n in strata.items())
-    assert set(sample) < set(sampled(variants, 1400, 0))
-    assert len(set(sample) & set(selected(PlusConfig(sample=700, sample_seed=1)))) < 150
-    assert len(selected(PlusConfig(dimensions=("camera",), sample=5000))) == sum(LEVELS["camera"])
+    assert set(sample) < set(sample_variants(variants, 1400, 0))
+    assert len(set(sample) & set(select_variants(PlusConfig(sample=700, sample_seed=1)))) < 150
+    assert len(select_variants(PlusConfig(dimensions=("camera",), sample=5000))) == sum(LEVELS["camera"])
 
 
 def test_results_say_what_was_played_and_what_was_left_out() -> None:
-    notes = "\n".join(remarks(PlusConfig(sample=100)))
+    notes = "\n".join(list_remarks(PlusConfig(sample=100)))
     assert "100 of 10030 variants are evaluated: 23 camera" in notes and "sample_seed 0" in notes
     assert "left out: 1142 light, 1076 background, 829 layout need scenes" in notes
     assert "env.plus.assets=FOLDER or LIBERO_PLUS_ASSETS" in notes
     assert "robot_states: official" in notes and "instructions: task" in notes
-    plain = "\n".join(remarks(PlusConfig(dimensions=("camera",), instructions="official")))
+    plain = "\n".join(list_remarks(PlusConfig(dimensions=("camera",), instructions="official")))
     assert "left out" not in plain and "robot_states" not in plain and "instructions" not in plain
 
 
@@ -133,13 +135,13 @@ def test_one_choice_of_tasks() -> None:
 
 def test_what_lacks_assets_or_files_says_what_to_get(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"none of these variants can run: 1142 light need scenes, .* assets.zip"):
-        selected(PlusConfig(dimensions=("light",)))
+        select_variants(PlusConfig(dimensions=("light",)))
     monkeypatch.setattr(files, "find_spec", lambda name: None)
     with pytest.raises(
         UserError, match=r"1550 robot, 1537 language, 696 layout variants need .*: pip install --no-deps"
     ):
-        files.require_files(selected(PlusConfig()))
-    files.require_files(selected(PlusConfig(dimensions=("camera", "noise"))))
+        files.require_files(select_variants(PlusConfig()))
+    files.require_files(select_variants(PlusConfig(dimensions=("camera", "noise"))))
     robot = next(variant for variant in all_variants() if variant.language)
     with pytest.raises(UserError, match="task files are not installed: pip install --no-deps"):
         files.task_file(robot)
@@ -149,22 +151,26 @@ def test_what_lacks_assets_or_files_says_what_to_get(monkeypatch: pytest.MonkeyP
 def test_noise_equals_the_authors_code(noise: int) -> None:
     official = np.load(OFFICIAL)
     frame = official["picture"].copy()
-    result = noisy(frame, noise, np.random.RandomState(noise))
+    result = add_noise(frame, noise, np.random.RandomState(noise))
     assert np.array_equal(result, official[f"noise_{noise}"])
     assert np.array_equal(frame, official["picture"]), "the frame itself stays"
-    again = noisy(frame, noise, np.random.RandomState(noise + 1))
+    again = add_noise(frame, noise, np.random.RandomState(noise + 1))
     assert np.array_equal(again, result) == (noise in (15, 25)), "three of five kinds are random"
 
 
 def test_severity_grows() -> None:
     frame = np.load(OFFICIAL)["picture"]
     for kind in range(5):
-        first, last = (noisy(frame, 10 * kind + n, np.random.RandomState(0)).astype(int) for n in (1, 10))
+        first, last = (add_noise(frame, 10 * kind + n, np.random.RandomState(0)).astype(int) for n in (1, 10))
         assert abs(last - frame).mean() > abs(first - frame).mean() > 0
 
 
 def test_fog_covers_large_images() -> None:
-    assert noisy(np.zeros((300, 300, 3), np.uint8) + np.uint8(9), 31, np.random.RandomState(0)).shape == (300, 300, 3)
+    assert add_noise(np.zeros((300, 300, 3), np.uint8) + np.uint8(9), 31, np.random.RandomState(0)).shape == (
+        300,
+        300,
+        3,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- assets
@@ -202,7 +208,7 @@ def write_model(folder: Path, name: str, *named: str) -> Path:
 
 def test_with_assets_all_variants_run(tmp_path: Path) -> None:
     with_assets = PlusConfig(assets=tmp_path)
-    assert Counter(v.dimension for v in selected(with_assets)) == {
+    assert Counter(v.dimension for v in select_variants(with_assets)) == {
         "camera": 1599,
         "robot": 1550,
         "language": 1537,
@@ -211,10 +217,10 @@ def test_with_assets_all_variants_run(tmp_path: Path) -> None:
         "noise": 1601,
         "layout": 1525,
     }
-    notes = "\n".join(remarks(with_assets))
+    notes = "\n".join(list_remarks(with_assets))
     assert "10030 of 10030 variants are evaluated" in notes and "left out" not in notes
     assert "assets: 1142 light, 1076 background, 829 layout variants are built from the files in plus.assets" in notes
-    assert "plus.assets" not in "\n".join(remarks(PlusConfig(assets=tmp_path, dimensions=("camera",))))
+    assert "plus.assets" not in "\n".join(list_remarks(PlusConfig(assets=tmp_path, dimensions=("camera",))))
 
 
 def test_the_folder_is_named_by_the_key_or_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from vla_rl.plugins.envs.libero import compiled, plugin
 from vla_rl.plugins.envs.libero import plus_files as files
 from vla_rl.plugins.envs.libero.config import LiberoConfig
 from vla_rl.plugins.envs.libero.plus import PlusConfig
-from vla_rl.plugins.envs.libero.plus.noise import noisy
+from vla_rl.plugins.envs.libero.plus.noise import add_noise
 from vla_rl.plugins.envs.libero.plus.variants import Variant, all_variants
 from vla_rl.plugins.envs.libero.single_env import LiberoEnv
 from vla_rl.plugins.envs.libero.suites import Suite
@@ -171,7 +171,7 @@ def start(env: Any, state_id: int) -> Any:
 
 
 def scene_of(env: Any) -> Any:
-    return env.env(0)._scene
+    return env.inline_env(0)._current_scene
 
 
 def joints(env: Any) -> Array:
@@ -196,13 +196,13 @@ def test_a_variant_changes_one_thing_and_the_next_episode_nothing(env: Any) -> N
     again = start(env, OWN)
     assert np.array_equal(again.images["agentview"], own.images["agentview"])
     assert np.array_equal(scene_of(env).simulator_state(), own_state)
-    assert len(env.env(0)._scenes._built) == 1, "all of them use one scene"
+    assert len(env.inline_env(0)._scenes._built) == 1, "all of them use one scene"
 
 
 def test_a_layout_has_its_own_scene(env: Any) -> None:
     own = start(env, OWN)
     layout = start(env, variant("_level1_sample1").state_id)
-    assert len(env.env(0)._scenes._built) == 2
+    assert len(env.inline_env(0)._scenes._built) == 2
     assert layout.instructions == own.instructions and not np.array_equal(layout.images["wrist"], own.images["wrist"])
 
 
@@ -210,7 +210,7 @@ def test_noise_is_added_to_the_image_as_it_was_drawn(env: Any) -> None:
     blurred = variant("_view_0_0_100_0_0_initstate_0_noise_20")  # the Gaussian, which draws no random numbers
     image = start(env, blurred.state_id).images["agentview"][0]
     drawn = scene_of(env).images()["agentview"]
-    expected = noisy(drawn[::-1, ::-1], 20, np.random.RandomState(0))[::-1, ::-1]
+    expected = add_noise(drawn[::-1, ::-1], 20, np.random.RandomState(0))[::-1, ::-1]
     assert np.array_equal(image, expected)
 
 
@@ -225,11 +225,11 @@ def test_robots_start_as_the_protocol_says(env: Any) -> None:
     assert 1e-6 < np.abs(joints(env) - own).max() < 0.3
     start(env, OWN)
     assert np.array_equal(joints(env), own) and np.array_equal(scene_of(env)._robot.controller.initial_joint, rest)
-    instance = env.env(0)
+    instance = env.inline_env(0)
     plus = evolve(instance._config.plus, robot_states="perturbed")
     perturbed = LiberoEnv(2, instance._scenes, evolve(instance._config, plus=plus))
     perturbed.reset(robot.state_id, 0)
-    kept = perturbed._scene.simulator_state()[1:8]
+    kept = perturbed._current_scene.simulator_state()[1:8]
     assert np.abs(kept - angles_of(number)).max() < 0.06 < np.abs(own - angles_of(number)).max()
 
 
@@ -255,7 +255,7 @@ def test_tasks_name_instructions_and_categories(task_files: Path) -> None:
     words = official.info.task(variant(CAMERA).task_name).instruction
     assert words == task.instruction + " view 45 15 100 0 0 initstate 0"
     paraphrase = variant("_language_1_view_0_0_100_0_0_initstate_0")
-    assert files.instruction(paraphrase, "unused", official=True) == "lift the dark bowl"
+    assert files.find_instruction(paraphrase, "unused", official=True) == "lift the dark bowl"
 
 
 def test_a_light_variant_has_the_lights_and_textures_of_the_assets(env_with_assets: Any, assets: Path) -> None:

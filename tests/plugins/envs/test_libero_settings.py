@@ -31,5 +31,5 @@ def test_preflight_warns_of_them(monkeypatch, caplog):
     monkeypatch.setattr(checks, "require_mujoco", lambda name: None)
     monkeypatch.setattr(checks.metadata, "version", lambda name: "3.9.0")
     with caplog.at_level(logging.WARNING):
-        checks.preflight(None)
+        checks.check_rendering(None)
     assert "MuJoCo 3.9.0 draws the floors of libero_object darker" in caplog.text

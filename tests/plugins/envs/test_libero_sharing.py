@@ -50,7 +50,7 @@ def play(env: Any, ids: list[int], chunk: int) -> list[tuple[Array, ...]]:
 
 def simulator_states(env: Any) -> list[Array]:
     """Return the simulator state of each env in this process."""
-    return [env.env(env_id)._scene.simulator_state().copy() for env_id in range(env.num_envs)]
+    return [env.inline_env(env_id)._current_scene.simulator_state().copy() for env_id in range(env.num_envs)]
 
 
 def same(one: tuple[Array, ...], other: tuple[Array, ...]) -> bool:
@@ -66,7 +66,7 @@ def test_envs_that_take_turns_play_as_each_by_itself(suite: str, task: int) -> N
     ids = [both.reset_states(split)[5].id for split in ("eval", "train")]
     start(both, ids)
     shared = [(play(both, ids, chunk), simulator_states(both)) for chunk in range(CHUNKS)]
-    assert both.env(0)._scene is both.env(1)._scene
+    assert both.inline_env(0)._current_scene is both.inline_env(1)._current_scene
     both.close()
     for env_id, state in enumerate(ids):
         alone = make(1, suite, (task,))
@@ -85,13 +85,13 @@ def test_an_env_that_breaks_leaves_the_others_where_they_are() -> None:
         start(each, ids)
         play(each, ids, 0)
         each.expert_chunk()
-    built = env.env(1)._scene
+    built = env.inline_env(1)._current_scene
     built._loop.step = None  # whoever steps in it breaks
     env_id = np.array([False, True])
     env.chunk_step(np.zeros((2, CHUNK, 7), np.float32), env_id, False)
     assert list(env.faults()) == [1]
     env.reset(np.array([1]), np.array(ids[1:]), np.array([1]))
-    assert env.env(0)._scene is not built
+    assert env.inline_env(0)._current_scene is not built
     assert same(play(env, ids, 1)[0], play(calm, ids, 1)[0])
     env.close()
     calm.close()
@@ -101,7 +101,7 @@ def test_tasks_that_no_env_plays_stay_within_the_memory_for_them() -> None:
     env = make(2, tasks=(0, 1, 2), memory_mib=0, processes=INLINE)
     first, second, third = (next(s.id for s in env.reset_states("eval") if s.task == t.name) for t in env.info.tasks)
     start(env, [first, second])
-    scenes = env.env(0)._scenes
+    scenes = env.inline_env(0)._scenes
     before = play(env, [first, second], 0)
     assert len(scenes._built) == 2, "both are played"
     env.reset(np.array([1]), np.array([third]), np.array([1]))
@@ -113,10 +113,10 @@ def test_tasks_that_no_env_plays_stay_within_the_memory_for_them() -> None:
 
     roomy = make(1, tasks=(0, 1), memory_mib=4000)
     start(roomy, [first])
-    scene = roomy.env(0)._scene
+    scene = roomy.inline_env(0)._current_scene
     start(roomy, [second])
     start(roomy, [first])
-    assert roomy.env(0)._scene is scene
+    assert roomy.inline_env(0)._current_scene is scene
     roomy.close()
 
 

@@ -112,10 +112,10 @@ def test_chunks_equal_the_official_ones(pair: Pair) -> None:
 @pytest.mark.sim
 @pytest.mark.slow
 def test_a_solved_episode_is_equal_and_faster(pair: Pair) -> None:
-    from vla_rl.plugins.envs.libero.expert import Expert, recipe
+    from vla_rl.plugins.envs.libero.expert import Expert, find_recipe
 
     start(pair, pair.states[0])
-    expert = Expert(recipe("libero_spatial", 0, pair.scene.task.instruction))
+    expert = Expert(find_recipe("libero_spatial", 0, pair.scene.task.instruction))
     results: list[tuple[float, bool]] = [(0.0, False)]
     ratios = []
     while not results[-1][1] and len(results) < 200:
@@ -123,7 +123,7 @@ def test_a_solved_episode_is_equal_and_faster(pair: Pair) -> None:
         begun = time.perf_counter()
         with pair.scene.rehearsal():
             for _ in range(CHUNK):
-                plan.append(expert.act(pair.scene.observation))
+                plan.append(expert.choose_action(pair.scene.observation))
                 pair.scene.step(plan[-1])
         between = time.perf_counter()
         show(pair.official)
@@ -184,7 +184,7 @@ def test_fast_physics_differs_by_the_warm_start_alone() -> None:
 def test_fast_render_draws_simpler_meshes_and_changes_nothing_else() -> None:
     import mujoco
 
-    from vla_rl.toolkit.envs.meshes import CHANGED, simplified
+    from vla_rl.toolkit.envs.meshes import CHANGED, simplify_meshes
 
     exact, suite = build("libero_spatial", 0)
     fast, _ = build("libero_spatial", 0, fast_render=True)
@@ -200,7 +200,7 @@ def test_fast_render_draws_simpler_meshes_and_changes_nothing_else() -> None:
     model = fast._model
     whole = {name: getattr(model, name).copy() for name in CHANGED}
     bowl = model.geom("akita_black_bowl_1_g0").dataid[0]
-    with simplified(model, 16):
+    with simplify_meshes(model, 16):
         assert model.mesh_facenum.sum() < whole["mesh_facenum"].sum() / 2
         assert model.mesh_facenum[bowl] < whole["mesh_facenum"][bowl] / 4
         copied = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)

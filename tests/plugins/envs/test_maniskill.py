@@ -23,7 +23,7 @@ from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SimulationDevice
 from vla_rl.plugins.envs.maniskill.states import states_of
 from vla_rl.testing import check_env
 from vla_rl.toolkit.envs import vulkan as driver
-from vla_rl.toolkit.envs.rendering import require
+from vla_rl.toolkit.envs.rendering import require_rendering
 from vla_rl.toolkit.envs.settings import Processes
 
 if find_spec("mani_skill") is None:
@@ -37,7 +37,7 @@ ONE_ENV, ON = np.array([0]), np.array([True])
 def vulkan() -> None:
     driver.use_unpacked_driver()
     try:
-        require("vulkan", "maniskill")
+        require_rendering("vulkan", "maniskill")
     except UserError as exc:
         pytest.skip(str(exc))
 
@@ -75,7 +75,7 @@ def same(one: Observation, other: Observation) -> bool:
 
 
 def scene_of(env: Any) -> Any:
-    return env.env(0)._scene
+    return env.inline_env(0)._scene
 
 
 # ------------------------------------------------------------------------------------------------- episodes

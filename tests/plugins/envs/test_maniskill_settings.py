@@ -18,7 +18,7 @@ from vla_rl.core.types import Context
 from vla_rl.plugins.envs.maniskill import plugin
 from vla_rl.plugins.envs.maniskill.config import ManiSkillConfig
 from vla_rl.toolkit.envs import vulkan as driver
-from vla_rl.toolkit.envs.rendering import require
+from vla_rl.toolkit.envs.rendering import require_rendering
 
 if find_spec("mani_skill") is None:
     pytest.skip("needs ManiSkill: pip install -e '.[maniskill]'", allow_module_level=True)
@@ -30,7 +30,7 @@ SCRIPT = Path(__file__).parents[3] / "tools" / "install_vulkan.sh"
 def vulkan() -> None:
     driver.use_unpacked_driver()
     try:
-        require("vulkan", "maniskill")
+        require_rendering("vulkan", "maniskill")
     except UserError as exc:
         pytest.skip(str(exc))
 
@@ -49,7 +49,7 @@ def make(**changes: Any) -> Any:
             {"task": "StackCube-v1", "cameras": {"hand_camra": 64}},
             r"did you mean 'hand_camera'\?\n  there are: base_camera, hand_camera",
         ),
-        ({"control_mode": "pd_ee_delta_poses"}, r"no control mode .*; did you mean 'pd_ee_delta_pose'\?"),
+        ({"control_mode": "pd_ee_delta_poses"}, r"is not a control mode .*; did you mean 'pd_ee_delta_pose'\?"),
         (
             {"task": "PlugCharger-v1", "reward": "dense"},
             "'normalized_dense' is not a reward of PlugCharger-v1 .*\n  there are: none, sparse",
@@ -76,7 +76,7 @@ def make(**changes: Any) -> Any:
         ),
         (
             {"robot": "panda_wristcm"},
-            r"no robot for PickCube-v1; did you mean 'panda_wristcam'\?\n  there are: panda, .*panda_wristcam",
+            r"is not a robot for PickCube-v1; did you mean 'panda_wristcam'\?\n  there are: panda, .*panda_wristcam",
         ),
         ({"task": "TwoRobotPickCube-v1", "robot": "panda"}, "'panda' is not a robot for TwoRobotPickCube-v1"),
         ({"backend": "gpu"}, "backend: gpu needs a CUDA device"),
@@ -193,7 +193,7 @@ class TaskOfAnotherPackage(PickCubeEnv):
 
 
 def test_tasks_of_another_package_are_registered_by_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vla_rl.plugins.envs.maniskill.checks import check_task, registered
+    from vla_rl.plugins.envs.maniskill.checks import check_task, registered_tasks
 
     (tmp_path / "tasks_of_another_package.py").write_text(TASK_MODULE.format(name="OtherPick-v1"))
     monkeypatch.syspath_prepend(tmp_path)
@@ -202,10 +202,10 @@ def test_tasks_of_another_package_are_registered_by_imports(tmp_path: Path, monk
     plugin.check(config, Context())
     with pytest.raises(ValueError, match="no ManiSkill task 'OtherPick-v1'"):
         plugin.check(ManiSkillConfig(task="OtherPick-v1"), Context())
-    assert registered(config.imports)["OtherPick-v1"].max_episode_steps == 7
+    assert registered_tasks(config.imports)["OtherPick-v1"].max_episode_steps == 7
     check_task("OtherPick-v1", {"OtherPick-v1": "pick up the cube"}, config.imports)
     with pytest.raises(UserError, match="imports: 'no_such_package' cannot be imported: No module named"):
-        registered(("no_such_package",))
+        registered_tasks(("no_such_package",))
 
 
 @pytest.mark.sim

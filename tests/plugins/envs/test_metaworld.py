@@ -61,7 +61,7 @@ def env() -> Iterator[Any]:
 
 
 def env_of(env: Any) -> Any:
-    return env.env(0)
+    return env.inline_env(0)
 
 
 def state_of(env: Any, task: str, split: str = "train", number: int = 0) -> int:
@@ -286,7 +286,7 @@ def test_a_training_step(tmp_path: Path) -> None:
 def test_a_machine_without_drawing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from vla_rl.toolkit.envs import rendering as machine
 
-    monkeypatch.setattr(machine, "_works", lambda name: machine.ProbeResult(False, "libEGL knows no device"))
+    monkeypatch.setattr(machine, "_probe_once", lambda name: machine.ProbeResult(False, "libEGL knows no device"))
     monkeypatch.setenv("MUJOCO_GL", "egl")
     with pytest.raises(
         UserError, match="metaworld draws with egl, which does not work on this machine: libEGL knows no device"

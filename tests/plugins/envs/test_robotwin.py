@@ -349,7 +349,7 @@ def test_rasterised_images_replace_ray_tracing(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "sapien", ModuleType("sapien"))
     monkeypatch.setitem(sys.modules, "sapien.render", render)
     for _ in range(2):  # a second env in the process
-        patches.rasterise()
+        patches.use_rasteriser()
     render.set_camera_shader_dir("rt")
     render.set_camera_shader_dir("minimal")
     render.set_ray_tracing_denoiser("oidn")
@@ -413,8 +413,8 @@ def test_a_seed_that_the_expert_has_checked_is_not_solved_again(
 ) -> None:
     env = build_robotwin("vector", seeds=Seeds(train_states=1, eval_states=1, check=True))
     solved: list[int] = []
-    original = vector.solve
-    monkeypatch.setattr(vector, "solve", lambda *args: solved.append(args[-1]) or original(*args))
+    original = vector.solve_scene
+    monkeypatch.setattr(vector, "solve_scene", lambda *args: solved.append(args[-1]) or original(*args))
     for _ in range(2):
         reset(env, FIRST["train"])
         env.expert_chunk()
@@ -440,7 +440,7 @@ def test_the_double_refuses_what_robotwin_would_not_take(robotwin: Any, monkeypa
         task.setup_demo(now_ep_num=0, seed=0, colour="red")
     with pytest.raises(AttributeError):
         task.setup_demo(now_ep_num=0, seed=0, render_freq=0)
-    arguments = find_installation(RobotwinConfig(**config)).arguments(TASK)
+    arguments = find_installation(RobotwinConfig(**config)).setup_arguments(TASK)
     with pytest.raises(FileNotFoundError, match="assets/objects"):
         task.setup_demo(now_ep_num=0, seed=0, is_test=True, **arguments)
     monkeypatch.chdir(config["checkout"])

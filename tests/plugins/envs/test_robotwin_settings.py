@@ -14,7 +14,7 @@ from robotwin_double import layout
 from robotwin_double.cases import APIS, FIRST, TASK, make, reset, settings, shows, write
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.spec.spec import component
+from vla_rl.core.spec.spec import make_component
 from vla_rl.plugins.envs.robotwin import plugin
 from vla_rl.plugins.envs.robotwin.config import RobotwinConfig, Seeds
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook
@@ -75,13 +75,13 @@ def test_too_many_bad_seeds(api: str, build_robotwin: Any) -> None:
 def test_no_two_states_share_a_seed(tmp_path: Path) -> None:
     train = write(tmp_path, "train.json", [100_001, *range(200_003, 200_030)])
     book = SeedBook(Seeds(train=train, eval_states=30), (TASK,))
-    states = [*book.states("train"), *book.states("eval")]
+    states = [*book.list_states("train"), *book.list_states("eval")]
     assert len({state.id for state in states}) == len(states) == 58
-    seeds = [seed for state in states for seed in book.candidates(state.id)]
+    seeds = [seed for state in states for seed in book.list_candidates(state.id)]
     assert len(set(seeds)) == len(seeds)
-    assert {book.split(state.id) for state in book.states("eval")} == {"eval"}
-    assert book.candidates(FIRST["eval"]) == (100_000, *range(100_002, 100_010))
-    assert book.candidates(FIRST["train"]) == (100_001, 200_000, 200_001, 200_002)
+    assert {book.find_split(state.id) for state in book.list_states("eval")} == {"eval"}
+    assert book.list_candidates(FIRST["eval"]) == (100_000, *range(100_002, 100_010))
+    assert book.list_candidates(FIRST["train"]) == (100_001, 200_000, 200_001, 200_002)
 
 
 @pytest.mark.parametrize(
@@ -151,11 +151,11 @@ def test_errors_of_a_spec() -> None:
     with pytest.raises(ValueError, match="apart: false does not work"):
         RobotwinConfig(tasks=TASK, processes=Processes(apart=False))
     with pytest.raises(ValueError, match=r"expected one of 'auto', 'vector', 'classic'.*did you mean 'vector'"):
-        component("env", "robotwin", tasks=TASK, api="vectr")
+        make_component("env", "robotwin", tasks=TASK, api="vectr")
 
 
 def test_a_spec_reads_paths_from_where_it_is_read() -> None:
-    env = component("env", "robotwin", tasks=[TASK], assets="here", task_config="my.yml",
+    env = make_component("env", "robotwin", tasks=[TASK], assets="here", task_config="my.yml",
                     seeds={"train": "train.json", "tries": 3})  # fmt: skip
     config = env.config
     assert (config.tasks, config.assets, config.task_config) == (
@@ -164,7 +164,9 @@ def test_a_spec_reads_paths_from_where_it_is_read() -> None:
         str(Path.cwd() / "my.yml"),
     )
     assert (config.seeds.train, config.seeds.tries) == (Path.cwd() / "train.json", 3)
-    assert component("env", "robotwin", tasks=TASK, task_config={"camera": {}}).config.task_config == {"camera": {}}
+    assert make_component("env", "robotwin", tasks=TASK, task_config={"camera": {}}).config.task_config == {
+        "camera": {}
+    }
 
 
 def test_assets_that_are_missing(robotwin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,8 +266,8 @@ def test_specs_of_the_page_are_read() -> None:
     page = (Path(__file__).parents[3] / "docs" / "simulators" / "robotwin.md").read_text()
     on_cpu, official = (yaml.safe_load(text)["env"] for text in re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL))
     settings = [{k: v for k, v in env.items() if k not in ("type", "python", "num_envs")} for env in (on_cpu, official)]
-    config = component("env", "robotwin", **settings[0]).config
+    config = make_component("env", "robotwin", **settings[0]).config
     assert config.render == "raster" and config.cameras == ("head",)
-    config = component("env", "robotwin", **settings[1]).config
+    config = make_component("env", "robotwin", **settings[1]).config
     assert config.assets == Path("~/robotwin-assets").expanduser() and config.render == "ray"
     assert config.seeds.eval == Path.cwd() / "eval_seeds.json"

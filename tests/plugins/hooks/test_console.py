@@ -13,7 +13,7 @@ from rich.console import Console
 from vla_rl.plugins.hooks.console import plugin
 from vla_rl.plugins.hooks.console.config import ConsoleConfig
 from vla_rl.plugins.hooks.console.screen import Screen
-from vla_rl.plugins.hooks.console.status import Status, clock, rate_style
+from vla_rl.plugins.hooks.console.status import Status, format_duration, rate_style
 from vla_rl.testing.events import METRICS, a_run, an_evaluation
 
 RATE = {"rate": 0.95, "n": 200, "low": 0.91, "high": 0.97}
@@ -120,15 +120,15 @@ def test_the_name_of_an_only_task_is_not_shown_and_takes_no_room(
 def test_time_to_go_follows_the_pace_and_leaves_the_first_evaluation_out(tmp_path: Path) -> None:
     now = [0.0]
     status = Status(a_run(tmp_path, steps=10), now=lambda: now[0])
-    assert status.eta is None
+    assert status.remaining_s is None
     now[0] = 100.0
-    status.evaluated(an_evaluation(0))
+    status.note_evaluation(an_evaluation(0))
     now[0] = 104.0
-    status.updated(1, METRICS)
-    assert status.eta == pytest.approx(36.0)
+    status.note_update(1, METRICS)
+    assert status.remaining_s == pytest.approx(36.0)
     now[0] = 106.0
-    assert status.eta == pytest.approx(34.0)
-    assert status.elapsed == 106.0
+    assert status.remaining_s == pytest.approx(34.0)
+    assert status.elapsed_s == 106.0
 
 
 def test_the_warm_up_has_a_line_and_no_part_in_the_pace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,13 +143,13 @@ def test_the_warm_up_has_a_line_and_no_part_in_the_pace(tmp_path: Path, capsys: 
     hook.on_update_end(step=0, metrics=metrics)
     assert "warm-up: loss 0.432 on 1,200 samples, of an expert with success 96%, 12 s" in capsys.readouterr().out
     status = Status(a_run(tmp_path))
-    status.updated(0, metrics)
-    assert status.eta is None
+    status.note_update(0, metrics)
+    assert status.remaining_s is None
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(None, "-"), (5, "0:05"), (65.4, "1:05"), (3725, "1:02:05")])
 def test_clock(seconds: float | None, text: str) -> None:
-    assert clock(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def lines_of(sink: io.StringIO) -> list[str]:
@@ -221,4 +221,4 @@ def test_metrics_of_an_algorithm_are_shown_where_they_are_asked_for(tmp_path: Pa
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
     assert re.search(r"mine/far 12.5,? +mine/near 0.25,? +policy/margin 3", text)
     assert text.count("console: no metric is called 'policy/magin'; did you mean 'policy/margin'?") == 1
-    screen._stop()
+    screen._stop_live()

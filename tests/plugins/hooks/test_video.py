@@ -14,7 +14,7 @@ from vla_rl.core.manager import broadcast
 from vla_rl.plugins.hooks.video import plugin
 from vla_rl.plugins.hooks.video.config import VideoConfig
 from vla_rl.plugins.hooks.video.encoder import encoder_missing
-from vla_rl.plugins.hooks.video.recorder import HOLD_SECONDS, OUTCOME, compose
+from vla_rl.plugins.hooks.video.recorder import HOLD_SECONDS, OUTCOME, compose_video
 from vla_rl.testing.events import a_run, an_episode, an_evaluation
 
 
@@ -31,7 +31,7 @@ def test_files_are_named_by_step_episode_and_outcome_and_play(tmp_path: Path) ->
     names = sorted(path.name for path in (tmp_path / "videos").glob("*.mp4"))
     assert names == ["step_000020_ep0_success.mp4", "step_000020_ep1_failure.mp4"]
     film = read(tmp_path / "videos" / names[0])
-    want = compose(an_episode(True), 224)
+    want = compose_video(an_episode(True), 224)
     assert film.shape == (6 + round(4 * HOLD_SECONDS), *want.shape[1:])  # the last frame is held
     assert np.abs(film[5].astype(int) - want[5]).mean() < 6
     listed = json.loads((tmp_path / "videos" / "step_000020.json").read_text())["episodes"]
@@ -58,7 +58,7 @@ def test_frames_are_asked_for_at_multiples_and_at_the_end(tmp_path: Path, every:
 
 def test_cameras_stand_side_by_side_enlarged_without_smoothing() -> None:
     episode = an_episode(True)
-    film = compose(episode, 224)
+    film = compose_video(episode, 224)
     overhead = episode.images["overhead"]
     assert film.shape[1] % 2 == 0 and film.shape[2] % 2 == 0
     left = (film.shape[2] - 256 - 4 - 240) // 2  # 64 px x 4 and 48 px x 5
@@ -81,18 +81,18 @@ def words_on(frame: np.ndarray[Any, Any]) -> list[str]:
 
 @pytest.mark.parametrize(("success", "word"), [(True, "SUCCESS"), (False, "FAILURE")])
 def test_the_outcome_is_written_on_the_frame_in_which_the_episode_ends_and_on_no_other(success, word) -> None:
-    film = compose(an_episode(success), 64)
+    film = compose_video(an_episode(success), 64)
     assert [words_on(frame[66:]) for frame in film] == [[]] * 5 + [[word]]
-    other = compose(an_episode(not success), 64)
+    other = compose_video(an_episode(not success), 64)
     assert (film[:-1] == other[:-1]).all(), "until it ends, a failure looks like a success"
 
 
 def test_long_instructions_are_wrapped() -> None:
     one, many = an_episode(False), an_episode(False, instruction="stack " + "the very red block " * 12 + "x" * 200)
-    short, tall = compose(one, 64), compose(many, 64)
+    short, tall = compose_video(one, 64), compose_video(many, 64)
     assert tall.shape[1] > short.shape[1] + 60
     one_camera = EpisodeFrames(task="t", instruction="i", success=True, images={"a": one.images["wrist"][:, :45, :33]})
-    assert compose(one_camera, 224).shape[2] >= 320
+    assert compose_video(one_camera, 224).shape[2] >= 320
 
 
 def test_no_frames_no_folder(tmp_path: Path) -> None:

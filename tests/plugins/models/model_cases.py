@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.core.catalogue import installed, load, missing_requirements
+from vla_rl.core.catalogue import installed_plugins, load, missing_requirements
 from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.randomness import Noise
-from vla_rl.core.spec.spec import component
+from vla_rl.core.spec.spec import make_component
 from vla_rl.core.types import Context, EnvInfo, Observation
 
-NAMES = [name for name, offers in installed("model").items() if any(item.dist == OWN_DIST for item in offers)]
+NAMES = [name for name, offers in installed_plugins("model").items() if any(item.dist == OWN_DIST for item in offers)]
 """Our own models."""
 PRESETS = {"openvla": "fast", "openvla_oft": "fast"}
 """Smallest presets of models where that is not `tiny`."""
@@ -30,7 +30,7 @@ def smallest(name: str, env: EnvInfo, chunk: int, device: str = "cpu", **keys: A
     if missing:
         pytest.skip(f"needs {', '.join(missing)}: pip install -e '.[{plugin.extra}]'")
     preset = {"preset": PRESETS.get(name, "tiny")} if "preset" in attrs.fields_dict(plugin.config) else {}
-    config = component("model", name, **preset, **keys).config
+    config = make_component("model", name, **preset, **keys).config
     return plugin.build(config, Context(env=env, chunk=chunk, values="chunk", device=device))
 
 

@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 
 from reference_files import reference
 from vla_rl.core.types import Context, EnvInfo, Observation
-from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, dinov2, siglip
+from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, dinov2_spec, siglip_spec
 from vla_rl.plugins.models.openvla.builder import build_policy
 from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, hollow_model
 from vla_rl.plugins.models.openvla.policy import OFTPolicy
 from vla_rl.testing import synthetic
-from vla_rl.toolkit.models.networks import allocate, load_weights
+from vla_rl.toolkit.models.networks import allocate_network, load_weights
 
 ENV = synthetic.env_info(bounds=((-1.0, 1.0),))
 CHUNK = 4
@@ -42,7 +42,7 @@ def tiny_config(**changes: Any) -> OpenVLAConfig:
     raw = json.loads(reference("openvla", "config.json").read_text())
     sizes = json.loads(reference("openvla", "tiny_overrides.json").read_text())
     specs = []
-    for make, name in ((dinov2, "featurizer"), (siglip, "fused_featurizer")):
+    for make, name in ((dinov2_spec, "featurizer"), (siglip_spec, "fused_featurizer")):
         spec = {key: sizes[name][key] for key in ("embed_dim", "depth", "num_heads", "mlp_hidden")}
         specs.append(attrs.asdict(make(**spec, patch_size=sizes["patch_size"])))
     return OpenVLAConfig.from_dict(raw | {"vision_specs": specs} | changes)
@@ -51,7 +51,7 @@ def tiny_config(**changes: Any) -> OpenVLAConfig:
 def empty(config: OpenVLAConfig) -> OpenVLAForActionPrediction:
     """A network of zeros."""
     model = hollow_model(config)
-    allocate(model, torch.device("cpu"), torch.float32, "test")
+    allocate_network(model, torch.device("cpu"), torch.float32, "test")
     return model
 
 

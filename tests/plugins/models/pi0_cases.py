@@ -48,7 +48,7 @@ def flow_error(model: Pi0Policy, obs: Observation, actions: Any, draws: int = 32
     """Mean squared error of the velocity over times and noise that are always the same. What `imitation_loss` draws
     depends on the weights to the last bit, so its values are other ones with other kernels."""
     rng, target = torch.Generator().manual_seed(0), torch.from_numpy(actions)
-    prefix, state = model._see(obs)
+    prefix, state = model._encode_observation(obs)
     errors = [
         model.module.flow_matching(
             prefix, state, target, torch.randn(target.shape, generator=rng), torch.rand(len(target), generator=rng)

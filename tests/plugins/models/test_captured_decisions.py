@@ -45,7 +45,7 @@ def test_captured_decisions_are_those_of_the_model(name: str, greedy: bool) -> N
         torch.testing.assert_close(decided.values, chunk.values, rtol=0, atol=1e-5)
         assert decided.extras.keys() == chunk.extras.keys()
 
-    assert captured.captures == 2, "batches of 3 and 4 share one graph"
+    assert captured.capture_count == 2, "batches of 3 and 4 share one graph"
 
 
 def test_a_captured_policy_scores_what_it_sampled() -> None:
@@ -68,4 +68,4 @@ def test_a_state_in_the_prompt_is_captured_for_each_width() -> None:
         decided = model.sample_chunk(observation(2, instruction), noise(2), False)
         torch.testing.assert_close(decided.log_probs, chunk.log_probs, rtol=0, atol=1e-5)
 
-    assert captured.captures == 2, "a graph for each width of the prompt"
+    assert captured.capture_count == 2, "a graph for each width of the prompt"

@@ -37,9 +37,9 @@ def test_the_mean_over_denoising_steps(name: str) -> None:
     model, obs = plugin.build(given, Context(env=ENV, chunk=CHUNK, values="chunk")), observation(3)
     chain = model.sample_chunk(obs, noise(3), True).extras["chain"]
     with torch.no_grad():
-        prefix, state = model._see(obs)
+        prefix, state = model._encode_observation(obs)
         each = [
-            model.critic(model.module.denoise(prefix, state, chain[:, i], torch.full((3,), 1 - i / 3)))
+            model.critic(model.module.run_expert(prefix, state, chain[:, i], torch.full((3,), 1 - i / 3)))
             for i in range(3)
         ]
     assert (each[0] - each[2]).abs().max() > 1e-6

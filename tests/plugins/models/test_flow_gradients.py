@@ -76,11 +76,11 @@ def public_parameters(model: Any) -> dict[str, Tensor]:
 def plain_inputs(model: Any, obs: Any) -> tuple[Tensor, ...]:
     """What the policy hands to its network: pixels, which are shown, ids, mask, state."""
     seen: list[Tensor] = []
-    place = "see" if model.name == "pi05" else "look"
+    place = "run_backbone"
     entry = getattr(model.module, place)
     setattr(model.module, place, lambda *args: seen.extend(args[:3]) or entry(*args))
     with torch.no_grad():
-        state = model._see(obs)[1]
+        state = model._encode_observation(obs)[1]
     setattr(model.module, place, entry)
     pixels, ids, mask = seen
     return pixels.double(), mask.new_ones(pixels.shape[:2]), ids, mask, state.double()

@@ -22,7 +22,7 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import Spec, checkpoint_record, parse_spec
 from vla_rl.core.types import Context
 from vla_rl.runtime.checks.run import check_spec
-from vla_rl.runtime.gpu_memory.model_memory import observation
+from vla_rl.runtime.gpu_memory.model_memory import meta_observation
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.checkpoints import WeightFiles
 from vla_rl.toolkit.models.meta_device import CudaSemantics
@@ -274,9 +274,9 @@ def test_a_folder_of_the_public_size_is_opened_and_acts_on_the_meta_device(layou
         for name, shape in self.shapes.items():
             visit(name, torch.empty(shape, dtype=torch.bfloat16, device="meta"))
 
-    monkeypatch.setattr(WeightFiles, "each", each)
+    monkeypatch.setattr(WeightFiles, "visit_tensors", each)
     with CudaSemantics():
         model = build(spec, "meta")
-        chunk = model.sample_chunk(observation(LIBERO, 2), Noise(0, "sizes", [0, 1], [0, 0], [0, 0]), False)
+        chunk = model.sample_chunk(meta_observation(LIBERO, 2), Noise(0, "sizes", [0, 1], [0, 0], [0, 0]), False)
     assert chunk.actions.shape == (2, spec.rollout.chunk, 7)
     assert sum(p.numel() for p in model.module.parameters()) / 1e9 == pytest.approx(billions, rel=0.02)

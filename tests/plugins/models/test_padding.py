@@ -36,7 +36,7 @@ PADS = {"train_expert_only": False, "value_head": {"reads": "prefix", "pads": Tr
 
 def built(plugin: Any, keys: dict[str, Any], chunk: int = CHUNK) -> Any:
     """A model whose every weight counts, of a spec's keys."""
-    config = Structurer().read({"preset": "tiny", **keys}, plugin.config)
+    config = Structurer().read_value({"preset": "tiny", **keys}, plugin.config)
     model = plugin.build(config, Context(env=ENV, chunk=chunk, values="chunk"))
     rng = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -77,7 +77,8 @@ def test_padding_and_the_fused_kernel_change_nothing(name: str) -> None:
     wanted = gradients(model.module, loss)
     with sdpa_kernel(SDPBackend.MATH):
         assert_same_gradients(gradients(model.module, loss), wanted)
-    model.prompts.rows([LONG])  # all rows are laid out again
+    lay_out = model.prompts.take_prompts if name.startswith("openvla") else model.prompts.token_rows
+    lay_out([LONG])  # all rows are laid out again
     if name == "pi05, state":
         model.prompts._full_width = True
     assert_same_gradients(gradients(model.module, loss), wanted)
@@ -89,11 +90,11 @@ def test_a_critic_that_counts_padding_has_eager_attentions_gradient(kind: str) -
     model, obs = built(pi0.pi05, {**PADS, "state_in_prompt": kind}), observation(3)
 
     def loss() -> Tensor:
-        values: Tensor = model.module.criticise(*model._see(obs))
+        values: Tensor = model.module.estimate_values(*model._encode_observation(obs))
         return values.sum()
 
     if kind == "none":  # its prompts are kept; those with a state are laid out at every step
-        assert model.prompts.rows(obs.instructions)[0].shape == (3, 200)
+        assert model.prompts.token_rows(obs.instructions)[0].shape == (3, 200)
     found = gradients(model.module, loss)
     with torch.no_grad():
         torch.testing.assert_close(loss(), found[0])

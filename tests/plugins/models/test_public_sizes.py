@@ -16,7 +16,7 @@ from vla_rl.plugins.models.pi0 import plugin as pi0
 from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
 from vla_rl.plugins.models.smolvla import plugin as smolvla
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
-from vla_rl.runtime.gpu_memory.model_memory import observation
+from vla_rl.runtime.gpu_memory.model_memory import meta_observation
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models import networks
 from vla_rl.toolkit.models.live_memory import LiveMemory
@@ -44,7 +44,7 @@ def test_public_sizes_act_and_learn_on_the_meta_device(plugin, config, billions,
         assert memory.now >= 4 * weights, "and this many bytes would be alive"
         if width is not None:
             assert model.module.shape[1] == width, "numbers of an action, padding included"
-        obs = observation(info, 2)
+        obs = meta_observation(info, 2)
         chunk = model.sample_chunk(obs, Noise(0, "sizes", [0, 1], [0, 0], [0, 0]), False)
         assert chunk.actions.shape == (2, 2, 7)
         scores = model.chunk_log_probs(obs, chunk)
@@ -58,7 +58,7 @@ def test_random_weights_of_a_large_network_are_drawn_on_its_device(monkeypatch):
 
     def weights():
         layer = torch.nn.Linear(64, 64)
-        networks.initialise(layer, 3, "last", lambda name, module, normal: None)
+        networks.initialise_network(layer, 3, "last", lambda name, module, normal: None)
         return layer.weight.detach()
 
     small = weights()
@@ -68,5 +68,5 @@ def test_random_weights_of_a_large_network_are_drawn_on_its_device(monkeypatch):
     monkeypatch.setattr(networks, "DRAWN_ON_DEVICE", 1000)
     assert torch.equal(weights(), small) and devices == [torch.device("cpu")]
     hollow = torch.nn.Linear(64, 64, device="meta")
-    networks.initialise(hollow, 3, "last", lambda name, module, normal: None)
+    networks.initialise_network(hollow, 3, "last", lambda name, module, normal: None)
     assert hollow.weight.is_meta

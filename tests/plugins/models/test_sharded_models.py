@@ -45,10 +45,10 @@ def test_a_sharded_model_computes_the_same(name: str, one_rank: None) -> None:
     gradients = {name: p.grad for name, p in model.module.named_parameters() if p.grad is not None}
     model.module.zero_grad(set_to_none=True)
     strategy = FullyShardedParallel("cpu", 1)
-    strategy.prepare(model, ENV)
+    strategy.prepare_model(model, ENV)
     computed = strategy.run(loss)
     computed.backward()
     assert torch.equal(computed, expected)
     for parameter, p in model.module.named_parameters():
         if parameter in gradients:
-            torch.testing.assert_close(strategy.unsharded(p.grad), gradients[parameter])
+            torch.testing.assert_close(strategy.unshard_tensor(p.grad), gradients[parameter])

@@ -93,7 +93,7 @@ def test_the_chunk_is_the_odes_from_the_noise_of_the_head() -> None:
         features = model.policy_features(obs)
         mean, log_probs = model.steering_noise(features, torch.zeros(3, *model.steering_shape))
     start = (2 * mean).expand(-1, CHUNK, -1)
-    inputs = {**plain._inputs(obs), "start": start}
+    inputs = {**plain._build_inputs(obs), "start": start}
     greedy = model.sample_chunk(obs, noise(3), True)
     with torch.no_grad():
         torch.testing.assert_close(plain.decide(inputs)["actions"], greedy.actions, rtol=0, atol=1e-6)
@@ -177,7 +177,7 @@ def test_another_head_than_the_folders_is_refused(tmp_path: Path) -> None:
         policy(checkpoint=str(tmp_path), steering=SteeringConfig())
     weights = load_file(tmp_path / STEERING_HEAD)
     save_file({name: tensor for name, tensor in weights.items() if name != "range"}, tmp_path / STEERING_HEAD)
-    with pytest.raises(CheckpointError, match="no steering head"):
+    with pytest.raises(CheckpointError, match="is not a steering head"):
         policy(checkpoint=str(tmp_path))
     save_file({**weights, "norm.weight": torch.ones(3)}, tmp_path / STEERING_HEAD)
     with pytest.raises(CheckpointError, match="norm.weight"):

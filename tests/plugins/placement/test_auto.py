@@ -9,11 +9,11 @@ from attrs import evolve
 
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst
 from vla_rl.plugins.placement.auto.config import AutoConfig
-from vla_rl.plugins.placement.auto.impl import Auto, splits
-from vla_rl.runtime.placement.assignments import assign
-from vla_rl.runtime.planning.forecast import forecast
+from vla_rl.plugins.placement.auto.impl import Auto, list_splits
+from vla_rl.runtime.placement.assignments import assign_workers
+from vla_rl.runtime.planning.forecast import forecast_job
 from vla_rl.runtime.planning.profile import Cost, Profile
-from vla_rl.toolkit.placement.devices import arrange, busy_devices
+from vla_rl.toolkit.placement.devices import arrange_workers, busy_devices
 
 EVEN = Profile(
     chunk_steps=32,
@@ -29,7 +29,7 @@ def gpus(count):
 
 
 def seconds(profile, envs, plan):
-    return forecast(plan, assign(plan, envs, one_process=False), profile, chunk=1).iteration
+    return forecast_job(plan, assign_workers(plan, envs, one_process=False), profile, chunk=1).iteration
 
 
 def job_of(profile, envs=16):
@@ -56,7 +56,7 @@ def test_what_takes_longer_gets_more_devices(sim, policy, workers):
     split, iteration = chosen(profile, 16, 3)
     assert split[:3] == (*workers, 3)
     cluster, job = gpus(3), job_of(profile)
-    every = [arrange(cluster, job, of, stages=stages) for of, stages in splits(busy_devices(cluster), 16)]
+    every = [arrange_workers(cluster, job, of, stages=stages) for of, stages in list_splits(busy_devices(cluster), 16)]
     assert len(every) == 6 and iteration == pytest.approx(min(seconds(profile, 16, plan) for plan in every))
 
 

@@ -6,8 +6,8 @@ import pytest
 from attrs import evolve
 
 from vla_rl.core.plan import Batching, Cluster, DoesNotFit, Job, Node, Plan, Slot
-from vla_rl.toolkit.placement.checks import checked
-from vla_rl.toolkit.placement.devices import Device, RoleDevices, arrange, find_devices
+from vla_rl.toolkit.placement.checks import validate_plan
+from vla_rl.toolkit.placement.devices import Device, RoleDevices, arrange_workers, find_devices
 
 GIB = 2**30
 BOX = Cluster(cpus=16, gpus=4, memory=64 * GIB)
@@ -80,7 +80,7 @@ def test_all_forms_of_a_list_are_one():
 
 def test_roles_of_one_device_share_a_worker():
     on = [Device("this machine", i) for i in range(2)]
-    plan = arrange(BOX, JOB, {"sim": on[:1], "policy": on[1:], "learner": on})
+    plan = arrange_workers(BOX, JOB, {"sim": on[:1], "policy": on[1:], "learner": on})
     assert [(s.roles, s.device, s.cpus, s.gpus, s.index) for s in plan.slots] == [
         (("sim", "learner"), "cuda", 15.0, 1.0, 0),
         (("policy", "learner"), "cuda", 1.0, 1.0, 1),
@@ -89,7 +89,7 @@ def test_roles_of_one_device_share_a_worker():
 
 def test_sim_workers_share_their_gpu_equally():
     on = [Device("this machine", 0)]
-    plan = arrange(BOX, JOB, dict.fromkeys(("sim", "policy", "learner"), on), sim_workers=2)
+    plan = arrange_workers(BOX, JOB, dict.fromkeys(("sim", "policy", "learner"), on), sim_workers=2)
     assert [(s.roles, s.gpus, s.index) for s in plan.slots] == [
         (("sim",), 0.333, 0),
         (("sim",), 0.333, 0),
@@ -99,7 +99,7 @@ def test_sim_workers_share_their_gpu_equally():
 
 def test_simulators_on_nodes_without_gpus():
     gpus = find_devices("policy", "0-7", RACK)
-    plan = arrange(
+    plan = arrange_workers(
         RACK, JOB, {"sim": find_devices("sim", "sims-1:cpu", RACK), "policy": gpus, "learner": gpus}, sim_workers=8
     )
     assert {(s.node, s.device, s.cpus, s.gpus) for s in plan.slots if "sim" in s.roles} == {("sims-1", "cpu", 4.0, 0.0)}
@@ -119,7 +119,7 @@ def test_simulators_on_nodes_without_gpus():
 def test_what_does_not_add_up_says_the_numbers(job, options, message):
     on = [Device("this machine", i) for i in range(4)]
     with pytest.raises(DoesNotFit, match=message):
-        arrange(BOX, evolve(JOB, **job), {"sim": on[:2], "policy": on[2:], "learner": on[2:]}, **options)
+        arrange_workers(BOX, evolve(JOB, **job), {"sim": on[:2], "policy": on[2:], "learner": on[2:]}, **options)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_does_not_add_up_says_the_numbers(job, options, message):
 )
 def test_what_any_strategy_answers_is_checked(slot, message):
     with pytest.raises(DoesNotFit, match=message):
-        checked(Plan(slots=(Slot(**{"roles": ("sim", "policy", "learner"), **slot}),)), RACK, JOB)
+        validate_plan(Plan(slots=(Slot(**{"roles": ("sim", "policy", "learner"), **slot}),)), RACK, JOB)
 
 
 def sims_apart(policies, **options):
@@ -153,21 +153,21 @@ def sims_apart(policies, **options):
 )
 def test_what_would_have_no_effect_is_refused(plan, message):
     with pytest.raises(DoesNotFit, match=message):
-        checked(plan, RACK, JOB)
+        validate_plan(plan, RACK, JOB)
 
 
 def test_a_window_of_several_lanes_may_wait():
     plan = sims_apart(1, stages=2, batching=Batching(max_wait_s=0.5))
-    assert checked(plan, RACK, JOB) is plan
+    assert validate_plan(plan, RACK, JOB) is plan
 
 
 def test_simulators_are_counted_where_they_are():
     on = find_devices("sim", "gpu-1:0", RACK)
     with pytest.raises(DoesNotFit, match=r"200 envs of sim need about 200.0 GiB .* 128.0 GiB on node 'gpu-1'"):
-        arrange(RACK, evolve(JOB, num_envs=200), dict.fromkeys(("sim", "policy", "learner"), on))
+        arrange_workers(RACK, evolve(JOB, num_envs=200), dict.fromkeys(("sim", "policy", "learner"), on))
 
 
 def test_a_policy_without_a_lane():
     on = [Device("this machine", i) for i in range(4)]
     with pytest.raises(DoesNotFit, match="3 policy workers need a lane each, and there is 1"):
-        arrange(BOX, JOB, {"sim": on[:1], "policy": on[1:], "learner": on})
+        arrange_workers(BOX, JOB, {"sim": on[:1], "policy": on[1:], "learner": on})

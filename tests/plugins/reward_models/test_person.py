@@ -20,7 +20,7 @@ import pytest
 from vla_rl import Context, Observation, load
 from vla_rl.core.errors import NobodyAnswered, SafetyStop, UserError
 from vla_rl.core.interrupts import StopRequested
-from vla_rl.core.spec.spec import component
+from vla_rl.core.spec.spec import make_component
 from vla_rl.core.spec.structure import Problems
 from vla_rl.testing.synthetic import env_info
 from vla_rl.toolkit.people.page import PagePanel
@@ -87,7 +87,7 @@ def observation() -> Observation:
 
 def test_buttons_are_taken_when_they_are_offered(panel):
     browser = Browser(panel.address)
-    panel.show("how was it?", ("success", "failure"))
+    panel.show_text("how was it?", ("success", "failure"))
     assert browser.state() == {
         "text": "how was it?",
         "question": 1,
@@ -97,32 +97,32 @@ def test_buttons_are_taken_when_they_are_offered(panel):
         "images": 0,
     }
     assert browser.press("ready") == 409
-    assert panel.take(0.0) is None
+    assert panel.take_answer(0.0) is None
     assert browser.press("failure") == 200
     assert browser.state()["answered"] == "failure"
-    assert panel.take(0.0) == "failure"
-    assert panel.take(0.0) is None
+    assert panel.take_answer(0.0) == "failure"
+    assert panel.take_answer(0.0) is None
     assert browser.state()["answered"] == "failure", "a second person sees that the question is answered"
 
 
 def test_a_question_has_one_answer(panel):
     """Two people press: the first one counts, before and after the run has taken it."""
     browser = Browser(panel.address)
-    panel.show("how was it?", ("success", "failure"))
+    panel.show_text("how was it?", ("success", "failure"))
     assert [browser.press("failure"), browser.press("success")] == [200, 409]
-    assert panel.take(0.0) == "failure"
+    assert panel.take_answer(0.0) == "failure"
     assert browser.press("success") == 409
-    assert panel.take(0.0) is None
+    assert panel.take_answer(0.0) is None
 
 
 def test_a_press_answers_the_question_that_was_shown(panel):
     """A press that was made for an earlier question, as by a double click, does not answer the next one."""
     browser = Browser(panel.address)
-    panel.show("how was it?", ("success", "failure"))
+    panel.show_text("how was it?", ("success", "failure"))
     before = browser.state()["question"]
-    panel.show("how was it now?", ("success", "failure"))
+    panel.show_text("how was it now?", ("success", "failure"))
     assert browser.press("success", before) == 409
-    assert panel.take(0.0) is None
+    assert panel.take_answer(0.0) is None
     assert browser.press("success") == 200
     for body in ("", "success", "x success", "2", "-1 success", "9" * 500 + " success"):
         assert browser("/press", body)[0] == 409, body
@@ -130,21 +130,21 @@ def test_a_press_answers_the_question_that_was_shown(panel):
 
 def test_a_new_question_forgets_answers_but_no_stop(panel):
     browser = Browser(panel.address)
-    panel.show("first", ("success",))
+    panel.show_text("first", ("success",))
     browser.press("success")
-    panel.show("second", ("success",))
-    assert panel.take(0.0) is None
+    panel.show_text("second", ("success",))
+    assert panel.take_answer(0.0) is None
     browser.press("stop")
-    panel.show("third", ("success",))
+    panel.show_text("third", ("success",))
     assert browser.press("success") == 200
-    assert [panel.take(0.0), panel.take(0.0)] == ["stop", "stop"]
+    assert [panel.take_answer(0.0), panel.take_answer(0.0)] == ["stop", "stop"]
     assert browser.state()["stopped"]
 
 
 def test_an_answer_ends_the_wait(panel):
-    panel.show("ready?", ("ready",))
+    panel.show_text("ready?", ("ready",))
     taken = []
-    waiting = Thread(target=lambda: taken.append(panel.take(60.0)))
+    waiting = Thread(target=lambda: taken.append(panel.take_answer(60.0)))
     waiting.start()
     Browser(panel.address).press("ready")
     waiting.join(30)
@@ -180,7 +180,7 @@ def test_the_image_is_shown(panel):
 )
 def test_strangers_are_refused(panel, path, body, headers):
     assert Browser(panel.address)(path, body, **headers)[0] == 403
-    assert panel.take(0.0) is None
+    assert panel.take_answer(0.0) is None
 
 
 def test_the_page_has_four_buttons_and_its_token(panel):
@@ -276,28 +276,28 @@ def terminal() -> Iterator[tuple[int, TerminalPanel]]:
 
 def test_letters_are_answers(terminal):
     typed, panel = terminal
-    panel.show("how was it?", ("success", "failure"))
+    panel.show_text("how was it?", ("success", "failure"))
     assert b"how was it? [s = success, f = failure, x = stop, then Enter]" in os.read(typed, 1000)
     os.write(typed, b"r\nwhat\n F \ns\n")
-    assert panel.take(5.0) == "failure"
-    assert panel.take(0.5) is None, "a question has one answer"
+    assert panel.take_answer(5.0) == "failure"
+    assert panel.take_answer(0.5) is None, "a question has one answer"
 
 
 def test_what_was_typed_before_a_question_is_not_an_answer(terminal):
     typed, panel = terminal
-    panel.show("ready?", ("ready",))
+    panel.show_text("ready?", ("ready",))
     os.write(typed, b"r\n")
-    assert panel.take(5.0) == "ready"
+    assert panel.take_answer(5.0) == "ready"
     os.write(typed, b"r\n")
-    panel.show("ready?", ("ready",))
-    assert panel.take(0.0) is None
+    panel.show_text("ready?", ("ready",))
+    assert panel.take_answer(0.0) is None
 
 
 def test_a_stop_in_the_terminal_stays(terminal):
     typed, panel = terminal
-    panel.show("ready?", ("ready",))
+    panel.show_text("ready?", ("ready",))
     os.write(typed, b"x\nr\n")
-    assert [panel.take(5.0), panel.take(0.0)] == ["stop", "stop"]
+    assert [panel.take_answer(5.0), panel.take_answer(0.0)] == ["stop", "stop"]
 
 
 def test_a_terminal_that_is_closed_stops_the_robot():
@@ -306,7 +306,7 @@ def test_a_terminal_that_is_closed_stops_the_robot():
     os.close(device)
     os.close(typed)
     with pytest.raises(SafetyStop, match="is closed, and no one could stop the robot"):
-        panel.take(5.0)
+        panel.take_answer(5.0)
     panel.close()
 
 
@@ -400,4 +400,4 @@ def test_several_robots_and_unknown_cameras_are_refused():
 )
 def test_keys_without_effect_are_refused(keys, text):
     with pytest.raises(Problems, match=text):
-        component("reward_model", "person", **keys)
+        make_component("reward_model", "person", **keys)

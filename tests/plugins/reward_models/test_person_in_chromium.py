@@ -91,7 +91,7 @@ def tab(tmp_path: Path) -> Iterator[Tab]:
 
 
 def test_a_person_sees_the_image_and_presses_the_buttons(panel, tab):
-    panel.show("reset the scene: ready?", ("ready",))
+    panel.show_text("reset the scene: ready?", ("ready",))
     image = np.zeros((6, 8, 3), np.uint8)
     image[..., 0] = 255
     panel.show_image(image)
@@ -102,14 +102,14 @@ def test_a_person_sees_the_image_and_presses_the_buttons(panel, tab):
     tab.wait_for("byId('ready').disabled", False)
     assert tab.value("byId('success').disabled && byId('failure').disabled")
     tab.click("byId('ready')")
-    assert panel.take(PATIENCE_S) == "ready"
+    assert panel.take_answer(PATIENCE_S) == "ready"
     for answer in ("failure", "success"):
-        panel.show("was it a success?", ("success", "failure"))
+        panel.show_text("was it a success?", ("success", "failure"))
         tab.wait_for(f"byId('{answer}').disabled", False)
         tab.click(f"byId('{answer}')")
-        assert panel.take(PATIENCE_S) == answer
+        assert panel.take_answer(PATIENCE_S) == answer
     tab.click("byId('stop')")
-    assert panel.take(PATIENCE_S) == "stop"
+    assert panel.take_answer(PATIENCE_S) == "stop"
     tab.wait_for("byId('text').textContent", "stopped: the run saves and ends")
     assert tab.value("[...document.querySelectorAll('button')].every((button) => button.disabled)")
     assert (
@@ -125,7 +125,7 @@ def test_a_person_sees_the_image_and_presses_the_buttons(panel, tab):
 def test_escape_stops(panel, tab):
     tab.open(panel.address)
     tab.call("Input.dispatchKeyEvent", type="keyDown", key="Escape", code="Escape", windowsVirtualKeyCode=27)
-    assert panel.take(PATIENCE_S) == "stop"
+    assert panel.take_answer(PATIENCE_S) == "stop"
 
 
 def test_a_page_whose_run_has_ended_says_so(panel, tab):
@@ -153,33 +153,33 @@ def test_a_stop_is_sent_again_until_it_arrives(panel, tab):
     )
     tab.click("byId('stop')")
     tab.wait_for("byId('notice').textContent.startsWith('THE STOP DID NOT')", True)
-    assert panel.take(PATIENCE_S) == "stop"
+    assert panel.take_answer(PATIENCE_S) == "stop"
     tab.wait_for("byId('text').textContent", "stopped: the run saves and ends")
     assert tab.value("byId('notice').textContent") == ""
 
 
 def test_a_double_click_on_ready_is_not_a_success(panel, tab):
-    panel.show("reset the scene: ready?", ("ready",))
+    panel.show_text("reset the scene: ready?", ("ready",))
     tab.open(panel.address)
     tab.wait_for("byId('ready').disabled", False)
     tab.click("byId('ready')")
-    assert panel.take(PATIENCE_S) == "ready"
-    panel.show("the robot acts", ("success", "failure"))
+    assert panel.take_answer(PATIENCE_S) == "ready"
+    panel.show_text("the robot acts", ("success", "failure"))
     tab.click("byId('ready')")
     tab.wait_for("byId('success').disabled", False)
     tab.click("byId('ready')")
-    assert panel.take(0.5) is None
+    assert panel.take_answer(0.5) is None
 
 
 def test_a_second_person_sees_whose_answer_counts(panel, tab):
-    panel.show("was it a success?", ("success", "failure"))
+    panel.show_text("was it a success?", ("success", "failure"))
     tab.open(panel.address)
     tab.wait_for("byId('success').disabled", False)
     tab.value("press('success'); panel_question = question")  # both press before either page has been drawn again
-    assert panel.take(PATIENCE_S) == "success"
+    assert panel.take_answer(PATIENCE_S) == "success"
     tab.value("question = panel_question; press('failure')")
     tab.wait_for("byId('notice').textContent", "failure does not count: the answer is already success")
-    panel.show("reset the scene: ready?", ("ready",))
+    panel.show_text("reset the scene: ready?", ("ready",))
     tab.wait_for("byId('notice').textContent", "")
     tab.value("question -= 1; press('ready')")
     tab.wait_for("byId('notice').textContent.startsWith('ready came too late')", True)

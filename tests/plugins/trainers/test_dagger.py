@@ -130,7 +130,7 @@ def test_only_chunks_of_a_takeover_are_cloned(tmp_path):
     valid[4:, 1:] = False
     trainer = trainer_in(tmp_path, HGDagger)
     transitions = transitions_of(6, source=source, valid=valid)
-    chosen, labels = trainer.labelled(transitions)
+    chosen, labels = trainer.select_labelled(transitions)
     assert chosen.tolist() == [3, 4]
     assert np.array_equal(labels[0], transitions.actions[3])
     assert np.array_equal(labels[1], np.repeat(transitions.actions[4, :1], CHUNK, axis=0)), "repeats the last action"
@@ -140,7 +140,7 @@ def test_only_chunks_of_a_takeover_are_cloned(tmp_path):
 
 def test_an_expert_that_takes_over_counts_as_a_person(tmp_path):
     source = np.full((2, CHUNK), ActionSource.EXPERT, np.int8)
-    chosen, _ = trainer_in(tmp_path, HGDagger).labelled(transitions_of(2, source=source))
+    chosen, _ = trainer_in(tmp_path, HGDagger).select_labelled(transitions_of(2, source=source))
     assert chosen.tolist() == [0, 1]
 
 

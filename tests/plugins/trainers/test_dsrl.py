@@ -95,7 +95,7 @@ def test_features_and_noise_are_kept_and_images_are_not(tmp_path):
     model = trainer._trained.model
     transitions = transitions_of(model, 6)
     trainer.update(data_of(1, transitions))
-    kept = trainer._buffer.read(np.arange(6))
+    kept = trainer._buffer.read_transitions(np.arange(6))
     with torch.no_grad():
         features = model.policy_features(transitions.frames).numpy()
     np.testing.assert_allclose(kept.obs, features[:6], rtol=0, atol=1e-5)
@@ -112,7 +112,7 @@ def test_chunks_of_a_takeover_are_left_out(tmp_path):
     trainer.update(data_of(1, evolve(transitions, source=source)))
     assert len(trainer._buffer) == 3
     noise = np.tanh(transitions.extras[STEERING][~taken_over])
-    np.testing.assert_array_equal(trainer._buffer.read(np.arange(3)).actions, noise)
+    np.testing.assert_array_equal(trainer._buffer.read_transitions(np.arange(3)).actions, noise)
     trainer.update(data_of(2, evolve(transitions, source=np.full((6, CHUNK), ActionSource.PERSON, np.int8))))
     assert len(trainer._buffer) == 3
 

@@ -28,7 +28,7 @@ from vla_rl.plugins.trainers.off_policy.losses import (
     soft_targets,
     temperature_losses,
 )
-from vla_rl.plugins.trainers.off_policy.takeovers import corrections, ended_by_takeovers, with_last_action_repeated
+from vla_rl.plugins.trainers.off_policy.takeovers import ended_by_takeovers, find_corrections, with_last_action_repeated
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.data.samples import InMemoryDataset
@@ -128,11 +128,11 @@ def test_temperature_rises_where_the_entropy_is_below_its_target():
 def hand_update(trainer, number):
     """Return the losses and values of an update, by loops over its transitions, with copies of the networks."""
     config, model = trainer._config, trainer._trained.model
-    batch = trainer._batch(number)
+    batch = trainer._draw_batch(number)
     draws = generator(0, "off_policy/noise", number)
     noise = [draws.standard_normal(batch.actions.shape, np.float32) for _ in range(2)]
     chosen = draws.permutation(config.critics)[: config.target_critics].tolist()
-    alpha = float(trainer._weight())
+    alpha = float(trainer._entropy_weight())
     middle, half = torch.tensor(MIDDLE), torch.tensor(HALF_RANGE)
 
     def q(ensemble, i, features, chunk):
@@ -169,7 +169,7 @@ def test_an_update_is_what_the_equations_say(tmp_path, keys):
     trainer = trainer_in(tmp_path, initial_temperature=0.5, **keys) if "temperature" not in keys else None
     trainer = trainer_in(tmp_path, **keys) if trainer is None else trainer
     trainer.update(data_of(1, 4))  # min_data: nothing is due
-    trainer._keep(data_of(2, 1, seed=1))
+    trainer._keep_transitions(data_of(2, 1, seed=1))
     loss, value, entropy, alpha = hand_update(trainer, 1)
     metrics = trainer.update(TransitionsData(step=2, version=1, transitions=None)).sums
     assert metrics["off_policy/updates"] == 1
@@ -217,7 +217,7 @@ def test_cloning_adds_the_distance_from_the_executed_actions(tmp_path):
     plain, _ = first_update()
     cloned, trainer = first_update(cloning=3.0)
     divided, _ = first_update(cloning=3.0, micro_batch=3)
-    batch = trainer._batch(1)
+    batch = trainer._draw_batch(1)
     normals = generator(0, "off_policy/noise", 1).standard_normal((2, *batch.actions.shape), np.float32)[1]
     model = trainer._trained.model
     with torch.no_grad():
@@ -243,11 +243,11 @@ def test_cloning_keeps_the_policy_near_the_executed_actions(tmp_path):
 def test_the_policy_waits_for_its_interval(tmp_path):
     trainer = trainer_in(tmp_path, actor_interval=2, min_data=4)
     heads = [copy.deepcopy(trainer._trained.model.module.head.weight)]
-    temperatures = [float(trainer._weight())]
+    temperatures = [float(trainer._entropy_weight())]
     for step, size in ((1, 5), (2, 1)):
         trainer.update(data_of(step, size, seed=step))
         heads.append(copy.deepcopy(trainer._trained.model.module.head.weight))
-        temperatures.append(float(trainer._weight()))
+        temperatures.append(float(trainer._entropy_weight()))
     assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[1], heads[2])
     assert temperatures[0] == temperatures[1] != temperatures[2]
 
@@ -342,7 +342,7 @@ def test_frozen_features_are_kept_instead_of_frames(tmp_path):
     results = [trainer.update(data).sums for trainer in (frozen, trained)]
     for name in ("loss/critic", "off_policy/q"):
         assert results[0][name] == pytest.approx(results[1][name], rel=1e-4)
-    batches = [trainer._batch(1) for trainer in (frozen, trained)]
+    batches = [trainer._draw_batch(1) for trainer in (frozen, trained)]
     with torch.no_grad():
         for kept, obs in zip(
             (batches[0].obs, batches[0].following), (batches[1].obs, batches[1].following), strict=True
@@ -358,7 +358,7 @@ def test_a_share_of_each_batch_comes_from_demonstrations(tmp_path):
     data = data_of(1, 6, demonstrations=recording)
     frames = attrs.evolve(data.transitions.frames, steps=np.arange(7))  # recordings have no counts of steps
     trainer.update(attrs.evolve(data, transitions=attrs.evolve(data.transitions, frames=frames)))
-    batch = trainer._batch(1)
+    batch = trainer._draw_batch(1)
     assert len(batch) == len(batch.obs) == 8
     assert batch.obs.steps is None
     obs, actions = recording.read_samples(np.arange(6))
@@ -400,8 +400,8 @@ def test_what_was_not_executed_is_not_a_takeover():
     source = with_source(cut, [[POLICY] * 2, [POLICY, PERSON]])
     assert ended_by_takeovers(source).terminated.tolist() == [False, True]
     assert ended_by_takeovers(source).rewards.tolist() == ones.rewards.tolist()
-    assert corrections(source).tolist() == []
-    assert corrections(with_source(cut, [[POLICY] * 2, [PERSON, POLICY]])).tolist() == [1]
+    assert find_corrections(source).tolist() == []
+    assert find_corrections(with_source(cut, [[POLICY] * 2, [PERSON, POLICY]])).tolist() == [1]
     repeated = with_last_action_repeated(cut).actions
     assert np.array_equal(repeated[0], ones.actions[0]) and np.array_equal(repeated[1], ones.actions[1, [0, 0]])
 
@@ -427,7 +427,7 @@ def test_chunks_of_whoever_took_over_count_as_demonstrations(tmp_path, features)
     assert sums["off_policy/corrections"] == 6
     by_person = [taken_over_data(step, seed=step).transitions.actions[[1, 3, 5]] for step in (1, 2)]
     known = [*np.concatenate(by_person), *recording_of().read_samples(np.arange(6))[1]]
-    drawn = np.concatenate([trainer._batch(number).actions[2:] for number in range(1, 41)])
+    drawn = np.concatenate([trainer._draw_batch(number).actions[2:] for number in range(1, 41)])
     counts = [sum(np.array_equal(chunk, action) for chunk in drawn) for action in known]
     assert sum(counts) == len(drawn) and min(counts) > 5, "each comes from a person or a recording, with equal chances"
 
@@ -437,7 +437,7 @@ def test_chunks_of_whoever_took_over_count_as_demonstrations(tmp_path, features)
         each.update(taken_over_data(3, seed=3))
     assert len(trainer._corrections) == 9
     for number in range(1, 5):
-        assert np.array_equal(other._batch(number).actions, trainer._batch(number).actions)
+        assert np.array_equal(other._draw_batch(number).actions, trainer._draw_batch(number).actions)
 
 
 def test_corrections_that_the_buffer_forgot_are_not_drawn(tmp_path):
@@ -454,9 +454,11 @@ def test_cloning_of_demonstrations_pulls_the_policy_towards_them(tmp_path):
         obs, actions = recording_of().read_samples(np.arange(6))
         with torch.no_grad():
             features = trainer._trained.policy_features(obs.numpy())
-            likeliest, _ = trainer._sampled(features, torch.zeros(actions.shape))
+            likeliest, _ = trainer._sample_actions(features, torch.zeros(actions.shape))
             return float(
-                (trainer._inputs.scaled(likeliest) - trainer._inputs.scaled(torch.as_tensor(actions))).square().mean()
+                (trainer._inputs.scale_actions(likeliest) - trainer._inputs.scale_actions(torch.as_tensor(actions)))
+                .square()
+                .mean()
             )
 
     errors = {}

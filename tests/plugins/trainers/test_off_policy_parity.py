@@ -180,7 +180,7 @@ def test_updates_are_those_of_the_implementation(tmp_path, monkeypatch, file, na
     factor = 1.0 if of_sb3 else 2 / count
     for number, update in enumerate(case["updates"], 1):
         monkeypatch.setattr(impl, "generator", lambda *names, update=update: Drawn(update, count))
-        of_critics, of_actor = trainer._update(number, batch_of(update, constants["discount"]), "a test")
+        of_critics, of_actor = trainer._make_update(number, batch_of(update, constants["discount"]), "a test")
         assert float(of_critics["loss/critic"]) * factor == pytest.approx(update["critic_loss"], rel=5e-4)
         assert float(of_actor["loss/actor"]) == pytest.approx(update["actor_loss"], rel=5e-4, abs=1e-5)
         if "entropy" in update:
@@ -198,5 +198,5 @@ def test_updates_are_those_of_the_implementation(tmp_path, monkeypatch, file, na
     for layer, parameters in zip(actor.layers(), Actor.parameters_of(after), strict=True):
         close(layer.weight, parameters[0], "policy")
         close(layer.bias, parameters[1], "policy")
-    assert float(trainer._weight()) == pytest.approx(after["temperature"], rel=1e-4)
-    assert (float(trainer._weight()) != case["before"]["temperature"]) == case["learned"]
+    assert float(trainer._entropy_weight()) == pytest.approx(after["temperature"], rel=1e-4)
+    assert (float(trainer._entropy_weight()) != case["before"]["temperature"]) == case["learned"]

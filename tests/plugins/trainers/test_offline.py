@@ -20,7 +20,7 @@ from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.data.samples import InMemoryDataset, StepWindows
 from vla_rl.toolkit.trainers.context import TrainingContext
-from vla_rl.toolkit.trainers.critics import CriticEnsemble, advantage_weights, expectile_loss, follow
+from vla_rl.toolkit.trainers.critics import CriticEnsemble, advantage_weights, expectile_loss, update_target
 from vla_rl.toolkit.trainers.recorded_returns import read_returns
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
@@ -72,8 +72,8 @@ def test_rewards_until_the_next_sample_or_the_end(chunk):
     windows = StepWindows(lengths, chunk)
     first = np.cumsum([0, *lengths[:-1]])
     indices = np.arange(len(windows))
-    episodes, steps = windows.find(indices)
-    recorded = windows.rewards(
+    episodes, steps = windows.locate_samples(indices)
+    recorded = windows.sum_rewards(
         indices, rewards, first[episodes] + steps, first[episodes] + np.array(lengths)[episodes] - 1, chunk, discount
     )
     for index, episode, step in zip(indices, episodes, steps, strict=True):
@@ -120,7 +120,7 @@ def test_weights_and_targets():
     one = CriticEnsemble(2, 3, (4,), layer_norm=True, seed=0)
     other = CriticEnsemble(2, 3, (4,), layer_norm=True, seed=5)
     before = [p.clone() for p in one.parameters()]
-    follow(one, other, 0.25)
+    update_target(one, other, 0.25)
     for slow, old, fast in zip(one.parameters(), before, other.parameters(), strict=True):
         torch.testing.assert_close(slow, 0.75 * old + 0.25 * fast)
     x = torch.ones(5, 3)

@@ -16,7 +16,7 @@ from vla_rl.core.trainers import DemonstrationsData
 from vla_rl.core.types import Context, RecordedRewards
 from vla_rl.plugins.trainers.recap import plugin
 from vla_rl.plugins.trainers.recap.config import RecapConfig
-from vla_rl.plugins.trainers.recap.impl import Recap, conditioned, positive_labels
+from vla_rl.plugins.trainers.recap.impl import Recap, condition_on_labels, positive_labels
 from vla_rl.plugins.trainers.recap.label import NEGATIVE, POSITIVE
 from vla_rl.plugins.trainers.recap.value_network import build_value_network, categorical_targets, expected_values
 from vla_rl.testing import check_trainer, synthetic
@@ -73,7 +73,7 @@ def test_advantages_of_n_steps(horizon):
             expected = sum(discount ** (k - step) * rewards[first + k] for k in range(step, end))
             if end < length:
                 expected += discount ** (end - step) * values[first + end]
-            actual = recorded.advantages(values, horizon)[first + step]
+            actual = recorded.compute_advantages(values, horizon)[first + step]
             assert actual == pytest.approx(expected - values[first + step], abs=1e-6)
         first += length
 
@@ -114,7 +114,7 @@ def test_the_value_is_the_mean_of_a_categorical_distribution():
 def test_samples_get_their_labels():
     obs = synthetic.observation(INFO, 3)
     texts = obs.instructions
-    told = conditioned(obs, np.array([True, False, True]), np.array([False, False, True])).instructions
+    told = condition_on_labels(obs, np.array([True, False, True]), np.array([False, False, True])).instructions
     assert told == (texts[0] + POSITIVE, texts[1] + NEGATIVE, texts[2])
 
 
@@ -232,7 +232,9 @@ def test_recordings_without_rewards_are_refused():
 
 
 def test_a_recording_in_which_nothing_is_better_is_refused(monkeypatch):
-    monkeypatch.setattr(RecordedReturns, "advantages", lambda self, values, horizon: np.zeros(len(values), np.float32))
+    monkeypatch.setattr(
+        RecordedReturns, "compute_advantages", lambda self, values, horizon: np.zeros(len(values), np.float32)
+    )
     trainer = trainer_of(LinearModel(INFO, CHUNK), critic_steps=1)
     with pytest.raises(UserError, match="none of 8 recorded samples has a larger advantage"):
         trainer.update(DemonstrationsData(demonstrations=Bandit(8), steps=steps_on(8, 2)))

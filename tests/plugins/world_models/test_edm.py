@@ -13,7 +13,7 @@ from attrs import evolve
 
 from vla_rl import Context, EnvInfo, Noise, TaskInfo, UserError, Windows, build, load
 from vla_rl.plugins.world_models.edm.motion import LeastSquares, Motion
-from vla_rl.toolkit.world_models.measures import psnr
+from vla_rl.toolkit.world_models.measures import compute_psnr
 from vla_rl.toolkit.world_models.windows import frames_of, take_frames, take_rows
 
 CHUNK = 2
@@ -98,9 +98,9 @@ def test_the_preset_tiny_has_about_two_million_parameters():
 def test_folding_and_unfolding_lose_nothing():
     model, windows = make(), pushed(3)
     windows.images["top"][:] = np.random.default_rng(0).integers(0, 256, windows.images["top"].shape, np.uint8)
-    frames = model._folded(model._batch(windows).images)
+    frames = model._fold_images(model._build_batch(windows).images)
     assert frames.shape == (3, 4, 2 * 3 * 16, 4, 4)
-    back = model._images(frames[:, 1], windows)
+    back = model._unfold_images(frames[:, 1], windows)
     assert all(np.array_equal(back[name], windows.images[name][:, 1]) for name in INFO.cameras)
 
 
@@ -204,9 +204,15 @@ def test_it_learns_32_windows_by_heart():
     start, actions, real = take_frames(windows, 0, 2), windows.actions[:, 1], frames_of(windows, 2)
     after = model.imagine(start, actions, noise(32)).numpy()
     copied = frames_of(windows, 1)
-    assert psnr(after.images["top"], real.images["top"]) > psnr(copied.images["top"], real.images["top"]) + 1.5
+    assert (
+        compute_psnr(after.images["top"], real.images["top"])
+        > compute_psnr(copied.images["top"], real.images["top"]) + 1.5
+    )
     moved = model.imagine(start, np.roll(actions, 1, axis=0), noise(32)).numpy()
-    assert psnr(after.images["top"], real.images["top"]) > psnr(moved.images["top"], real.images["top"]) + 2
+    assert (
+        compute_psnr(after.images["top"], real.images["top"])
+        > compute_psnr(moved.images["top"], real.images["top"]) + 2
+    )
     assert np.abs(after.state - real.state).mean() < 0.3 * np.abs(copied.state - real.state).mean()
     chances = model.outcome(start, actions, after)
     assert (chances.argmax(1) == windows.outcomes[:, 1]).mean() > 0.9
@@ -241,8 +247,8 @@ def test_images_shift_as_far_as_their_camera_goes():
     before, after, chunk = seen(starts), seen(starts + moves), steps.flatten(1)
     for rows in (slice(0, 20), slice(20, 40)):
         pair = before[rows], after[rows]
-        motion.observe(chunk[rows], state[rows], state[rows], played[rows], pair)
-    scene, _, usual = motion.layers(before, motion.path(chunk, state)).unbind(1)
+        motion.add_chunks(chunk[rows], state[rows], state[rows], played[rows], pair)
+    scene, _, usual = motion.build_layers(before, motion.predict_path(chunk, state)).unbind(1)
     assert torch.equal(scene[:, :, 8:-8, 8:-8], after[:, :, 8:-8, 8:-8])
     assert torch.equal(scene[:, 3:], before[:, 3:])
     assert torch.allclose(usual, before.mean(0).expand_as(usual), atol=1e-5)
@@ -265,8 +271,8 @@ def test_a_layer_has_the_robot_where_it_will_be():
 
     motion, played = Motion(1, 2, 2, (32, 48)), torch.full((64,), CHUNK)
     states, after, chunk = starts / 10, ends / 10, steps.flatten(1)
-    motion.observe(chunk, states, after, played, (seen(starts), seen(ends)))
-    robot = motion.layers(seen(starts), motion.path(chunk, states))[:, 1]
+    motion.add_chunks(chunk, states, after, played, (seen(starts), seen(ends)))
+    robot = motion.build_layers(seen(starts), motion.predict_path(chunk, states))[:, 1]
     hits = [float(view[:, y : y + 6, x : x + 6].mean()) for view, (x, y) in zip(robot, ends.tolist(), strict=True)]
     assert np.mean(hits) > 0.85, "a pixel off at most, and usually none"
 
@@ -308,7 +314,9 @@ def test_it_learns_without_a_state_and_in_bfloat16(keys):
     start, real = take_frames(windows, 0, 2), frames_of(windows, 2)
     after = model.imagine(start, windows.actions[:, 1], noise(32)).numpy()
     assert (after.state is None) == (not keys)
-    assert psnr(after.images["top"], real.images["top"]) > psnr(np.roll(after.images["top"], 1, 0), real.images["top"])
+    assert compute_psnr(after.images["top"], real.images["top"]) > compute_psnr(
+        np.roll(after.images["top"], 1, 0), real.images["top"]
+    )
 
 
 def test_what_it_cannot_be_built_for_is_said():

@@ -38,7 +38,7 @@ def ends(listener):
     """(simulators, {policy worker: its channel to them})."""
     server, channels = RpcServer(), {}
     for policy in (POLICY, OTHER):
-        assert server.connect(policy, host_key(), listener[1])
+        assert server.connect_policy(policy, host_key(), listener[1])
         channels[policy] = Channel(listener[0].accept()[0])
     yield server, channels
     for channel in [*channels.values(), *server.channels.values()]:
@@ -53,7 +53,7 @@ def served(ends):
     with ThreadPoolExecutor(1) as pool:
 
         def begin(call, policy=POLICY):
-            serving = pool.submit(server.serve, policy, call)
+            serving = pool.submit(server.answer_calls, policy, call)
             return RpcClient(channels[policy], lambda wait: serving.result(20) if wait or serving.done() else None)
 
         yield begin
@@ -80,13 +80,13 @@ def test_answers_come_in_the_order_of_calls(served):
     tickets = [client.call("sim", "step", i) for i in range(5)]
     assert waited(tickets[4]) == 8
     assert [ticket.value for ticket in tickets] == [0, 2, 4, 6, 8]
-    client.end()
+    client.end_rollout()
 
 
 def test_lanes_that_work_at_the_same_time_answer_in_any_order(listener):
     """A call that waits for the next one, and one that has no waiting caller when the policy takes its leave."""
     server, begun, leaving = RpcServer(threads=3), threading.Event(), threading.Event()
-    assert server.connect(POLICY, host_key(), listener[1])
+    assert server.connect_policy(POLICY, host_key(), listener[1])
     channel = Channel(listener[0].accept()[0])
 
     def call(role, method, number):
@@ -99,7 +99,7 @@ def test_lanes_that_work_at_the_same_time_answer_in_any_order(listener):
         return double(role, method, number)
 
     with ThreadPoolExecutor(1) as pool:
-        serving = pool.submit(server.serve, POLICY, call)
+        serving = pool.submit(server.answer_calls, POLICY, call)
         client = RpcClient(channel, lambda wait: serving.result(20) if wait or serving.done() else None)
         first, second = client.call("sim", "wait", 1), client.call("sim", "go", 2)
         client.receive()
@@ -107,9 +107,9 @@ def test_lanes_that_work_at_the_same_time_answer_in_any_order(listener):
         assert waited(first) == 2
         client.call("sim", "linger", 3)
         threading.Timer(0.05, leaving.set).start()
-        client.end()
+        client.end_rollout()
         serving.result(20)
-        again = pool.submit(server.serve, POLICY, call)
+        again = pool.submit(server.answer_calls, POLICY, call)
         client = RpcClient(channel, lambda wait: again.result(20) if wait or again.done() else None)
         assert waited(client.call("sim", "go", 4)) == 8, "not the answer of before"
         with pytest.raises(SimFault, match="env 5"):
@@ -124,10 +124,10 @@ def test_a_thread_that_breaks_leaves_no_caller_waiting(listener, monkeypatch):
 
     monkeypatch.setattr(rpc_server, "_answer_to", broken)
     server = RpcServer(threads=2)
-    assert server.connect(POLICY, host_key(), listener[1])
+    assert server.connect_policy(POLICY, host_key(), listener[1])
     channel = Channel(listener[0].accept()[0])
     with ThreadPoolExecutor(1) as pool:
-        serving = pool.submit(server.serve, POLICY, double)
+        serving = pool.submit(server.answer_calls, POLICY, double)
         client = RpcClient(channel, lambda wait: serving.result(20) if wait or serving.done() else None)
         with pytest.raises(MemoryError, match="no room"):
             waited(client.call("sim", "step", 1))
@@ -138,7 +138,7 @@ def test_messages_of_any_size_arrive_whole(served):
     client = served(lambda role, method, size: bytes(size))
     for size in (0, 1, 10**7):
         assert waited(client.call("sim", "step", size)) == bytes(size)
-    client.end()
+    client.end_rollout()
 
 
 def test_what_a_call_raises_is_raised_where_it_was_asked_for(served):
@@ -167,26 +167,26 @@ def test_two_that_send_more_than_fits_do_not_wait_for_each_other(served):
     data = bytes(200_000)
     tickets = [client.call("sim", "step", data) for _ in range(12)]
     assert all(waited(ticket) == data for ticket in tickets)
-    client.end()
+    client.end_rollout()
 
 
 def test_answers_that_no_caller_waits_for_are_dropped(served):
     client = served(double)
     for i in range(3):
         client.call("sim", "step", i)
-    client.end()
+    client.end_rollout()
     again = served(double)
     assert waited(again.call("sim", "step", 5)) == 10
-    again.end()
+    again.end_rollout()
 
 
 def test_simulators_answer_several_policies_at_a_time(served):
     first, second = served(double), served(double, OTHER)
     assert waited(second.call("sim", "step", 3)) == 6, "while the first one's rollout continues"
     assert waited(first.call("sim", "step", 4)) == 8
-    first.end()
+    first.end_rollout()
     assert waited(second.call("sim", "step", 5)) == 10
-    second.end()
+    second.end_rollout()
 
 
 def test_each_policy_hears_of_its_own_failures(served):
@@ -195,17 +195,17 @@ def test_each_policy_hears_of_its_own_failures(served):
     with pytest.raises(SimFault, match="env 2"):
         waited(bad)
     assert waited(first.call("sim", "step", 4)) == 8
-    first.end()
+    first.end_rollout()
 
 
 def test_a_policy_that_is_gone_stops_no_other(served, ends):
     ends[1][OTHER].close()
     client = served(double)
     assert waited(client.call("sim", "step", 4)) == 8
-    client.end()
+    client.end_rollout()
     again = served(double)
     assert waited(again.call("sim", "step", 5)) == 10
-    again.end()
+    again.end_rollout()
 
 
 def test_a_worker_that_is_gone_is_reported_by_whoever_knows(ends):
@@ -247,8 +247,8 @@ def test_a_server_that_breaks_leaves_no_caller_waiting(served, ends, monkeypatch
 
 def test_only_workers_of_one_machine_have_a_line():
     server = RpcServer()
-    assert not server.connect(POLICY, None, "nowhere")
-    assert not server.connect(POLICY, ("another machine", 1), "nowhere")
+    assert not server.connect_policy(POLICY, None, "nowhere")
+    assert not server.connect_policy(POLICY, ("another machine", 1), "nowhere")
     assert not server.channels
 
 
@@ -259,9 +259,9 @@ def test_the_first_answer_is_there_from_whichever_line_it_comes(served):
     peers = RayPeers.__new__(RayPeers)
     peers.ray = SimpleNamespace(wait=lambda calls, num_returns, timeout: ([], calls))
     first, second = silent.call("sim", "step", 1), quick.call("sim", "step", 2)
-    assert peers.ready([first, second], None) == [second]
+    assert peers.wait_for_any([first, second], None) == [second]
     third = quick.call("sim", "step", 3)
-    assert waited(quick.call("sim", "step", 4)) == 8 and peers.ready([first, third], 0.0) == [third]
-    assert peers.ready([first], 0.01) == [] and peers.ready([first, "a call of Ray"], 0.01) == []
-    assert peers.ready(["a call of Ray", second], 0.01) == [second]
-    quick.end()
+    assert waited(quick.call("sim", "step", 4)) == 8 and peers.wait_for_any([first, third], 0.0) == [third]
+    assert peers.wait_for_any([first], 0.01) == [] and peers.wait_for_any([first, "a call of Ray"], 0.01) == []
+    assert peers.wait_for_any(["a call of Ray", second], 0.01) == [second]
+    quick.end_rollout()

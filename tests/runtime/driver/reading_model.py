@@ -20,7 +20,7 @@ class ReadingModel(LinearModel):
         self.read = set()
         """Instructions so far."""
 
-    def _features(self, obs):
+    def _compute_features(self, obs):
         self.read |= set(obs.instructions)
         state = torch.as_tensor(obs.state, device=self._device)
         named = torch.tensor([[word in text for word in CONDITIONS] for text in obs.instructions]).float()

@@ -57,7 +57,7 @@ def test_what_was_learned_is_saved_and_the_run_continues_from_it(tmp_path, undis
         f"stopped after step {saved}; saved in {tmp_path}; continue with: {console_command()} run {tmp_path} --resume"
         in told
     )
-    assert RunFolder(tmp_path).latest().name == f"step_{saved:06d}"
+    assert RunFolder(tmp_path).latest_checkpoint().name == f"step_{saved:06d}"
     run(parse_spec(scripted_spec(**SHORT)), tmp_path, True)
     assert read_metrics(tmp_path) == undisturbed
 
@@ -67,13 +67,13 @@ def test_at_the_end_of_a_run_its_results_are_there(tmp_path, undisturbed, event)
     told = failing(tmp_path, event=event)
     assert f"the run itself is finished, and its results are in {tmp_path}" in told
     assert (tmp_path / "results.json").exists()
-    assert RunFolder(tmp_path).latest().name == "step_000003"
+    assert RunFolder(tmp_path).latest_checkpoint().name == "step_000003"
     assert read_metrics(tmp_path) == undisturbed
 
 
 def test_before_the_first_step_there_is_nothing_to_save(tmp_path):
     assert "stopped before there was anything to save" in failing(tmp_path, event="on_run_start")
-    assert RunFolder(tmp_path).latest() is None
+    assert RunFolder(tmp_path).latest_checkpoint() is None
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_every_name_that_the_runtime_writes_is_its_own(tmp_path):
     lines = [json.loads(line) for path in tmp_path.glob("*/metrics.jsonl") for line in path.read_text().splitlines()]
     names = {name for line in lines for name in line}
     assert len(names) > 30
-    assert names - set(result_checks.reserved(names)) == {"loss/policy"}
+    assert names - set(result_checks.find_reserved(names)) == {"loss/policy"}
 
 
 def test_the_contract_says_which_names_are_whose():
@@ -155,8 +155,8 @@ def test_the_contract_says_which_names_are_whose():
 
 def test_names_of_algorithms_are_free():
     known = ["loss/policy", "loss/value", "policy/entropy", "policy/ratio_max", "srpo/reward", "advantage/std", "steps"]
-    assert result_checks.reserved(known) == []
-    assert result_checks.reserved(["loss/total", "loss/mine", "time/mine"]) == ["loss/total", "time/mine"]
+    assert result_checks.find_reserved(known) == []
+    assert result_checks.find_reserved(["loss/total", "loss/mine", "time/mine"]) == ["loss/total", "time/mine"]
 
 
 def test_a_wrapper_that_reports_such_a_name_is_refused_too(tmp_path):

@@ -17,7 +17,7 @@ from vla_rl.runtime.comm import status_line
 from vla_rl.runtime.comm.backends import local, ray
 from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface
 from vla_rl.runtime.messages.reports import RolloutProgress
-from vla_rl.runtime.placement.hardware import WorkerDevice, describe
+from vla_rl.runtime.placement.hardware import WorkerDevice, describe_placement
 from vla_rl.runtime.start import run, start
 from vla_rl.runtime.workers.heartbeat import Heartbeats
 from vla_rl.runtime.workers.policy.progress import ProgressCounter
@@ -79,21 +79,21 @@ def test_an_evaluation_by_itself_says_how_far_it_is(tmp_path, monkeypatch):
 
 def test_tickets_and_chunk_steps_are_counted():
     progress = ProgressCounter()
-    progress.begin()
+    progress.reset_counts()
 
     def note(lane: int, chunks: list[int], finished: int = 0) -> None:
-        progress.note(lane, SimpleNamespace(steps=sum(chunks), finished=range(finished)))
+        progress.note_request(lane, SimpleNamespace(steps=sum(chunks), finished=range(finished)))
 
     note(0, [0, 0])
     note(1, [0, 0])
-    assert progress.count() == RolloutProgress(tickets=0, steps=0)
+    assert progress.current_progress() == RolloutProgress(tickets=0, steps=0)
     note(0, [1, 1])
     note(1, [1, 0], finished=1)
-    assert progress.count() == RolloutProgress(tickets=1, steps=3)
+    assert progress.current_progress() == RolloutProgress(tickets=1, steps=3)
     note(0, [], finished=2)
-    assert progress.count() == RolloutProgress(tickets=3, steps=1)
-    progress.begin()
-    assert progress.count() == RolloutProgress()
+    assert progress.current_progress() == RolloutProgress(tickets=3, steps=1)
+    progress.reset_counts()
+    assert progress.current_progress() == RolloutProgress()
 
 
 def assignments(*slots: Slot):
@@ -106,18 +106,18 @@ def test_devices_in_words():
     sim = Slot(roles=("sim",), device="cpu")
     apart = assignments(sim, sim, together, *[Slot(roles=("learner",), device="cuda", gpus=1.0)] * 3)
     devices = [WorkerDevice(), WorkerDevice(), *(WorkerDevice(i, H200) for i in (0, 1, 2, 4))]
-    assert describe(apart, devices) == "sim cpu x2, policy cuda:0, learner cuda:0-2,4 (NVIDIA H200)"
+    assert describe_placement(apart, devices) == "sim cpu x2, policy cuda:0, learner cuda:0-2,4 (NVIDIA H200)"
     nodes = assignments(
         *(Slot(roles=("sim", "policy", "learner"), device="cuda", gpus=0.5, node=n) for n in ("a", "a", "b"))
     )
     shared = [WorkerDevice(0, H200), WorkerDevice(0, H200), WorkerDevice(1, "L40S")]
-    assert describe(nodes, shared).startswith("sim a:cuda:0 x2 + b:cuda:1, policy a:cuda:0 x2 + b:cuda:1, ")
-    assert describe(nodes, shared).endswith(" (NVIDIA H200, L40S)")
+    assert describe_placement(nodes, shared).startswith("sim a:cuda:0 x2 + b:cuda:1, policy a:cuda:0 x2 + b:cuda:1, ")
+    assert describe_placement(nodes, shared).endswith(" (NVIDIA H200, L40S)")
     slots = assignments(
         Slot(roles=("sim", "policy", "learner"), index=0), Slot(roles=("sim", "policy", "learner"), index=1)
     )
     words = "sim cpu x2, policy cpu x2, learner cpu x2 (no GPU was found: devices are CPU slots)"
-    assert describe(slots, [WorkerDevice(), WorkerDevice()]) == words
+    assert describe_placement(slots, [WorkerDevice(), WorkerDevice()]) == words
 
 
 def test_a_gpu_can_be_required(tmp_path, monkeypatch):
@@ -157,12 +157,12 @@ def test_an_expert_that_is_not_there_is_an_error_of_the_spec_and_a_bug_is_a_bug(
 
 def test_a_worker_that_works_for_itself_is_named_once(monkeypatch):
     heard = []
-    monkeypatch.setattr(Heartbeats, "record", lambda heartbeats, activity=None: heard.append(activity))
+    monkeypatch.setattr(Heartbeats, "record_heartbeat", lambda heartbeats, activity=None: heard.append(activity))
     runtime = start(parse_spec(scripted_spec()))
     heard.clear()
     try:
-        runtime.fleet.get(runtime.fleet.workers[0].call(HostInterface.clock))
+        runtime.fleet.get(runtime.fleet.workers[0].call(HostInterface.read_clock))
         runtime.fleet.get(runtime.fleet.sims[0].call(EnvInterface.eval_states))
     finally:
         runtime.workers.close()
-    assert heard[0] == "worker 0 (model 'linear'): clock" and "sim worker 0 (env 'scripted'): eval_states" in heard
+    assert heard[0] == "worker 0 (model 'linear'): read_clock" and "sim worker 0 (env 'scripted'): eval_states" in heard

@@ -91,13 +91,13 @@ def test_a_new_number_of_every_sample_is_one_line(tmp_path, monkeypatch):
     table = (*fields.ROLLOUT, Field(name="inference", dims="T N", source="policy", in_batch=True, fill=-1))
     for module in (fields, selection, assembler):
         monkeypatch.setattr(module, "ROLLOUT", table)
-    results = PolicyWorker.results
+    results = PolicyWorker.ticket_results
 
     def with_inference(self, finished, framed):
         reported = results(self, finished, framed)
         return [light | {"inference": light["sample"] // 1000} for light in reported]
 
-    monkeypatch.setattr(PolicyWorker, "results", with_inference)
+    monkeypatch.setattr(PolicyWorker, "ticket_results", with_inference)
     rollouts = []
     advantages = WithTarget.advantages
     monkeypatch.setattr(

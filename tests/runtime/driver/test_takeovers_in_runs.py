@@ -52,7 +52,7 @@ def test_the_policys_part_of_helped_episodes_is_trained_on():
     runtime = start(helped_spec())
     try:
         rollout, _ = play(runtime, 1)
-        raw = runtime.rollouts.batch.rollout
+        raw = runtime.rollouts.current_batch.rollout
         by_person = raw.source.bool() & raw.valid
         helped_columns = by_person.any(-1).any(0)
         assert 0 < int(helped_columns.sum()) < len(helped_columns)

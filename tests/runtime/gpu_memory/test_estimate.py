@@ -13,7 +13,7 @@ from vla_rl.cli.inputs import cluster_of
 from vla_rl.cli.main import app
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import load_spec, parse_spec
-from vla_rl.runtime.gpu_memory.estimate import estimate, known_info, of_public_size
+from vla_rl.runtime.gpu_memory.estimate import estimate_job, known_info, of_public_size
 from vla_rl.runtime.gpu_memory.model_memory import measure_costs
 from vla_rl.runtime.planning.hardware import gpu_rates
 from vla_rl.testing import synthetic
@@ -34,13 +34,13 @@ def spec_of(**sections):
 
 def test_a_step_is_the_sum_of_its_calls():
     """64 episodes of four chunk steps: 256 samples, in two epochs of passes of 8."""
-    expected = estimate(spec_of(), cluster_of(1, None, None, 80), gpu_rates("h200"))
+    expected = estimate_job(spec_of(), cluster_of(1, None, None, 80), gpu_rates("h200"))
     profile = expected.profile
     assert expected.calibrated and expected.rows == 32
     assert profile.chunk_steps == 4
     assert profile.policy.mean == expected.inference.total and profile.policy.num_envs == 32
     assert profile.learner.mean == pytest.approx(64 * expected.learner_pass.total, rel=0.01)
-    two = estimate(spec_of(), cluster_of(2, None, None, 80), gpu_rates("h200"))
+    two = estimate_job(spec_of(), cluster_of(2, None, None, 80), gpu_rates("h200"))
     assert two.profile.learner.mean == pytest.approx(profile.learner.mean / 2, rel=0.02)
     assert {change.change for change in expected.faster} >= {"rollout.compile: graphs"}
     assert expected.prediction.memory is not None
@@ -48,9 +48,9 @@ def test_a_step_is_the_sum_of_its_calls():
 
 def test_another_card_and_another_model_are_not_calibrated():
     cluster = cluster_of(1, None, None, 80)
-    assert not estimate(spec_of(), cluster, gpu_rates("h100")).calibrated
+    assert not estimate_job(spec_of(), cluster, gpu_rates("h100")).calibrated
     model = {"type": "film_resnet"}
-    assert not estimate(spec_of(model=model), cluster, gpu_rates("h200")).calibrated
+    assert not estimate_job(spec_of(model=model), cluster, gpu_rates("h200")).calibrated
 
 
 def test_a_public_checkpoint_has_the_size_of_its_model_and_keeps_its_other_keys():
@@ -129,7 +129,7 @@ def test_the_operators_of_full_size_models_are_those_of_the_reference(name, mode
     if micro_batch is not None:
         pairs.append((costs.learning, calls[f"{name} learn {micro_batch}"]))
     for counted, call in pairs:
-        assert counted.flops == pytest.approx(sum(f * n for _, f, _, n in call["operations"]), rel=0.01)
+        assert counted.total_flops == pytest.approx(sum(f * n for _, f, _, n in call["operations"]), rel=0.01)
         operators = sum(n for *_, n in call["operations"])
         assert sum(counted.operations.values()) == pytest.approx(operators, rel=0.05)
         traffic = sum(t * n for _, _, t, n in call["operations"])

@@ -20,8 +20,8 @@ from recorded_episodes import recorder, tabletop
 from scripted_runs import read_metrics, weights_in
 
 from vla_rl import SpecError, UserError
-from vla_rl.cli.report.gather import gather
-from vla_rl.cli.report.page import page as render
+from vla_rl.cli.report.gather import read_report_data
+from vla_rl.cli.report.page import render_report as render
 from vla_rl.core.events import Run
 from vla_rl.core.interrupts import RunStopped, StopRequested
 from vla_rl.core.run.shape import RunShape
@@ -34,7 +34,7 @@ from vla_rl.runtime.driver.collecting.assembler import joined_advantages
 from vla_rl.runtime.imagination.worker.comparison_images import GAP
 from vla_rl.runtime.imagination.worker.episode_store import EpisodeStore
 from vla_rl.runtime.imagination.worker.imagined_envs import ImaginedEnvs
-from vla_rl.runtime.imagination.worker.world_model_worker import WorldModelWorker, limited, spare_of
+from vla_rl.runtime.imagination.worker.world_model_worker import WorldModelWorker, limit_steps, spare_of
 from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.runtime.workers.added_roles import RoleContext
 
@@ -137,7 +137,7 @@ def without_seconds(results) -> dict:
     return {name: value for name, value in results["imagination"].items() if name != "fit_seconds"}
 
 
-@pytest.mark.parametrize(("world", "where"), [(ORACLE, "_measures"), (EDM, "draw_starts")], ids=["oracle", "edm"])
+@pytest.mark.parametrize(("world", "where"), [(ORACLE, "_measure_model"), (EDM, "draw_starts")], ids=["oracle", "edm"])
 def test_a_stop_in_the_midst_of_practice_saves_what_the_last_step_left(
     whole, tmp_path, monkeypatch, world, where
 ) -> None:
@@ -337,18 +337,18 @@ def test_room_for_episodes_between_two_checkpoints() -> None:
 
 def test_the_step_limit_of_the_spec_is_that_of_the_world_model() -> None:
     info = tabletop(1).info
-    assert limited(info, None) == info
-    assert {task.max_steps for task in limited(info, 8).tasks} == {8}
+    assert limit_steps(info, None) == info
+    assert {task.max_steps for task in limit_steps(info, 8).tasks} == {8}
 
 
 def test_measured_episodes_are_half_successes_where_there_are_as_many(tmp_path) -> None:
     made: EpisodeStore = recorder(tmp_path, 96)
-    held = made.starts("first", held_out=True)
-    outcomes = made.windows(np.array([s.id for s in held]), history=1, rollout=4).outcomes.max(1)
+    held = made.start_windows("first", held_out=True)
+    outcomes = made.read_windows(np.array([s.id for s in held]), history=1, rollout=4).outcomes.max(1)
     wins = int(((outcomes > 0) & (outcomes <= 4)).sum())
     few = min(wins, len(held) - wins)
     assert few >= 2, "both kinds are there"
-    chosen = made.windows(made.held_out(2 * few), history=1, rollout=4).outcomes.max(1)
+    chosen = made.read_windows(made.held_out(2 * few), history=1, rollout=4).outcomes.max(1)
     assert ((chosen > 0) & (chosen <= 4)).sum() == few and len(chosen) == 2 * few
     assert len(made.held_out(1000)) == len(held)
     assert math.isclose(len(held) / 96, 0.2, abs_tol=0.12)
@@ -374,9 +374,9 @@ def test_envs_refuse_tickets_of_another_version_of_the_world_model(tmp_path) -> 
 
 def test_what_is_imagined_counts_among_what_learners_hold() -> None:
     spec = parse_spec(small(asynchrony={"max_lag": 2}))
-    assert RunShape.of(spec).groups_held == 3 * 16 + 2 * 16
+    assert RunShape.from_spec(spec).groups_held == 3 * 16 + 2 * 16
     assert (
-        RunShape.of(parse_spec(small(asynchrony={"max_lag": 2}, imagination=None, world_model=None))).groups_held
+        RunShape.from_spec(parse_spec(small(asynchrony={"max_lag": 2}, imagination=None, world_model=None))).groups_held
         == 3 * 16
     )
 
@@ -386,7 +386,7 @@ def test_what_is_imagined_counts_among_what_learners_hold() -> None:
 
 def test_the_report_shows_imagined_next_to_real_episodes(whole) -> None:
     folder, results, _ = whole["oracle"]
-    page = render(gather(folder), 0)
+    page = render(read_report_data(folder), 0)
     assert "<h2>Imagination</h2>" in page and 'class="strip"' in page
     assert f"{results['env_steps']:,}" in page and f"{results['imagination']['imagined_steps']:,}" in page
     assert 'aria-label="success over-estimation"' in page
@@ -396,7 +396,7 @@ def test_the_report_shows_imagined_next_to_real_episodes(whole) -> None:
 
 def test_the_report_says_why_nothing_is_imagined(tmp_path) -> None:
     practise(tmp_path, world_model=EDM, imagination={"warm_start": 3}, train={"steps": 2})
-    page = render(gather(tmp_path), 0)
+    page = render(read_report_data(tmp_path), 0)
     assert "2 of 2" in page and "imagination.warm_start" in page
 
 
@@ -404,5 +404,5 @@ def test_the_console_says_what_was_imagined(whole) -> None:
     _, _, metrics = whole["oracle"]
     status = Status(Run(name="a", mode="training", folder=None, spec={}, first_step=0, steps=4, devices=""))
     for step, said in ((1, "imagination paused"), (2, "32 episodes imagined")):
-        status.updated(step, {**steps_of(metrics)[step], "time/step": 1.0})
+        status.note_update(step, {**steps_of(metrics)[step], "time/step": 1.0})
         assert said in step_line(status)

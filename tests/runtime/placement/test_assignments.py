@@ -8,7 +8,7 @@ from scripted_runs import scripted_spec
 
 from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan, Slot
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.placement.assignments import assign, ranks_of
+from vla_rl.runtime.placement.assignments import assign_workers, ranks_of
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Cost, Profile
 
@@ -17,7 +17,7 @@ CORES2 = Cluster(cpus=2, gpus=0, memory=2**33)
 
 def served(sims, policies, stages):
     slots = tuple(Slot(roles=(role,)) for role in ["sim"] * sims + ["policy"] * policies + ["learner"])
-    assignments = assign(Plan(slots=slots, stages=stages), 24, one_process=False)
+    assignments = assign_workers(Plan(slots=slots, stages=stages), 24, one_process=False)
     return [
         [lane.index for lane in assignment.served] for assignment in assignments if "policy" in assignment.slot.roles
     ]

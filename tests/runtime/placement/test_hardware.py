@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vla_rl.runtime.placement.hardware import threads
+from vla_rl.runtime.placement.hardware import torch_threads
 
 
 @pytest.mark.parametrize(
@@ -15,4 +15,4 @@ def test_threads_are_those_of_its_cores_or_fewer_where_the_user_says_so(monkeypa
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if said is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", said)
-    assert threads(cpus) == expected
+    assert torch_threads(cpus) == expected

@@ -9,9 +9,9 @@ from attrs import evolve
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Batching, DoesNotFit, Plan, Slot
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.gpu_memory.checks import check_before_building, predict
+from vla_rl.runtime.gpu_memory.checks import check_before_building, predict_model_memory
 from vla_rl.runtime.gpu_memory.model_memory import measure_model
-from vla_rl.runtime.placement.assignments import assign
+from vla_rl.runtime.placement.assignments import assign_workers
 from vla_rl.runtime.planning.device_memory import (
     ACT,
     CONTEXT,
@@ -82,10 +82,10 @@ def test_a_learner_step_needs_what_was_measured(model, micro_batch, measured):
     spec = spec_of(model, micro_batch, chunk=8 if oft else 10)
     memory = measure_model(spec, info_of() if oft else info_of(2, state_dim=8))
     plan = slots({"roles": ("sim", "policy", "learner")})
-    (device,) = device_memory(plan, assign(plan, 64, one_process=False), memory, spec)
+    (device,) = device_memory(plan, assign_workers(plan, 64, one_process=False), memory, spec)
     predicted = device.workers[0].bytes_in(LEARN) - CONTEXT
     roots = memory.trained_weights  # AdamW was PyTorch's `foreach` then, which takes the roots of all moments at once
-    stepped = memory.weights + memory.gradients + memory.optimizer_state + memory.masters + roots
+    stepped = memory.total_weights + memory.gradients + memory.optimizer_state + memory.masters + roots
     predicted = max(predicted, stepped) - 10 / 4 * memory.masters
     assert predicted / GIB == pytest.approx(measured, rel=0.1)
     assert predicted / GIB == pytest.approx(measured, rel=0.03), "what the page says is nearer than a tenth"
@@ -98,14 +98,14 @@ def test_decisions_need_what_was_measured(name, measured):
     spec = spec_of({**PI0, "type": name}, chunk=10)
     memory = measure_model(spec, info_of(2, state_dim=8), learns=False)
     assert memory.trained_weights == memory.learning == 0
-    assert (memory.weights + memory.acting.at(64)) / GIB == pytest.approx(measured, rel=0.03)
+    assert (memory.total_weights + memory.acting.bytes_at(64)) / GIB == pytest.approx(measured, rel=0.03)
 
 
 @pytest.mark.slow
 def test_a_micro_batch_that_ran_out_of_memory_is_refused_with_what_would_help():
     spec = spec_of({**OFT, "autocast": True, "lora": LORA}, 64)
     plan = slots({"roles": ALL})
-    workers = assign(plan, 64, one_process=False)
+    workers = assign_workers(plan, 64, one_process=False)
     with pytest.raises(UserError) as error:
         check_device_memory(
             spec,
@@ -150,7 +150,9 @@ def test_a_gpu_allocates_what_is_predicted(model):
         del scores
     measured = torch.cuda.max_memory_allocated() - before
     assert memory.masters == sum(master.nbytes for master in masters.values())
-    assert memory.weights + memory.masters + memory.gradients + memory.learning == pytest.approx(measured, rel=0.1)
+    assert memory.total_weights + memory.masters + memory.gradients + memory.learning == pytest.approx(
+        measured, rel=0.1
+    )
 
 
 # ------------------------------------------------------------------------------------------------- placements
@@ -174,7 +176,7 @@ KNOWN = ModelMemory(
 def needs(plan, envs=64, sharded=False):
     """Return the GiB of each GPU without CUDA's contexts, fullest first."""
     spec = spec_of({"type": "openvla_oft", "preset": "tiny"}, sharding="full" if sharded else "replicated")
-    devices = device_memory(plan, assign(plan, envs, one_process=False), KNOWN, spec)
+    devices = device_memory(plan, assign_workers(plan, envs, one_process=False), KNOWN, spec)
     return [(device.peak[0] - CONTEXT * len(device.workers)) / GIB for device in devices]
 
 
@@ -213,7 +215,7 @@ def test_masters_stay_with_the_optimizer_and_shards_have_none():
     sizes = {}
     for sharding in ("replicated", "full"):
         spec = spec_of({"type": "openvla_oft", "preset": "tiny"}, sharding=sharding)
-        device = device_memory(plan, assign(plan, 64, one_process=False), narrow, spec)[0]
+        device = device_memory(plan, assign_workers(plan, 64, one_process=False), narrow, spec)[0]
         parts = {part.name: part.size / GIB for part in device.workers[0].phases[LEARN]}
         names = ("frozen weights", "trained weights", "float32 masters", "gradients", "optimiser state")
         sizes[sharding] = [parts[name] for name in names]
@@ -236,7 +238,7 @@ def test_reducing_gradients_may_need_more_than_a_pass():
     plan = slots({"roles": ("learner",), "index": 1}, {"roles": ("sim", "policy", "learner"), "index": 0})
     spec = spec_of({"type": "openvla_oft", "preset": "tiny"})
     recomputed = evolve(KNOWN, activations=GIB / 2, learning=GIB)
-    device = device_memory(plan, assign(plan, 64, one_process=False), recomputed, spec)[0]
+    device = device_memory(plan, assign_workers(plan, 64, one_process=False), recomputed, spec)[0]
     names = {part.name: part.size / GIB for part in device.workers[0].phases[LEARN]}
     assert names["gradients of all ranks in one buffer"] == 2 and "activations of 1 samples" not in names
 
@@ -244,7 +246,7 @@ def test_reducing_gradients_may_need_more_than_a_pass():
 def test_a_second_set_of_merged_weights():
     model = {"type": "openvla_oft", "preset": "tiny", "lora": {"merge_for_acting": "copy"}}
     plan = slots({"roles": ALL})
-    (device,) = device_memory(plan, assign(plan, 64, one_process=False), KNOWN, spec_of(model))
+    (device,) = device_memory(plan, assign_workers(plan, 64, one_process=False), KNOWN, spec_of(model))
     (worker,) = device.workers
     assert [sum(p.size for p in worker.phases[phase] if p.name == "merged weights") for phase in (ACT, LEARN)] == [
         6 * GIB
@@ -259,7 +261,7 @@ def test_cpus_have_no_gpu_memory():
 def test_a_candidate_that_does_not_fit_says_what_takes_the_memory():
     spec = spec_of({"type": "openvla_oft", "preset": "tiny"})
     plan = slots({"roles": ALL})
-    devices = device_memory(plan, assign(plan, 64, one_process=False), KNOWN, spec)
+    devices = device_memory(plan, assign_workers(plan, 64, one_process=False), KNOWN, spec)
     check_capacity(devices, None)
     check_capacity(devices, 38 * GIB)
     with pytest.raises(
@@ -271,7 +273,7 @@ def test_a_candidate_that_does_not_fit_says_what_takes_the_memory():
 def test_a_run_refuses_before_it_builds_a_model():
     spec = spec_of({"type": "openvla_oft", "preset": "tiny"})
     plan = slots({"roles": ALL})
-    workers = assign(plan, 64, one_process=False)
+    workers = assign_workers(plan, 64, one_process=False)
     info = info_of(pixels=64)
     check_before_building(spec, plan, workers, info, None)
     check_before_building(spec, plan, workers, info, GIB)
@@ -289,6 +291,6 @@ def test_a_model_that_cannot_be_predicted_is_not_refused(monkeypatch):
     monkeypatch.setattr("vla_rl.runtime.gpu_memory.checks.measure_model", reads_on_the_host)
     spec = spec_of({"type": "openvla_oft", "preset": "tiny"})
     plan = slots({"roles": ALL})
-    check_before_building(spec, plan, assign(plan, 64, one_process=False), info_of(), 1)
-    prediction = predict(spec)
+    check_before_building(spec, plan, assign_workers(plan, 64, one_process=False), info_of(), 1)
+    prediction = predict_model_memory(spec)
     assert prediction.memory is None and "meta tensors" in prediction.reason

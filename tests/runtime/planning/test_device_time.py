@@ -11,7 +11,7 @@ from attrs import evolve
 from reference_files import reference
 from vla_rl.core.errors import UserError
 from vla_rl.runtime.planning.device_time import call_seconds, optimizer_seconds
-from vla_rl.runtime.planning.hardware import gpu_rates, hardware
+from vla_rl.runtime.planning.hardware import gpu_rates, read_hardware
 from vla_rl.toolkit.models.operation_counter import Operation, OperationCounts
 
 MEASURED = json.loads(reference("gpu_times.json").read_text())
@@ -71,7 +71,7 @@ def test_published_rates_are_reckoned_at_what_the_measured_card_reached():
 
 
 def test_every_rate_has_a_source():
-    data = hardware()
+    data = read_hardware()
     assert {"h100", "h200", "a100", "4090"} <= data.gpus.keys()
     assert all(rates.source for rates in data.gpus.values())
     parts = [part for rates in data.simulators.values() for part in (rates.cpu, rates.gpu) if part is not None]

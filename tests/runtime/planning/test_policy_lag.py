@@ -12,8 +12,8 @@ from attrs import evolve
 
 from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.spec.spec import load_spec
-from vla_rl.runtime.placement.assignments import assign
-from vla_rl.runtime.planning.forecast import compared_seconds, forecast, forecast_spec, overlap
+from vla_rl.runtime.placement.assignments import assign_workers
+from vla_rl.runtime.planning.forecast import compared_seconds, forecast_job, forecast_spec, overlap
 from vla_rl.runtime.planning.job_model import reduce_job
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Cost, Profile
@@ -47,9 +47,9 @@ def job(cv, tickets, update):
 def shares(cv, tickets, update, part_size=0.0):
     """Return each lag's share of the bound. `part_size`: tickets of a part that is trained on before the others."""
     profile, seconds = job(cv, tickets, update)
-    there = assign(PLAN, ENVS, one_process=False)
+    there = assign_workers(PLAN, ENVS, one_process=False)
     job_of = {"tickets": tickets, "chunk": 1, "part_size": part_size}
-    found = [forecast(PLAN, there, profile, max_lag=lag, **job_of) for lag in LAGS]
+    found = [forecast_job(PLAN, there, profile, max_lag=lag, **job_of) for lag in LAGS]
     assert all(expected.lag <= lag for lag, expected in enumerate(found))
     return [max(seconds, update * seconds) / expected.iteration for expected in found]
 
@@ -97,8 +97,8 @@ def test_a_spec_that_streams():
         found[stream, micro_batch] = overlap(PLAN, spec, profile)
         assert compared_seconds(PLAN, spec, profile) == found[stream, micro_batch].by_lag[0].iteration
     whole, coarse, fine = found.values()
-    assert whole.bound == coarse.bound == fine.bound
-    assert whole.share(0) < coarse.share(0) - 0.1 < fine.share(0) - 0.12
+    assert whole.lower_bound == coarse.lower_bound == fine.lower_bound
+    assert whole.bound_share(0) < coarse.bound_share(0) - 0.1 < fine.bound_share(0) - 0.12
     shared = Plan(slots=(Slot(roles=("sim", "policy", "learner")),))
     assert compared_seconds(shared, spec, profile) == inf
 
@@ -128,8 +128,8 @@ def test_long_tails_by_the_rules_alone(tickets, cv):
 @pytest.mark.parametrize("lag", LAGS)
 def test_lag_and_memory_are_bounded(lag):
     profile, _ = job(1.0, ENVS, 1.0)
-    part = reduce_job(PLAN, assign(PLAN, ENVS, one_process=False), profile, ENVS, moving=0.0)
-    steps = Simulation(part, profile, lag).run(20)
+    part = reduce_job(PLAN, assign_workers(PLAN, ENVS, one_process=False), profile, ENVS, moving=0.0)
+    steps = Simulation(part, profile, lag).run_steps(20)
     assert max(step.lag for step in steps) == lag
     assert steps[-1].held == (lag + 1) * ENVS
 
@@ -141,8 +141,8 @@ def test_with_several_workers_no_row_runs_dry_while_the_driver_waits():
     pairs = Plan(slots=tuple(Slot(roles=(role,)) for role in ("sim", "sim", "policy", "policy", "learner")))
 
     def seconds(plan, tickets):
-        there = assign(plan, ENVS, one_process=False)
-        return forecast(plan, there, profile, tickets=tickets, chunk=1, max_lag=1).iteration
+        there = assign_workers(plan, ENVS, one_process=False)
+        return forecast_job(plan, there, profile, tickets=tickets, chunk=1, max_lag=1).iteration
 
     assert seconds(pairs, 4 * ENVS) == pytest.approx(4.0)
     assert seconds(pairs, 2 * ENVS) == pytest.approx(4.0)
@@ -156,16 +156,16 @@ def test_what_is_left_out_of_a_simulation_changes_nothing(tickets, monkeypatch):
     unlike = Plan(slots=tuple(evolve(slot, cpus=1.0 + i) for i, slot in enumerate(slots)))
     cost = Cost(seconds=0.1, num_envs=8, fixed=0.3)
     profile = Profile(chunk_steps=7, sim=cost, policy=cost, learner=Cost(seconds=1.0), reset=cost)
-    parts = [reduce_job(p, assign(p, ENVS, one_process=False), profile, tickets, 0.0) for p in (alike, unlike)]
+    parts = [reduce_job(p, assign_workers(p, ENVS, one_process=False), profile, tickets, 0.0) for p in (alike, unlike)]
     assert len(parts[0].workers) < len(parts[1].workers)
     assert [part.fold for part in parts] == ([16, 16] if tickets == ENVS else [1, 1])
-    found = [Simulation(part, profile, 0).run(2)[-1].end for part in parts]
+    found = [Simulation(part, profile, 0).run_steps(2)[-1].end for part in parts]
     assert found[0] == pytest.approx(found[1])
-    monkeypatch.setattr("vla_rl.runtime.planning.job_model._folded", lambda workers: (list(workers), 1))
+    monkeypatch.setattr("vla_rl.runtime.planning.job_model._fold_envs", lambda workers: (list(workers), 1))
     monkeypatch.setattr("vla_rl.runtime.planning.job_model._in_step", lambda workers, servers: (list(workers), {}))
-    whole = reduce_job(unlike, assign(unlike, ENVS, one_process=False), profile, tickets, 0.0)
+    whole = reduce_job(unlike, assign_workers(unlike, ENVS, one_process=False), profile, tickets, 0.0)
     assert len(whole.workers) == 12 and whole.fold == 1
-    assert Simulation(whole, profile, 0).run(2)[-1].end == pytest.approx(found[0])
+    assert Simulation(whole, profile, 0).run_steps(2)[-1].end == pytest.approx(found[0])
 
 
 @pytest.mark.parametrize("config", ["{type: collocated}", "{type: hybrid, pipeline_stages: 2}"])

@@ -13,8 +13,8 @@ from attrs import evolve
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Batching, Plan, Slot
-from vla_rl.runtime.placement.assignments import assign
-from vla_rl.runtime.planning.forecast import forecast, periodic
+from vla_rl.runtime.placement.assignments import assign_workers
+from vla_rl.runtime.planning.forecast import forecast_job, periodic_seconds
 from vla_rl.runtime.planning.profile import Cost, Profile, from_trace, load_profile
 
 ALL = ("sim", "policy", "learner")
@@ -22,8 +22,8 @@ GIB = 2**30
 
 
 def expect(plan, envs, profile, rounds=1, chunk=1, **options):
-    assignments = assign(plan, envs, one_process=False)
-    return forecast(plan, assignments, profile, tickets=rounds * envs, chunk=chunk, **options)
+    assignments = assign_workers(plan, envs, one_process=False)
+    return forecast_job(plan, assignments, profile, tickets=rounds * envs, chunk=chunk, **options)
 
 
 def apart(stages=1, sims=1, policies=1, learners=1, **options):
@@ -446,7 +446,7 @@ TRAINS_MEANWHILE = ("async", "both", "stream")
 def seconds_of(name, expected):
     """Return the seconds of an iteration. Setups that train meanwhile do so in four parts, with a barrier at the end."""
     meanwhile = name.split()[0] in TRAINS_MEANWHILE
-    return periodic(expected.rollout, expected.update, 4) if meanwhile else expected.iteration
+    return periodic_seconds(expected.rollout, expected.update, 4) if meanwhile else expected.iteration
 
 
 @pytest.mark.parametrize("rows", [PI0, OFT], ids=["pi0", "oft"])

@@ -21,7 +21,7 @@ def save(folder: RunFolder, step: int) -> None:
         (model / "weights").write_text(f"weights {step}")
         (trainer / "learner.pt").write_text(f"learner {step}")
 
-    folder.save(State(step=step), write, keep=2)
+    folder.save_checkpoint(State(step=step), write, keep=2)
 
 
 def die_at(count: int, place: Path, told: int) -> Callable[[str, tuple[object, ...]], None]:
@@ -57,14 +57,14 @@ def main(place: Path) -> None:
         _, status = os.waitpid(child, 0)
         operation = os.read(told, 100).decode()
         os.close(told)
-        state, trainer = RunFolder(path).restore()
+        state, trainer = RunFolder(path).restore_checkpoint()
         assert state.step in (3, 4), (operation, state)
         assert (trainer / "learner.pt").read_text() == f"learner {state.step}", operation
         assert (trainer.parent / "model" / "weights").read_text() == f"weights {state.step}", operation
         save(RunFolder(path), 5)
         left = sorted(p.name for p in (path / "checkpoints").iterdir())
         assert left == ["last", f"step_{state.step:06d}", "step_000005"], (operation, left)
-        assert RunFolder(path).restore()[0].step == 5
+        assert RunFolder(path).restore_checkpoint()[0].step == 5
         if os.waitstatus_to_exitcode(status) == 0:
             break
         operations.append(operation)

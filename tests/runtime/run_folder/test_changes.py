@@ -8,7 +8,15 @@ from scripted_runs import read_metrics, scripted_spec
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.run_folder.changes import NOT_READ, RULES, Effect, changes_of, describe, refuse, rule_of
+from vla_rl.runtime.run_folder.changes import (
+    NOT_READ,
+    RULES,
+    Effect,
+    changes_of,
+    describe_changes,
+    refuse_changes,
+    rule_of,
+)
 from vla_rl.runtime.start import clone
 
 FULL = {
@@ -64,7 +72,7 @@ def test_every_key_has_a_rule_and_every_rule_a_key():
 def test_what_makes_it_another_run_is_refused(changes, tmp_path, changed, line):
     found = changes(**changed)
     with pytest.raises(UserError) as caught:
-        refuse(found, tmp_path, tmp_path / "checkpoints" / "step_000004")
+        refuse_changes(found, tmp_path, tmp_path / "checkpoints" / "step_000004")
     lines = str(caught.value).splitlines()
     assert len(lines) == 4 and lines[1].strip().startswith(line), lines
     assert f"give {tmp_path} in place of the spec" in lines[2]
@@ -83,8 +91,8 @@ def test_what_makes_it_another_run_is_refused(changes, tmp_path, changed, line):
 )
 def test_what_changes_numbers_is_said(changes, tmp_path, changed, line):
     found = changes(**changed)
-    refuse(found, tmp_path, None)
-    assert describe(found).strip().startswith(line) and "\n" not in describe(found)
+    refuse_changes(found, tmp_path, None)
+    assert describe_changes(found).strip().startswith(line) and "\n" not in describe_changes(found)
 
 
 @pytest.mark.parametrize(
@@ -101,15 +109,15 @@ def test_what_changes_numbers_is_said(changes, tmp_path, changed, line):
 )
 def test_what_changes_no_number_passes_without_a_word(changes, tmp_path, changed):
     found = changes(**changed)
-    refuse(found, tmp_path, None)
-    assert describe(found) == ""
+    refuse_changes(found, tmp_path, None)
+    assert describe_changes(found) == ""
 
 
 def test_imitation_is_compared_where_it_is_what_is_done(changes, tmp_path):
     other = FULL["imitation"] | {"expert": {"episodes": 8}}
     found = changes(mode="imitation", before={"imitation": FULL["imitation"]}, imitation=other)
     with pytest.raises(UserError, match="imitation.expert.episodes: 4 -> 8"):
-        refuse(found, tmp_path, None)
+        refuse_changes(found, tmp_path, None)
 
 
 def test_a_key_that_a_newer_version_has_is_said_and_not_refused(changes, tmp_path):
@@ -117,8 +125,8 @@ def test_a_key_that_a_newer_version_has_is_said_and_not_refused(changes, tmp_pat
     file = tmp_path / "spec.yaml"
     file.write_text(file.read_text().replace("  chunk: 2\n", ""))
     found = changes_of(file, parse_spec(scripted_spec()), "training")
-    refuse(found, tmp_path, None)
-    assert describe(found).startswith("  rollout.chunk: (not there) -> 2")
+    refuse_changes(found, tmp_path, None)
+    assert describe_changes(found).startswith("  rollout.chunk: (not there) -> 2")
 
 
 def test_an_optional_key_of_a_newer_version_that_is_left_out_is_not_a_change(changes, tmp_path):

@@ -59,7 +59,7 @@ def test_the_newest_checkpoint_is_found_without_the_link(killed, whole, link):
     last.unlink()
     if link != "missing":
         last.symlink_to({"dangling": "step_000099", "older": "step_000004"}[link])
-    assert RunFolder(killed).latest() == killed / "checkpoints" / "step_000006"
+    assert RunFolder(killed).latest_checkpoint() == killed / "checkpoints" / "step_000006"
     resume(killed)
     assert steps(killed) == steps(whole)
     assert last.resolve().name == "step_000006"
@@ -73,7 +73,7 @@ def test_files_of_a_checkpoint_can_be_read_by_whom_the_umask_says(tmp_path, umas
 
     before = os.umask(umask)
     try:
-        saved = RunFolder(tmp_path).save(State(step=1), write, keep=2)
+        saved = RunFolder(tmp_path).save_checkpoint(State(step=1), write, keep=2)
         save_tensors({"a": torch.ones(1)}, tmp_path / "head.safetensors")
     finally:
         os.umask(before)
@@ -118,7 +118,7 @@ def test_a_folder_last_that_is_the_only_copy_becomes_a_checkpoint(killed, whole,
     with pytest.raises(UserError, match="already holds a run"):
         run(parse_spec(scripted_spec(**SIX)), killed, False)
     assert checkpoint_in(killed) == checkpoints / "last"
-    state, trainer = RunFolder(killed).restore()
+    state, trainer = RunFolder(killed).restore_checkpoint()
     assert state.step == 6
     assert trainer.parent == checkpoints / "step_000006"
     assert entries(killed) == ["step_000006"]
@@ -129,7 +129,7 @@ def test_a_folder_last_mends_the_checkpoint_that_it_is_a_copy_of(killed, whole):
     (checkpoints / "last").unlink()
     shutil.copytree(checkpoints / "step_000006", checkpoints / "last")
     flip(checkpoints / "step_000006" / LEARNER)
-    state, _ = RunFolder(killed).restore()
+    state, _ = RunFolder(killed).restore_checkpoint()
     assert state.step == 6
     assert entries(killed) == ["damaged_step_000006", "step_000004", "step_000006"]
 
@@ -147,7 +147,7 @@ def test_a_folder_last_that_is_nowhere_else_is_never_deleted(killed, what, caplo
         (last / "model" / "notes.txt").write_text("mine")
         write_manifest(last)
     (checkpoints / "kept_last").mkdir()
-    state, _ = RunFolder(killed).restore()
+    state, _ = RunFolder(killed).restore_checkpoint()
     assert state.step == 6
     assert entries(killed) == ["kept_last", "kept_last2", "step_000004", "step_000006"]
     assert (checkpoints / "kept_last2" / "trainer" / "state.json").exists()
@@ -167,9 +167,9 @@ def test_a_disk_without_links_has_checkpoints(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(Path, "symlink_to", no_links)
     folder = RunFolder(tmp_path)
     for step in (1, 2):
-        folder.save(State(step=step), lambda model, trainer: None, keep=2)
+        folder.save_checkpoint(State(step=step), lambda model, trainer: None, keep=2)
     assert entries(tmp_path) == ["step_000001", "step_000002"]
-    assert folder.restore()[0].step == 2
+    assert folder.restore_checkpoint()[0].step == 2
     assert caplog.text.count("no link") == 1
 
 
@@ -180,7 +180,7 @@ def test_a_save_that_fails_for_another_reason_does_not_ask_for_room(tmp_path, mo
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**40))
     with pytest.raises(CheckpointError, match="a tensor without a name(.|\n)*mend that, and resume the run"):
-        RunFolder(tmp_path).save(State(step=1), write, keep=2)
+        RunFolder(tmp_path).save_checkpoint(State(step=1), write, keep=2)
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -235,13 +235,13 @@ def put(file: Path) -> None:
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(killed, whole, caplog, file, damage, message):
     damage(killed / "checkpoints" / "step_000006" / file)
-    state, trainer = RunFolder(killed).restore()
+    state, trainer = RunFolder(killed).restore_checkpoint()
     assert state.step == 4 and trainer.parent.name == "step_000004"
     assert re.search(rf"step_000006 is damaged: .*{message}", caplog.text)
     assert "kept as damaged_step_000006; continuing from step_000004" in caplog.text
     assert (killed / "checkpoints" / "last").resolve().name == "step_000004"
     caplog.clear()
-    RunFolder(killed).restore()
+    RunFolder(killed).restore_checkpoint()
     assert not caplog.records
 
 

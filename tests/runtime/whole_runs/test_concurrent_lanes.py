@@ -15,7 +15,7 @@ import waiting_env
 from chrome_trace import check_chrome
 from scripted_runs import read_metrics, scripted_spec, weights_in
 
-from vla_rl.cli.report.timeline import timelines
+from vla_rl.cli.report.timeline import draw_timelines
 from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.checks.run import check_spec
@@ -76,7 +76,7 @@ def test_the_trace_shows_every_lane(train, tmp_path):
     assert busy["busy"] + sum(busy["waits_for"].values()) == pytest.approx(1.0, abs=0.01) and busy["bubbles"] >= 0
     profile = from_trace(data)
     assert profile.sim.each and profile.sim.mean == pytest.approx(0.02, rel=0.5)
-    assert timelines(data)[0][1].count("worker 0: sim") == 2, "one for each shape of screen"
+    assert draw_timelines(data)[0][1].count("worker 0: sim") == 2, "one for each shape of screen"
 
 
 @pytest.mark.ray

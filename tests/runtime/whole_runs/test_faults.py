@@ -83,7 +83,7 @@ def test_a_worker_that_is_stopped_is_killed_and_the_run_continues(train, tmp_pat
     wait = RayBackend._wait_on
 
     def stop_once(self):
-        if not stopped and RunFolder(tmp_path / "run").latest() is not None:
+        if not stopped and RunFolder(tmp_path / "run").latest_checkpoint() is not None:
             _, number = self.ray.get(self.processes[0])
             stopped.append(psutil.Process(number))
             stopped[0].suspend()
@@ -104,7 +104,7 @@ def test_an_end_that_a_run_can_be_resumed_from_says_how(train, tmp_path):
     with pytest.raises(SimulatorFault) as caught:
         train(env={"fault": "raise", "fault_at": 30}, train={"steps": 4, "checkpoint_every": 1}, eval={"before": False})
     folder = tmp_path / "run"
-    latest = RunFolder(folder).latest().name
+    latest = RunFolder(folder).latest_checkpoint().name
     assert caught.value.__notes__[-1] == (
         f"the last checkpoint is {latest}; continue from it with: {console_command()} run {folder} --resume"
     )

@@ -12,7 +12,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Batching, Plan, Slot
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.checks.run import check_spec
-from vla_rl.runtime.placement.assignments import assign
+from vla_rl.runtime.placement.assignments import assign_workers
 from vla_rl.runtime.start import start
 
 PPO = {"group_size": 1, "episodes": 32}
@@ -122,23 +122,23 @@ def test_grpo_without_groups_is_refused(changes, message):
 
 def test_seats_follow_the_plan():
     slots = tuple(Slot(roles=(role,)) for role in ("sim", "sim", "policy", "learner", "learner"))
-    assignments = assign(Plan(slots=slots, stages=2, batching=Batching()), 16, one_process=False)
+    assignments = assign_workers(Plan(slots=slots, stages=2, batching=Batching()), 16, one_process=False)
     assert [[lane.first_env for lane in s.lanes] for s in assignments] == [[0, 4], [8, 12], [], [], []]
     assert [lane.index for lane in assignments[2].served] == [0, 1, 2, 3]
     assert [s.rank for s in assignments] == [-1, -1, -1, 0, 1] and assignments[3].world == 2
     assert assignments[2].batching.max_batch == 4  # with stages, one lane at a time
-    one = assign(Plan(slots=slots, stages=2), 16, one_process=True)
-    assert len(one) == 1 and len(one[0].lanes) == 4 and one[0].local
+    one = assign_workers(Plan(slots=slots, stages=2), 16, one_process=True)
+    assert len(one) == 1 and len(one[0].lanes) == 4 and one[0].is_local
     with pytest.raises(UserError, match="10 envs cannot be shared evenly by 4 lanes"):
-        assign(Plan(slots=slots, stages=2), 10, one_process=False)
+        assign_workers(Plan(slots=slots, stages=2), 10, one_process=False)
 
 
 @pytest.mark.parametrize(("imagines", "peers"), [(False, [[], []]), (True, [[], [0]])])
 def test_who_practises_calls_the_first_simulators(imagines, peers):
     slots = tuple(Slot(roles=("sim", "policy", "learner")) for _ in range(2))
-    assignments = assign(Plan(slots=slots, batching=Batching()), 8, one_process=False, adds_envs=imagines)
-    assert [assignment.peers for assignment in assignments] == peers
-    assert all(assignment.local for assignment in assignments)
+    assignments = assign_workers(Plan(slots=slots, batching=Batching()), 8, one_process=False, adds_envs=imagines)
+    assert [assignment.peer_workers for assignment in assignments] == peers
+    assert all(assignment.is_local for assignment in assignments)
 
 
 @pytest.mark.parametrize(("evaluation", "steps"), [({"every": 2}, [0, 2, 4, 5]), ({"before": False}, [5])])

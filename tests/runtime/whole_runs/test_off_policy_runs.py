@@ -134,7 +134,7 @@ def stored(folder, info):
     records = []
     for name, dtype in logs.items():
         log = RecordLog(folder / "replay" / name, dtype)
-        records.append(log.read(np.arange(state[name])))
+        records.append(log.read_records(np.arange(state[name])))
         log.close()
     return records
 
@@ -153,14 +153,14 @@ def test_half_of_each_batch_can_come_from_a_recording(tmp_path, monkeypatch):
     """A run records its rollouts; the next one draws demonstrations from them."""
     recorder = {"type": "lerobot", "what": "rollout", "rows": "chunks"}
     train(tmp_path / "first", train={"steps": 1}, hooks=[{"type": "jsonl"}, recorder])
-    read = DemonstratedTransitions.read
+    read = DemonstratedTransitions.read_batch
     counts = []
 
     def counted(self, indices):
         counts.append(len(indices))
         return read(self, indices)
 
-    monkeypatch.setattr(DemonstratedTransitions, "read", counted)
+    monkeypatch.setattr(DemonstratedTransitions, "read_batch", counted)
     imitation = {"data": {"type": "lerobot", "folder": str(tmp_path / "first" / "lerobot")}, "steps": 1, "lr": 1e-3}
     keys = {
         "trainer": {"demonstrations": 0.5, "min_data": 4, "updates_per_step": 1},

@@ -70,7 +70,7 @@ def test_one_ctrl_c_saves_and_leaves_no_process(spec_file, tmp_path, train, back
     assert "--resume" in output and "Traceback" not in output
     _, alive = psutil.wait_procs(family, timeout=40)
     assert not alive
-    saved = RunFolder(tmp_path / "run").restore()
+    saved = RunFolder(tmp_path / "run").restore_checkpoint()
     assert saved is not None and 1 <= saved[0].step < 12
     if backend == "local":
         _, expected = train("whole", **LONG)
@@ -117,10 +117,10 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
         (model / "weights").write_text("half")
         raise OSError(28, "No space left on device")
 
-    folder.save(State(step=1), write, keep=2)
+    folder.save_checkpoint(State(step=1), write, keep=2)
     with pytest.raises(CheckpointError, match=r"step 2 .*No space left(.|\n)*step_000001"):
-        folder.save(State(step=2), full, keep=2)
-    state, trainer = folder.restore()
+        folder.save_checkpoint(State(step=2), full, keep=2)
+    state, trainer = folder.restore_checkpoint()
     assert state.step == 1
     assert (trainer.parent / "model" / "weights").read_text() == "good"
     assert sorted(p.name for p in folder.checkpoints.iterdir()) == ["last", "step_000001"]
@@ -146,7 +146,7 @@ def test_a_disk_that_is_really_full(tmp_path, spec_file, start_run):
         assert process.returncode != 0
         at_a_checkpoint = re.search(r"could not be written(.|\n)*0\.\d MiB were free on that disk", output)
         assert at_a_checkpoint or "No space left" in output, output  # or when it wrote down its metrics
-        assert RunFolder(disk / "run").restore() is not None
+        assert RunFolder(disk / "run").restore_checkpoint() is not None
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
@@ -154,7 +154,7 @@ def test_a_disk_that_is_really_full(tmp_path, spec_file, start_run):
 def test_only_the_newest_checkpoints_are_kept(tmp_path):
     folder = RunFolder(tmp_path)
     for step in range(1, 5):
-        folder.save(State(step=step), lambda model, trainer: None, keep=2)
+        folder.save_checkpoint(State(step=step), lambda model, trainer: None, keep=2)
     assert sorted(p.name for p in folder.checkpoints.iterdir()) == ["last", "step_000003", "step_000004"]
 
 

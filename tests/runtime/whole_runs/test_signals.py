@@ -117,7 +117,7 @@ def test_sigterm_saves_leaves_no_process_and_loses_nothing(begin, train, tmp_pat
     terminate(process, family, reached)
     assert shared and stopped(process, family, shared) == 130, (tmp_path / "output").read_text()
     assert "--resume" in (tmp_path / "output").read_text()
-    assert 1 <= RunFolder(tmp_path / "run").restore()[0].step < 12
+    assert 1 <= RunFolder(tmp_path / "run").restore_checkpoint()[0].step < 12
     _, expected = train("whole", **ENVS_APART)
     train(resume=True, **ENVS_APART)
     assert read_metrics(tmp_path / "run") == expected
@@ -161,7 +161,7 @@ def test_a_stop_does_not_wait_for_the_rollout(begin, tmp_path, backend, placemen
     family = below(process)
     process.send_signal(signal.SIGTERM)
     assert stopped(process, family) == 130, (tmp_path / "output").read_text()
-    assert RunFolder(tmp_path / "run").restore()[0].step == 0
+    assert RunFolder(tmp_path / "run").restore_checkpoint()[0].step == 0
 
 
 @pytest.mark.parametrize("backend", ["local", RAY])
@@ -214,7 +214,7 @@ def test_a_stop_while_workers_start_leaves_no_process(begin, tmp_path):
     process.send_signal(signal.SIGTERM)
     assert stopped(process, family) == 130
     assert "stopped before there was anything to save" in (tmp_path / "output").read_text()
-    assert RunFolder(tmp_path / "run").latest() is None
+    assert RunFolder(tmp_path / "run").latest_checkpoint() is None
 
 
 @pytest.mark.ray
@@ -238,7 +238,7 @@ def test_a_run_whose_ray_is_killed_continues_with_another_one(train, tmp_path, m
     wait = RayBackend._wait_on
 
     def kill_once(self):
-        if not killed and RunFolder(tmp_path / "run").latest() is not None:
+        if not killed and RunFolder(tmp_path / "run").latest_checkpoint() is not None:
             killed.append(self.own.vital["gcs_server"])
             killed[0].kill()
         wait(self)
@@ -281,7 +281,7 @@ def test_killed_at_random_moments_a_replay_buffer_of_10000_transitions_loses_not
 
 def test_sigterm_outside_of_a_run_is_an_interrupt_too(monkeypatch):
     """While a command imports what it needs, for instance."""
-    monkeypatch.setattr(commands, "_load", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(commands, "_load_spec", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         result = CliRunner().invoke(commands.app, ["run", "spec.yaml"])

@@ -15,7 +15,7 @@ from vla_rl.core.errors import PluginError
 from vla_rl.core.plan import Plan, Slot
 from vla_rl.core.spec.spec import load_spec, parse_spec
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
-from vla_rl.runtime.placement.assignments import assign
+from vla_rl.runtime.placement.assignments import assign_workers
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.start import run
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
@@ -104,7 +104,7 @@ def roles_of(spec, assignment):
 def test_what_leaves_is_really_gone():
     spec = parse_spec(scripted_spec())
     plan = Plan(slots=(Slot(roles=("sim", "policy", "learner")),), offload=frozenset({"sim", "learner"}))
-    (assignment,) = assign(plan, 8, one_process=True)
+    (assignment,) = assign_workers(plan, 8, one_process=True)
     sim, learner = roles_of(spec, assignment)
     offload = Offload({"sim": sim, "learner": learner}, assignment, lambda lane: ScriptedEnv(8))
     optimizer = learner.trained.optimizer
@@ -166,7 +166,7 @@ def test_networks_of_a_trainer_leave_too():
 
     spec = parse_spec(scripted_spec())
     plan = Plan(slots=(Slot(roles=("sim", "policy", "learner")),), offload=frozenset({"sim", "learner"}))
-    (assignment,) = assign(plan, 8, one_process=True)
+    (assignment,) = assign_workers(plan, 8, one_process=True)
     sim, learner = roles_of(spec, assignment)
     trained = learner.trained
     trainer = WithHead(TrainingContext(trained=trained, algorithm=build_algorithm(spec), heartbeat=lambda: None))

@@ -11,7 +11,7 @@ import pytest
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import ActionSource, Observation, ResetState
 from vla_rl.testing import CheckFailed, ScriptedEnv, check_env
-from vla_rl.testing.env_checks.surroundings import descendants
+from vla_rl.testing.env_checks.surroundings import child_processes
 from vla_rl.testing.scripted import ScriptedConfig, vla_rl_plugins
 
 
@@ -36,8 +36,8 @@ def test_a_process_that_python_keeps_is_not_a_leak_however_long_its_command_is()
     commands = [f"{'pass; ' * 40}{waits}  # multiprocessing.{name}" for name in ("resource_tracker", "my_own")]
     pythons, mine = (subprocess.Popen([sys.executable, "-S", "-c", command]) for command in commands)
     try:
-        assert pythons.pid not in descendants()
-        assert mine.pid in descendants()
+        assert pythons.pid not in child_processes()
+        assert mine.pid in child_processes()
     finally:
         for process in (pythons, mine):
             process.kill()
@@ -85,8 +85,8 @@ def test_buffers_that_are_written_again_are_found() -> None:
     class Env(ScriptedEnv):
         buffer = np.zeros((3, 8, 8, 3), np.uint8)
 
-        def _observe(self, env_ids):
-            obs = super()._observe(env_ids)
+        def _make_observation(self, env_ids):
+            obs = super()._make_observation(env_ids)
             self.buffer[: len(env_ids)] = obs.images["main"]
             return attrs.evolve(obs, images={"main": self.buffer[: len(env_ids)]})
 
@@ -124,8 +124,8 @@ def test_wrong_results_are_found(changes, text: str) -> None:
 
 def with_observation(change):
     class Env(ScriptedEnv):
-        def _observe(self, env_ids):
-            return change(super()._observe(env_ids))
+        def _make_observation(self, env_ids):
+            return change(super()._make_observation(env_ids))
 
     return env(Env)
 

@@ -17,7 +17,7 @@ from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.checks import NotFiniteError, ShapeError
-from vla_rl.toolkit.algorithms.corrections import interpolated, renormalise_masked, step_log_weights, v_trace
+from vla_rl.toolkit.algorithms.corrections import interpolate_log_probs, renormalise_masked, step_log_weights, v_trace
 from vla_rl.toolkit.algorithms.losses import by_action, steps_of
 from vla_rl.toolkit.algorithms.statistics import read_all
 
@@ -200,15 +200,17 @@ def test_no_gradient_flows_through_the_proximal_policy():
     wanted = -(batch.weights * batch.advantages[:, None])[..., None].expand(new.shape) / new.shape[-1]
     ratio = (new.detach() - batch.log_probs).exp()
     torch.testing.assert_close(new.grad[mask], (wanted * ratio)[mask])
-    assert not interpolated(new, batch.log_probs, batch.lag).requires_grad
+    assert not interpolate_log_probs(new, batch.log_probs, batch.lag).requires_grad
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2, 8])
 def test_interpolation_goes_from_the_version_that_acted_to_the_next(lag):
     mu, pi = torch.tensor([[-3.0, -1.0]]).double(), torch.tensor([[-1.0, -2.0]]).double()
-    found = interpolated(pi, mu, torch.tensor([lag]))
+    found = interpolate_log_probs(pi, mu, torch.tensor([lag]))
     assert found.tolist()[0] == pytest.approx([-3 + 2 * lag / (lag + 1), -1 - lag / (lag + 1)])
-    assert torch.equal(interpolated(pi, mu, torch.tensor([-1])), mu)  # a version from the future, which none has
+    assert torch.equal(
+        interpolate_log_probs(pi, mu, torch.tensor([-1])), mu
+    )  # a version from the future, which none has
 
 
 def test_what_is_dropped_or_bounded_is_counted():

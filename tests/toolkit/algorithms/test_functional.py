@@ -132,7 +132,7 @@ def test_clipped_entries_have_no_gradient_and_others_do():
     new = t([math.log(2.0), math.log(2.0), math.log(0.5), 0.0]).requires_grad_()
     advantages = t([1.0, -1.0, -1.0, 1.0])
     F.clipped_surrogate(new, torch.zeros(4), advantages, low=0.2, high=0.2).sum().backward()
-    dead = F.clipped(new.detach(), torch.zeros(4), advantages, low=0.2, high=0.2)
+    dead = F.find_clipped(new.detach(), torch.zeros(4), advantages, low=0.2, high=0.2)
     assert dead.tolist() == [True, False, True, False]
     assert (new.grad == 0).tolist() == dead.tolist()
 
@@ -157,8 +157,10 @@ def test_a_dual_clip_takes_the_gradient_away_too():
     new = t([math.log(4.0)]).requires_grad_()
     F.clipped_surrogate(new, torch.zeros(1), -torch.ones(1), low=0.2, high=0.2, dual_clip=3.0).sum().backward()
     assert float(new.grad) == 0.0
-    assert F.clipped(new.detach(), torch.zeros(1), -torch.ones(1), low=0.2, high=0.2, dual_clip=3.0).tolist() == [True]
-    assert F.clipped(new.detach(), torch.zeros(1), -torch.ones(1), low=0.2, high=0.2).tolist() == [False]
+    assert F.find_clipped(new.detach(), torch.zeros(1), -torch.ones(1), low=0.2, high=0.2, dual_clip=3.0).tolist() == [
+        True
+    ]
+    assert F.find_clipped(new.detach(), torch.zeros(1), -torch.ones(1), low=0.2, high=0.2).tolist() == [False]
 
 
 def test_leave_one_out_compares_with_the_others():
@@ -261,17 +263,19 @@ def test_rlinf_counts_lengths_in_actions_where_they_are_given():
 
 
 def test_normalize_uses_masked_entries_only():
-    out = F.normalize(t([1.0, 3.0, 100.0]), t([True, True, False]))
+    out = F.normalize_masked(t([1.0, 3.0, 100.0]), t([True, True, False]))
     assert out.tolist() == pytest.approx([-1 / math.sqrt(2), 1 / math.sqrt(2), 0.0])
 
 
 def test_normalize_divides_by_n_less_one_or_by_n():
     """0, 2, 4 about 2: the sum of squares is 8, so the std is 2 (of n - 1) or sqrt(8 / 3) = 1.632993 (of n)."""
     values, everything = t([0.0, 2.0, 4.0]), t([True, True, True])
-    assert F.normalize(values, everything, std="unbiased").tolist() == pytest.approx([-1.0, 0.0, 1.0])
-    assert F.normalize(values, everything, std="population").tolist() == pytest.approx([-1.2247449, 0.0, 1.2247449])
+    assert F.normalize_masked(values, everything, std="unbiased").tolist() == pytest.approx([-1.0, 0.0, 1.0])
+    assert F.normalize_masked(values, everything, std="population").tolist() == pytest.approx(
+        [-1.2247449, 0.0, 1.2247449]
+    )
     with pytest.raises(UserError, match="unknown std 'sample'; there are: unbiased, population"):
-        F.normalize(values, everything, std="sample")
+        F.normalize_masked(values, everything, std="sample")
 
 
 # ------------------------------------------------------------------------------------------------------- hard numbers
@@ -303,7 +307,7 @@ def test_equal_scores_and_lone_members_give_exactly_nothing():
 def test_equal_numbers_are_not_blown_up_by_a_std_of_rounding(value, count):
     equal = torch.full((count,), value)
     mask, noisy = torch.ones(count, dtype=torch.bool), torch.linspace(-1, 1, count)
-    assert not F.normalize(equal, mask).any()
+    assert not F.normalize_masked(equal, mask).any()
     assert F.explained_variance(noisy, equal, mask) == 0.0
     sums = equal.clone()
     sums[0] += sums[0].abs() * 2e-7  # as sums of the same numbers in another order
@@ -314,7 +318,7 @@ def test_equal_numbers_are_not_blown_up_by_a_std_of_rounding(value, count):
 def test_empty_masks_give_zeros_and_no_nan():
     nothing, entries = torch.zeros(3, 2, dtype=torch.bool), torch.full((3, 2), float("nan"))
     assert float(F.weighted_sum(entries, nothing.float())) == 0.0
-    assert not F.normalize(entries, nothing).any()
+    assert not F.normalize_masked(entries, nothing).any()
     assert F.explained_variance(entries, entries, nothing) == 0.0
     for name in ("step-mean", "trajectory-mean", "rlinf"):
         weights, counts = F.loss_weights(nothing, nothing, name)
@@ -329,7 +333,10 @@ def test_empty_masks_give_zeros_and_no_nan():
             lambda bad: F.group_advantages(bad[:, 0], t([0, 0, 1])),
             r"scores \[3\]: 1 of 3 are not finite, the first at \[1\] \(nan\)",
         ),
-        (lambda bad: F.normalize(bad, torch.ones(3, 2, dtype=torch.bool)), r"values \[3, 2\]: 1 of 6 .* at \[1, 0\]"),
+        (
+            lambda bad: F.normalize_masked(bad, torch.ones(3, 2, dtype=torch.bool)),
+            r"values \[3, 2\]: 1 of 6 .* at \[1, 0\]",
+        ),
         (lambda bad: F.gae(bad, zeros(), zeros(), never(), never(), gamma=1, lam=1), r"rewards \[3, 2\].* at \[1, 0\]"),
         (lambda bad: F.gae(zeros(), bad, zeros(), never(), never(), gamma=1, lam=1), r"values \[3, 2\]"),
         (lambda bad: F.gae(zeros(), zeros(), bad, never(), never(), gamma=1, lam=1), r"next_values \[3, 2\]"),
@@ -359,9 +366,9 @@ def never():
         lambda a, b: F.value_loss(a, b, a, clip=None, huber_delta=None),
         lambda a, b: F.weighted_sum(a, b),
         lambda a, b: F.kl_estimate(a, b),
-        lambda a, b: F.normalize(a, b > 0),
+        lambda a, b: F.normalize_masked(a, b > 0),
         lambda a, b: F.group_advantages(a, b),
-        lambda a, b: F.clipped(a, a, b, low=0.2, high=0.2),
+        lambda a, b: F.find_clipped(a, a, b, low=0.2, high=0.2),
         lambda a, b: F.trust_weights(a, b, sigma=1.0),
         lambda a, b: F.trust_surrogate(a, a, b, sigma=1.0),
         lambda a, b: F.value_loss(a, a, b, clip=None, huber_delta=None),
@@ -420,7 +427,7 @@ def test_masks_are_bool(kind):
     numbers, mask = torch.zeros(3, 1), torch.zeros(3, 1, dtype=kind)
     for call in (
         lambda: F.gae(numbers, numbers, numbers, mask, mask, gamma=1.0, lam=1.0),
-        lambda: F.normalize(numbers, mask),
+        lambda: F.normalize_masked(numbers, mask),
         lambda: F.explained_variance(numbers, numbers, mask),
         lambda: F.valid_until_end(mask),
         lambda: F.loss_weights(mask, mask, "step-mean"),

@@ -39,7 +39,7 @@ def test_quantiles_of_the_same_policy_are_exactly_one():
 )
 def test_quantiles_are_within_half_a_bin(ratio, error):
     log_ratios = torch.full((3,), math.log(ratio))
-    assert RatioQuantiles.of(log_ratios, torch.ones(3, dtype=torch.bool)).quantile(0.5) == pytest.approx(
+    assert RatioQuantiles.of(log_ratios, torch.ones(3, dtype=torch.bool)).ratio_quantile(0.5) == pytest.approx(
         ratio, rel=error
     )
 
@@ -51,7 +51,7 @@ def test_quantiles_are_those_of_the_entries_in_the_mask():
     found = RatioQuantiles.of(torch.where(mask, log_ratios, t(NAN)), mask)
     inside = log_ratios[mask].exp().double()
     for share in (0.5, 0.95):
-        assert found.quantile(share) == pytest.approx(float(inside.quantile(share)), rel=2e-3)
+        assert found.ratio_quantile(share) == pytest.approx(float(inside.quantile(share)), rel=2e-3)
     assert RatioQuantiles.of(log_ratios, torch.zeros(2000, dtype=torch.bool)).read("r") == {}
 
 

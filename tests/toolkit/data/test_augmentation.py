@@ -11,7 +11,7 @@ import torch
 from vla_rl.core.augmentation import AugmentSpec, CropSpec
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Observation
-from vla_rl.toolkit.data.augmentation import augment, change_images, hsv_of, rgb_of
+from vla_rl.toolkit.data.augmentation import augment_images, change_images, hsv_of, rgb_of
 
 
 def random_images(count: int = 4, height: int = 12, width: int = 16) -> np.ndarray:
@@ -76,23 +76,23 @@ def test_a_crop_is_a_part_of_the_image_stretched_to_the_whole() -> None:
 def test_numbers_depend_on_the_seed_the_step_and_the_sample_alone() -> None:
     spec = AugmentSpec(random_brightness=0.3, random_hue=0.1, random_resized_crop=CropSpec(scale=(0.5, 1.0)))
     obs = Observation(images={"a": random_images(), "b": random_images()}, instructions=("x",) * 4)
-    whole = augment(obs, spec, seed=3, step=7, first=0)
-    half = augment(obs.take(np.array([2, 3])), spec, seed=3, step=7, first=2)
+    whole = augment_images(obs, spec, seed=3, step=7, first=0)
+    half = augment_images(obs.take(np.array([2, 3])), spec, seed=3, step=7, first=2)
     for camera in ("a", "b"):
         assert np.array_equal(whole.images[camera][2:], half.images[camera])
     assert not np.array_equal(whole.images["a"], whole.images["b"])
     for other in ({"seed": 4, "step": 7}, {"seed": 3, "step": 8}):
-        assert not np.array_equal(augment(obs, spec, first=0, **other).images["a"], whole.images["a"])
+        assert not np.array_equal(augment_images(obs, spec, first=0, **other).images["a"], whole.images["a"])
 
 
 def test_chosen_cameras_are_changed() -> None:
     obs = Observation(images={"a": random_images(), "b": random_images()}, instructions=("x",) * 4)
-    result = augment(obs, AugmentSpec(random_brightness=0.3, cameras=("b",)), 0, 1, 0)
+    result = augment_images(obs, AugmentSpec(random_brightness=0.3, cameras=("b",)), 0, 1, 0)
     assert np.array_equal(result.images["a"], random_images()) and not np.array_equal(
         result.images["b"], random_images()
     )
     with pytest.raises(UserError, match=r"augment.cameras: there is no camera 'wirst'\n  there are: a, b"):
-        augment(obs, AugmentSpec(random_brightness=0.3, cameras=("wirst",)), 0, 1, 0)
+        augment_images(obs, AugmentSpec(random_brightness=0.3, cameras=("wirst",)), 0, 1, 0)
 
 
 @pytest.mark.parametrize(

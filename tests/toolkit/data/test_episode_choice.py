@@ -20,7 +20,7 @@ class Config:
 
 
 def read(value: Any) -> EpisodeChoice:
-    return Structurer().read({"episodes": value}, Config).episodes
+    return Structurer().read_value({"episodes": value}, Config).episodes
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def read(value: Any) -> EpisodeChoice:
     ],
 )
 def test_what_is_chosen(value: Any, chosen: list[int]) -> None:
-    assert EpisodeFilter(read(value)).select("set", NUMBERS) == chosen
+    assert EpisodeFilter(read(value)).select_episodes("set", NUMBERS) == chosen
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_episodes_that_are_not_there_are_refused() -> None:
         ({"exclude": ["0-9"]}, "set: `episodes` excludes all 6 episodes"),
     ):
         with pytest.raises(UserError, match=message):
-            EpisodeFilter(read(value)).select("set", NUMBERS)
+            EpisodeFilter(read(value)).select_episodes("set", NUMBERS)
 
 
 def test_a_reader_in_order_knows_when_to_stop() -> None:

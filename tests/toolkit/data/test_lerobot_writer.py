@@ -20,7 +20,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.types import Context, EnvInfo, TaskInfo
 from vla_rl.plugins.data.lerobot import plugin as reader
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
-from vla_rl.toolkit.data.recording import Recording, png
+from vla_rl.toolkit.data.recording import Recording, encode_png
 
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra: pip install -e '.[data]'")
 pytest.importorskip("datasets", reason="needs the extra: pip install -e '.[data]'")
@@ -46,7 +46,7 @@ def episode(seed: int, length: int = 5, *, chunks: bool = False, **changes: Any)
     random = np.random.default_rng(seed)
     shape = (length, CHUNK, 4) if chunks else (length, 4)
     recording = Recording(
-        images={"front": [png(image) for image in frames(seed, length)]},
+        images={"front": [encode_png(image) for image in frames(seed, length)]},
         sizes={"front": (8, 6)},
         state=random.normal(size=(length, 2)).astype(np.float32),
         actions=random.uniform(-1, 1, shape).astype(np.float32),
@@ -131,7 +131,7 @@ def test_images_weigh_by_rows(tmp_path: Path) -> None:
     """16 black and 480 white rows, of which 16 images each are read, are 480 / 496 white; also after it continues."""
     colours = {0: 16, 255: 480}
     episodes = [
-        episode(i, length, images={"front": [png(np.full((8, 6, 3), colour, np.uint8))] * length})
+        episode(i, length, images={"front": [encode_png(np.full((8, 6, 3), colour, np.uint8))] * length})
         for i, (colour, length) in enumerate(colours.items())
     ]
     for folder, parts in ((tmp_path / "once", [episodes]), (tmp_path / "twice", [episodes[:1], episodes[1:]])):

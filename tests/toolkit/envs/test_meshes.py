@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vla_rl.core.types import Array
-from vla_rl.toolkit.envs.meshes import cells_for, clustered, normals_of
+from vla_rl.toolkit.envs.meshes import cells_for, cluster_vertices, normals_of
 
 
 def sphere(rings: int) -> tuple[Array, Array]:
@@ -23,7 +23,7 @@ def sphere(rings: int) -> tuple[Array, Array]:
 
 def test_a_shape_keeps_its_place_and_its_outside() -> None:
     vertices, triangles = sphere(60)
-    mesh = clustered(vertices, triangles, 10)
+    mesh = cluster_vertices(vertices, triangles, 10)
     points, faces, normals = mesh.vertices, mesh.triangles, normals_of(vertices, triangles, mesh)
     assert 100 < len(points) < 700 and len(faces) < len(triangles) / 8
     assert points.dtype == normals.dtype == np.float32
@@ -38,19 +38,19 @@ def test_a_shape_keeps_its_place_and_its_outside() -> None:
 
 def test_small_cells_change_nothing_and_large_ones_leave_nothing() -> None:
     vertices, triangles = sphere(8)
-    mesh = clustered(vertices, triangles, 2000)
+    mesh = cluster_vertices(vertices, triangles, 2000)
     points, faces = mesh.vertices, mesh.triangles
     area = np.linalg.norm(np.cross(*(points[faces[:, i]] - points[faces[:, 0]] for i in (1, 2))), axis=1).sum() / 2
     whole = np.linalg.norm(np.cross(*(vertices[triangles[:, i]] - vertices[triangles[:, 0]] for i in (1, 2))), axis=1)
     assert np.isclose(area, whole.sum() / 2, rtol=1e-5)
-    assert not len(clustered(vertices, triangles, 1).triangles)
+    assert not len(cluster_vertices(vertices, triangles, 1).triangles)
 
 
 def test_two_sides_of_a_sheet_both_stay() -> None:
     square = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], float)
     above, below = [[0, 1, 2], [0, 2, 3]], [[2, 1, 0], [3, 2, 0]]
     sheet = np.concatenate([square + [0, 0, 1e-3], square])
-    faces = clustered(sheet, np.array(above + [[a + 4 for a in t] for t in below]), 8).triangles
+    faces = cluster_vertices(sheet, np.array(above + [[a + 4 for a in t] for t in below]), 8).triangles
     assert len(faces) == 4
 
 

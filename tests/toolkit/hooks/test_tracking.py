@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vla_rl.testing.events import METRICS, a_run, an_evaluation
-from vla_rl.toolkit.hooks.tracking import Tracker, TrackerSettings, flat
+from vla_rl.toolkit.hooks.tracking import Tracker, TrackerSettings, flatten_spec
 
 
 class Journal:
@@ -142,7 +142,7 @@ def test_the_end_does_not_wait_for_ever(tmp_path, caplog):
 
 
 def test_flat_names_every_key():
-    assert flat({"env": {"type": "x", "tasks": ["a"], "none": {}}, "seed": 0}) == {
+    assert flatten_spec({"env": {"type": "x", "tasks": ["a"], "none": {}}, "seed": 0}) == {
         "env.type": "x",
         "env.tasks": ["a"],
         "env.none": {},

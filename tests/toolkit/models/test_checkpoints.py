@@ -24,7 +24,7 @@ from vla_rl.toolkit.models.checkpoints import (
     read_json,
     read_pickled,
     read_sizes,
-    resolve,
+    resolve_checkpoint,
 )
 from vla_rl.toolkit.models.lerobot import read_statistics
 
@@ -62,28 +62,28 @@ def test_importing_is_light() -> None:
 def test_folders_and_what_ships_with_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "own" / "table"
     own.mkdir(parents=True)
-    assert resolve(str(own), WANTED) == own
+    assert resolve_checkpoint(str(own), WANTED) == own
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert resolve("~/own/table", WANTED) == own
-    assert resolve("builtin:table", WANTED, tmp_path / "own") == own
+    assert resolve_checkpoint("~/own/table", WANTED) == own
+    assert resolve_checkpoint("builtin:table", WANTED, tmp_path / "own") == own
     with pytest.raises(CheckpointError, match="no built-in checkpoint 'builtin:chair'; there are: builtin:table"):
-        resolve("builtin:chair", WANTED, tmp_path / "own")
+        resolve_checkpoint("builtin:chair", WANTED, tmp_path / "own")
     for name in ("nowhere", "builtin:table", "a/b/c"):
         with pytest.raises(CheckpointError, match=f"'{name}' is not a folder"):
-            resolve(name, WANTED)
+            resolve_checkpoint(name, WANTED)
 
 
 def test_a_hub_name_is_taken_from_the_cache(cache: Path) -> None:
     folder = cache / "models--acme--tiny" / "snapshots" / COMMIT
     for name in ("acme/tiny", f"acme/tiny@{COMMIT}"):
         for download in (True, False):
-            assert resolve(name, WANTED, download=download) == folder
+            assert resolve_checkpoint(name, WANTED, download=download) == folder
 
 
 @pytest.mark.parametrize("download", [True, False])
 def test_a_hub_name_without_network_says_what_to_fetch_and_where_to_put_it(cache: Path, download: bool) -> None:
     with pytest.raises(CheckpointError) as caught:
-        resolve("acme/nothing@v2", WANTED, download=download)
+        resolve_checkpoint("acme/nothing@v2", WANTED, download=download)
     for part in (
         "'acme/nothing@v2' is neither a folder",
         str(cache),
@@ -96,7 +96,7 @@ def test_a_hub_name_without_network_says_what_to_fetch_and_where_to_put_it(cache
 def test_a_hub_name_where_the_hub_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(CheckpointError, match="'acme/tiny' is not a folder here; a hub name needs huggingface_hub"):
-        resolve("acme/tiny", WANTED)
+        resolve_checkpoint("acme/tiny", WANTED)
 
 
 # -------------------------------------------------------------------------------------------------------------- files
@@ -136,7 +136,7 @@ def test_weights_in_one_file_or_many(tmp_path: Path) -> None:
     weights = find_weights(tmp_path, lambda names: {name: name.upper() for name in names if name != "b"})
     assert weights.shapes == {"A": (1, 2), "C": (3, 2)}
     got = {}
-    weights.each(lambda name, tensor: got.update({name: tensor.numpy()}))
+    weights.visit_tensors(lambda name, tensor: got.update({name: tensor.numpy()}))
     assert got.keys() == {"A", "C"} and all(np.array_equal(t, arrays[name.lower()]) for name, t in got.items())
     save_file(arrays, tmp_path / "model.safetensors")
     assert find_weights(tmp_path).shapes == {"a": (1, 2), "b": (2, 2), "c": (3, 2)}

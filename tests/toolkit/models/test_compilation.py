@@ -58,8 +58,8 @@ def test_equal_blocks_are_compiled_once_and_names_stay() -> None:
         assert torch.allclose(tower(x), expected)
     assert compiled.graphs == 1
     assert list(tower.state_dict()) == names
-    assert compiled.report().metrics()["compile/recompilations"] == 0
-    assert compiled.report() == CompilationReport(), "a report counts from the last one"
+    assert compiled.take_report().to_metrics()["compile/recompilations"] == 0
+    assert compiled.take_report() == CompilationReport(), "a report counts from the last one"
 
 
 def test_blocks_of_other_sizes_do_not_count_as_recompilations() -> None:
@@ -128,12 +128,12 @@ def test_a_failing_compiler_is_reported_once_and_the_blocks_run_in_eager_mode(ca
     for _ in range(3):
         assert torch.equal(tower(x), expected)
 
-    (note,) = compiled.report().notes
+    (note,) = compiled.take_report().notes
     assert "no C++ compiler" in note
     assert "eager" in note
     assert note in caplog.text
     assert len(calls) == 1, "it is not tried again"
-    assert compiled.report().notes == ()
+    assert compiled.take_report().notes == ()
 
 
 def test_a_graph_break_is_a_failure_too() -> None:
@@ -181,7 +181,7 @@ def test_merged_reports_take_the_longest_and_say_each_thing_once() -> None:
     one = CompilationReport(graphs=1, seconds=2.0, recompilations=1, notes=("a",))
     two = CompilationReport(graphs=2, seconds=3.0, recompilations=2, notes=("a", "b"))
 
-    merged = CompilationReport.merged([one, two])
+    merged = CompilationReport.merge_reports([one, two])
 
     assert merged == CompilationReport(graphs=3, seconds=3.0, recompilations=3, notes=("a", "b"))
 

@@ -17,9 +17,9 @@ class CountingRecorder(EagerRecorder):
     def __init__(self) -> None:
         self.recorded = 0
 
-    def record(self, run: Any) -> Any:
+    def record_function(self, run: Any) -> Any:
         self.recorded += 1
-        return super().record(run)
+        return super().record_function(run)
 
 
 def network(weight: nn.Parameter) -> Any:
@@ -59,9 +59,9 @@ def test_a_size_is_captured_once_and_results_are_copies(weight: nn.Parameter) ->
     captured(batch(3, seed=2))
 
     assert torch.equal(first, kept)
-    assert recorder.recorded == captured.captures == 1
+    assert recorder.recorded == captured.capture_count == 1
     captured(batch(9))
-    assert recorder.recorded == captured.captures == 2
+    assert recorder.recorded == captured.capture_count == 2
 
 
 def test_weights_that_change_in_place_act_at_once(weight: nn.Parameter) -> None:
@@ -82,7 +82,7 @@ def test_greedy_and_sampled_decisions_are_captured_apart(weight: nn.Parameter) -
     sampled = captured(batch(2))["out"]
     greedy = captured({"x": batch(2)["x"]})["out"]
 
-    assert captured.captures == 2
+    assert captured.capture_count == 2
     torch.testing.assert_close(sampled - greedy, batch(2)["noise"])
 
 
@@ -127,4 +127,4 @@ def test_a_graph_gives_what_the_function_gives() -> None:
     for rows in (1, 3, 4, 7, 3):
         inputs = {name: tensor.to(device) for name, tensor in batch(rows, seed=rows).items()}
         torch.testing.assert_close(captured(inputs)["out"], function(inputs)["out"])
-    assert captured.captures == 3
+    assert captured.capture_count == 3

@@ -57,6 +57,6 @@ def test_a_gripper_that_the_model_converts(caplog: pytest.LogCaptureFixture) -> 
 
 def test_what_a_scale_says_of_its_range() -> None:
     ends = ((0.5, -1.0), (0.25, 2.0))
-    assert FeatureScale(mode="MEAN_STD", values=ends, dim=2).ranges() == [(0.25, 0.75), (-3.0, 1.0)]
-    assert FeatureScale(mode="QUANTILES", values=ends, dim=2).ranges() == [(0.5, 0.25), (-1.0, 2.0)]
-    assert FeatureScale(mode="IDENTITY", values=(), dim=2).ranges() == []
+    assert FeatureScale(mode="MEAN_STD", values=ends, dim=2).usual_ranges() == [(0.25, 0.75), (-3.0, 1.0)]
+    assert FeatureScale(mode="QUANTILES", values=ends, dim=2).usual_ranges() == [(0.5, 0.25), (-1.0, 2.0)]
+    assert FeatureScale(mode="IDENTITY", values=(), dim=2).usual_ranges() == []

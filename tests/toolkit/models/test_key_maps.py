@@ -6,7 +6,7 @@ import pytest
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import EnvInfo, TaskInfo
-from vla_rl.toolkit.models.key_maps import PRESETS, KeyMap, plain, read_key_map
+from vla_rl.toolkit.models.key_maps import PRESETS, KeyMap, default_key_map, read_key_map
 
 INFO = EnvInfo(
     cameras={"top": (4, 4), "wrist": (4, 4)},
@@ -28,7 +28,8 @@ def test_a_file(tmp_path):
 def test_keys_alone_are_those_of_the_cameras_in_their_order():
     assert PRESETS["libero"].keys_of(INFO) == {"top": "observation/image", "wrist": "observation/wrist_image"}
     assert (
-        plain(INFO).keys_of(INFO) == {"top": "observation/top", "wrist": "observation/wrist"} and not plain(INFO).state
+        default_key_map(INFO).keys_of(INFO) == {"top": "observation/top", "wrist": "observation/wrist"}
+        and not default_key_map(INFO).state
     )
 
 

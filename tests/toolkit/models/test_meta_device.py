@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from vla_rl.toolkit.models.live_memory import BLOCK, LiveMemory
-from vla_rl.toolkit.models.meta_device import CudaSemantics, autocast, autocasts, on_host
+from vla_rl.toolkit.models.meta_device import CudaSemantics, device_autocast, is_autocast_on, on_host
 
 META = torch.device("meta")
 
@@ -18,31 +18,31 @@ def test_autocast_casts_as_on_cuda():
     layer, norm = nn.Linear(64, 64, device=META), nn.LayerNorm(64, device=META)
     x = torch.empty(8, 64, device=META)
     with CudaSemantics():
-        with autocast("meta"):
-            assert autocasts("meta")
+        with device_autocast("meta"):
+            assert is_autocast_on("meta")
             y = layer(x)
             assert y.dtype == torch.bfloat16
             assert norm(y).dtype == torch.float32, "which CPUs compute in bfloat16"
             assert (y @ y.T).dtype == torch.bfloat16 and y.exp().dtype == torch.float32
             assert F.gelu(y).dtype == torch.bfloat16, "what is in no list keeps its type"
-            with autocast("meta", enabled=False):
+            with device_autocast("meta", enabled=False):
                 assert layer(x).dtype == torch.float32
-        assert layer(x).dtype == torch.float32 and not autocasts("meta")
-    with autocast("meta"):
+        assert layer(x).dtype == torch.float32 and not is_autocast_on("meta")
+    with device_autocast("meta"):
         assert layer(x).dtype == torch.float32, "outside of the rules the meta device is torch's"
 
 
 def test_autocast_of_other_devices_is_torchs():
-    with autocast("cpu"):
-        assert autocasts("cpu") and torch.is_autocast_enabled("cpu")
-        with autocast("cpu", enabled=False):
-            assert not autocasts("cpu")
+    with device_autocast("cpu"):
+        assert is_autocast_on("cpu") and torch.is_autocast_enabled("cpu")
+        with device_autocast("cpu", enabled=False):
+            assert not is_autocast_on("cpu")
 
 
 def test_a_weight_is_cast_once_in_an_autocast_region():
     layer, x = nn.Linear(64, 64, bias=False, device=META), torch.empty(64, 64, device=META, dtype=torch.bfloat16)
     with CudaSemantics(), LiveMemory() as memory:
-        with torch.no_grad(), autocast("meta"):
+        with torch.no_grad(), device_autocast("meta"):
             for _ in range(3):
                 layer(x)
             assert memory.now == 64 * 64 * 2
@@ -54,7 +54,7 @@ def test_layers_that_are_recomputed_are_cast_again():
     layers = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64)).to(META)
     x = torch.empty(8, 64, device=META, requires_grad=True)
     with CudaSemantics():
-        with autocast("meta"):
+        with device_autocast("meta"):
             y = checkpoint(layers, checkpoint(layers, x, use_reentrant=False), use_reentrant=False)
         y.float().sum().backward()
     assert x.grad is not None and all(p.grad is not None for p in layers.parameters())
@@ -104,7 +104,7 @@ def test_bytes_are_counted_by_storage_until_they_are_freed(device):
         assert memory.now == memory.peak == 8192
         del y
         assert memory.now == 4096 and memory.peak == 8192
-        memory.restart()
+        memory.restart_peak()
         x.add_(1)
         del x
         assert memory.now == memory.peak == 4096, "the view keeps it"

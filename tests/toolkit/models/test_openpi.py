@@ -12,7 +12,7 @@ from PIL import Image
 msgpack = pytest.importorskip("msgpack", reason="pip install -e '.[serve]'")
 
 from vla_rl.toolkit.models import openpi  # noqa: E402
-from vla_rl.toolkit.models.openpi import FrameError, pack, unpack  # noqa: E402
+from vla_rl.toolkit.models.openpi import FrameError, pack_frame, unpack_frame  # noqa: E402
 
 ARRAY = "84c40b5f5f6e6461727261795f5fc3c40464617461c4080000803f00000040c4056474797065a33c6634c40573686170659102"
 NUMBER = "83c40d5f5f6e7067656e657269635f5fc3c40464617461cb3fe0000000000000c4056474797065a33c6634"
@@ -25,8 +25,8 @@ NUMBER = "83c40d5f5f6e7067656e657269635f5fc3c40464617461cb3fe0000000000000c40564
 )
 def test_bytes_are_those_of_openpi(value, written):
     """The expected bytes are from msgpack 1.2.4 with openpi's own packer."""
-    assert pack(value).hex() == written
-    found = unpack(bytes.fromhex(written))
+    assert pack_frame(value).hex() == written
+    found = unpack_frame(bytes.fromhex(written))
     assert np.array_equal(found, value) and type(found) is type(value)
     assert getattr(found, "dtype", None) == getattr(value, "dtype", None)
 
@@ -35,7 +35,7 @@ def test_bytes_are_those_of_openpi(value, written):
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float32", "float64", ">f4"])
 def test_arrays_come_back(dtype, text_keys):
     array = np.arange(24).reshape(2, 3, 4)[:, ::-1].astype(dtype)
-    found = unpack(pack({"a": [array, "text", 1, None], "b": array[:, :0]}, text_keys))
+    found = unpack_frame(pack_frame({"a": [array, "text", 1, None], "b": array[:, :0]}, text_keys))
     assert found["a"][0].dtype == array.dtype and np.array_equal(found["a"][0], array)
     assert found["a"][1:] == ["text", 1, None] and found["b"].shape == (2, 0, 4)
 
@@ -43,7 +43,7 @@ def test_arrays_come_back(dtype, text_keys):
 @pytest.mark.parametrize("value", [np.array([None]), np.zeros(2, complex), np.zeros(1, "f4,f4"), object(), {1, 2}])
 def test_what_is_not_a_number_is_not_sent(value):
     with pytest.raises(FrameError, match="cannot be sent"):
-        pack({"a": value})
+        pack_frame({"a": value})
 
 
 @pytest.mark.parametrize("name", ["png", "jpeg"])
@@ -51,7 +51,9 @@ def test_compressed_images_are_read(name):
     image = np.full((6, 5, 3), 77, np.uint8)
     file = io.BytesIO()
     Image.fromarray(image).save(file, name)
-    found = unpack(msgpack.packb({"__image__": True, "format": name, "data": file.getvalue(), "shape": [6, 5, 3]}))
+    found = unpack_frame(
+        msgpack.packb({"__image__": True, "format": name, "data": file.getvalue(), "shape": [6, 5, 3]})
+    )
     assert found.dtype == np.uint8 and np.abs(found.astype(int) - image).max() <= 2
 
 
@@ -59,11 +61,11 @@ def test_images_of_a_frame_are_measured_together_before_one_is_decoded(monkeypat
     file = io.BytesIO()
     Image.new("RGB", (3000, 2000)).save(file, "png")
     image = {"__image__": True, "format": "png", "data": file.getvalue()}
-    kept = unpack(msgpack.packb([image] * 3), decode=False)
+    kept = unpack_frame(msgpack.packb([image] * 3), decode=False)
     assert [image.size for image in kept] == [(2000, 3000)] * 3 and kept[0].decode().shape == (2000, 3000, 3)
     monkeypatch.setattr(openpi.EncodedImage, "decode", lambda self: pytest.fail("decoded"))
     with pytest.raises(FrameError, match="too large: with one of 3000 x 2000 pixels they have more than 16777216"):
-        unpack(msgpack.packb({"a": {"b": [image] * 3}}))
+        unpack_frame(msgpack.packb({"a": {"b": [image] * 3}}))
 
 
 PLAIN = {b"__ndarray__": True, b"data": bytes(8), b"dtype": "<f4", b"shape": [2]}
@@ -114,13 +116,13 @@ HOSTILE = {
 def test_what_is_not_a_frame_is_refused(data, message):
     frame = data if isinstance(data, bytes) else msgpack.packb(data)
     with pytest.raises(FrameError, match=message):
-        unpack(frame)
+        unpack_frame(frame)
 
 
 def test_a_frame_has_a_limit(monkeypatch):
     monkeypatch.setattr(openpi, "MAX_FRAME", 100)
     with pytest.raises(FrameError, match="101 bytes, more than 100"):
-        unpack(bytes(101))
+        unpack_frame(bytes(101))
 
 
 def test_an_image_that_grows_is_refused_before_it_does():
@@ -130,6 +132,6 @@ def test_an_image_that_grows_is_refused_before_it_does():
     frame = msgpack.packb({"__image__": True, "format": "png", "data": file.getvalue()})
     tracemalloc.start()
     with pytest.raises(FrameError, match=r"too large|cannot be read"):
-        unpack(frame)
+        unpack_frame(frame)
     assert tracemalloc.get_traced_memory()[1] < 10 << 20
     tracemalloc.stop()

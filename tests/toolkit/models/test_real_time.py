@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from vla_rl.toolkit.models.real_time import guided, weights_of
+from vla_rl.toolkit.models.real_time import guide_velocity, weights_of
 
 
 @pytest.mark.parametrize(("left", "delay"), [(6, 2), (8, 0), (5, 5), (1, 1), (10, 3)])
@@ -45,7 +45,7 @@ def test_guidance_is_that_of_algorithm_1(tau):
 
     x, last = (torch.randn(3, 6, generator=random, dtype=torch.float64) for _ in range(2))
     weights = torch.tensor([1.0, 1.0, 0.6, 0.2, 0.0, 0.0], dtype=torch.float64)
-    found = guided(
+    found = guide_velocity(
         lambda x: -network(x.flatten(1)).view(3, 3, 2),
         x.view(3, 3, 2),
         torch.full((3,), 1 - tau, dtype=torch.float64),
@@ -80,7 +80,7 @@ def test_a_chunk_continues_the_last_one():
         for i in range(steps):
             t = 1 - i / steps
             time = torch.full((rows,), t, dtype=torch.float64)
-            x = x - guided(lambda x, t=t: velocity(x, t), x, time, last, weights.double()[:, None]) / steps
+            x = x - guide_velocity(lambda x, t=t: velocity(x, t), x, time, last, weights.double()[:, None]) / steps
         chunks[name] = x
     off = {name: (x - last)[:, :delay].abs().mean() for name, x in chunks.items()}
     assert off["guided"] < 0.1 * off["free"]

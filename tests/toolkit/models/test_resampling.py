@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from vla_rl.toolkit.models.images import ImageProcessor, resize_with_pad
-from vla_rl.toolkit.models.resampling import KERNELS, Filter, resample, resize
+from vla_rl.toolkit.models.resampling import KERNELS, Filter, resample_batch, resize_batch
 
 SHAPES = [(256, 256), (96, 128), (480, 640), (37, 200), (64, 64), (64, 100), (65, 64), (300, 41)]
 
@@ -40,7 +40,10 @@ def across_then_down(image: Image.Image, height: int, width: int, kind: Filter) 
 def test_resize_is_pillows(height: int, width: int, size: tuple[int, int], kind: Filter) -> None:
     images = frames(height, width)
     theirs = np.stack([np.asarray(across_then_down(Image.fromarray(image), *size, kind)) for image in images])
-    for ours in (resize(channels_first(images), *size, kind), resample(channels_first(images), *size, kind)):
+    for ours in (
+        resize_batch(channels_first(images), *size, kind),
+        resample_batch(channels_first(images), *size, kind),
+    ):
         assert ours.dtype == torch.float32
         np.testing.assert_array_equal(ours.permute(0, 2, 3, 1).numpy(), theirs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vla_rl.toolkit.models.tokens import choose, entropy, inverse_cdf, median
+from vla_rl.toolkit.models.tokens import categorical_entropy, choose_bins, inverse_cdf, median_bins
 
 
 def test_inverse_cdf_by_hand() -> None:
@@ -16,15 +16,15 @@ def test_inverse_cdf_by_hand() -> None:
 
 def test_the_mode_or_a_draw() -> None:
     log_probs = torch.tensor([[0.2, 0.5, 0.3]]).log()
-    assert choose(log_probs, None).tolist() == [1]
-    assert choose(log_probs, torch.tensor([0.1])).tolist() == [0]
+    assert choose_bins(log_probs, None).tolist() == [1]
+    assert choose_bins(log_probs, torch.tensor([0.1])).tolist() == [0]
 
 
 def test_the_median_is_not_the_mode() -> None:
     log_probs = torch.tensor([[0.35, 0.1, 0.3, 0.25], [0.2, 0.35, 0.05, 0.4], [0.0, 0.0, 0.0, 1.0]]).log()
-    assert median(log_probs).tolist() == [2, 1, 3]
-    assert choose(log_probs, None).tolist() == [0, 3, 3]
+    assert median_bins(log_probs).tolist() == [2, 1, 3]
+    assert choose_bins(log_probs, None).tolist() == [0, 3, 3]
 
 
 def test_entropy_in_nats() -> None:
-    assert entropy(torch.tensor([0.5, 0.5]).log()).item() == pytest.approx(0.6931472)
+    assert categorical_entropy(torch.tensor([0.5, 0.5]).log()).item() == pytest.approx(0.6931472)

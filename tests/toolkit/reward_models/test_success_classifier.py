@@ -56,8 +56,8 @@ def test_the_written_classifier_is_the_fitted_one(recordings, tmp_path):
     again = fit_classifier(data, settings)
     other_seed = fit_classifier(data, ClassifierSettings(steps=5, image_size=32, seed=1))
     loaded = load_classifier(tmp_path / "few", "cpu")
-    assert torch.equal(loaded.probabilities(obs), again.probabilities(obs))
-    assert not torch.equal(loaded.probabilities(obs), other_seed.probabilities(obs))
+    assert torch.equal(loaded.predict_success(obs), again.predict_success(obs))
+    assert not torch.equal(loaded.predict_success(obs), other_seed.predict_success(obs))
     assert loaded.shape == again.shape
     assert loaded.shape.cameras == ("overhead", "wrist")
 
@@ -101,9 +101,9 @@ def test_unknown_instructions_and_cameras_are_refused(classifier):
     image = np.zeros((1, 32, 32, 3), np.uint8)
     images = {"overhead": image, "wrist": image}
     with pytest.raises(UserError, match="does not know the instruction 'dance'.*'pick up the blue block'"):
-        model.probabilities(Observation(images=images, instructions=("dance",)))
+        model.predict_success(Observation(images=images, instructions=("dance",)))
     with pytest.raises(UserError, match="looks at camera 'overhead', and the simulator has: wrist"):
-        model.probabilities(Observation(images={"wrist": image}, instructions=("pick up the red block",)))
+        model.predict_success(Observation(images={"wrist": image}, instructions=("pick up the red block",)))
 
 
 def test_samples_of_a_batch_are_independent():
@@ -112,8 +112,8 @@ def test_samples_of_a_batch_are_independent():
     model = SuccessClassifier(shape).eval()
     images = np.random.default_rng(0).integers(0, 255, (3, 20, 24, 3), np.uint8)
     obs = Observation(images={"top": images}, instructions=("go",) * 3)
-    alone = torch.cat([model.probabilities(obs.take(np.array([i]))) for i in range(3)])
-    assert torch.allclose(model.probabilities(obs), alone, atol=1e-6)
+    alone = torch.cat([model.predict_success(obs.take(np.array([i]))) for i in range(3)])
+    assert torch.allclose(model.predict_success(obs), alone, atol=1e-6)
 
 
 def test_recordings_of_one_outcome_are_refused():

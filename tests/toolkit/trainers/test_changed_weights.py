@@ -23,20 +23,20 @@ def test_weights_are_compared_as_they_act(dtype: torch.dtype, expected: float) -
     """Four of eight masters move, and one of them reaches another bfloat16 number."""
     master = torch.ones(8)
     changed = ChangedWeights({"a": dtype})
-    changed.begin({"a": master}, ["a"], RANK)
+    changed.keep_weights({"a": master}, ["a"], RANK)
     master[:3] += 1e-3
-    changed.begin({"a": master}, ["a"], RANK)  # a second optimiser step of the same training step
+    changed.keep_weights({"a": master}, ["a"], RANK)  # a second optimiser step of the same training step
     master[3] += 0.1
-    assert share(changed.end({"a": master}, RANK)) == expected
-    assert changed.end({"a": master}, RANK) == {}, "no optimiser stepped since"
+    assert share(changed.compare_weights({"a": master}, RANK)) == expected
+    assert changed.compare_weights({"a": master}, RANK) == {}, "no optimiser stepped since"
 
 
 def test_weights_that_a_step_leaves_out_do_not_count() -> None:
     weights = {"policy": torch.ones(6), "critic": torch.ones(2)}
     changed = ChangedWeights(dict.fromkeys(weights, torch.float32))
-    changed.begin(weights, ["critic"], RANK)
+    changed.keep_weights(weights, ["critic"], RANK)
     weights["critic"] += 1
-    assert share(changed.end(weights, RANK)) == 1.0
+    assert share(changed.compare_weights(weights, RANK)) == 1.0
 
 
 def test_many_weights_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,10 +44,10 @@ def test_many_weights_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changed_weights, "SAMPLED", 4096)
     weights = {f"layer{i}": torch.zeros(256, 96) for i in range(8)}
     changed = ChangedWeights(dict.fromkeys(weights, torch.float32))
-    changed.begin(weights, list(weights), RANK)
+    changed.keep_weights(weights, list(weights), RANK)
     for tensor in weights.values():
         tensor[:, :24] = 1
-    statistic = changed.end(weights, RANK)[WEIGHTS_CHANGED]
+    statistic = changed.compare_weights(weights, RANK)[WEIGHTS_CHANGED]
     assert 3000 < float(statistic.sums[1]) <= 4096 + 8
     assert share({WEIGHTS_CHANGED: statistic}) == pytest.approx(0.25, abs=0.05)
 
@@ -58,7 +58,7 @@ def test_ranks_add_up() -> None:
     for size, moved in ((6, 3), (2, 2)):
         weight = torch.zeros(size)
         changed = ChangedWeights({"a": torch.float32})
-        changed.begin({"a": weight}, ["a"], RANK)
+        changed.keep_weights({"a": weight}, ["a"], RANK)
         weight[:moved] = 1
-        results.append(changed.end({"a": weight}, RANK)[WEIGHTS_CHANGED])
+        results.append(changed.compare_weights({"a": weight}, RANK)[WEIGHTS_CHANGED])
     assert share({WEIGHTS_CHANGED: results[0] + results[1]}) == 5 / 8

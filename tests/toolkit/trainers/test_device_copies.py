@@ -21,9 +21,9 @@ FIELDS = {"weights": np.full(1, 0.5, np.float32), "valid": np.ones((1, 2), bool)
 
 def test_on_a_cpu_model_inputs_stay_where_they_are() -> None:
     copies = DeviceCopies("cpu")
-    samples = copies.copy(INPUTS, FIELDS)
+    samples = copies.copy_samples(INPUTS, FIELDS)
     copies.wait_for(samples)
-    assert not copies.overlap
+    assert not copies.can_overlap
     assert samples.inputs is INPUTS
     weights = samples.tensors["weights"]
     assert weights is not None and weights.tolist() == [0.5] and samples.tensors["returns"] is None
@@ -35,9 +35,9 @@ def test_on_a_cpu_model_inputs_stay_where_they_are() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_a_gpu_they_are_copied_in_a_separate_stream() -> None:
     copies = DeviceCopies("cuda")
-    samples = copies.copy(INPUTS, FIELDS)
+    samples = copies.copy_samples(INPUTS, FIELDS)
     copies.wait_for(samples)
-    assert copies.overlap and samples.copied is not None
+    assert copies.can_overlap and samples.copied is not None
     images = samples.inputs.obs.images["camera"]
     tokens = samples.inputs.extras["tokens"]
     assert isinstance(images, torch.Tensor) and isinstance(tokens, torch.Tensor)

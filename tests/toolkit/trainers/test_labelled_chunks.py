@@ -43,9 +43,9 @@ def test_samples_come_back(tmp_path):
     one, other = samples_of(3, 1), samples_of(5, 2)
     store.add(*one)
     store.add(*other)
-    assert len(store) == store.count == 8
-    assert same(store.read(np.arange(3)), one)
-    assert same(store.read(np.array([7, 3])), (other[0].take(np.array([4, 0])), other[1][[4, 0]]))
+    assert len(store) == store.sample_count == 8
+    assert same(store.read_labelled(np.arange(3)), one)
+    assert same(store.read_labelled(np.array([7, 3])), (other[0].take(np.array([4, 0])), other[1][[4, 0]]))
 
 
 def test_files_are_bounded(tmp_path):
@@ -53,8 +53,8 @@ def test_files_are_bounded(tmp_path):
     for seed in range(40):
         store.add(*samples_of(3, seed))
         store.state()
-    assert len(store) == 10 and store.first == 110
-    assert same(store.read(np.arange(117, 120)), samples_of(3, 39))
+    assert len(store) == 10 and store.oldest_sample == 110
+    assert same(store.read_labelled(np.arange(117, 120)), samples_of(3, 39))
     size = sum(file.stat().st_size for file in (tmp_path / "labels").iterdir())
     assert size <= 25 * RECORD_BYTES, "ten in the store, three more for the last two states, and parts of files"
 
@@ -66,10 +66,10 @@ def test_a_killed_process_continues_from_its_checkpoint(tmp_path):
     store.add(*samples_of(4, 2))  # after the checkpoint
     resumed = store_in(tmp_path / "run")
     resumed.load(state)
-    assert resumed.count == 6
+    assert resumed.sample_count == 6
     resumed.add(*samples_of(4, 3))
-    assert same(resumed.read(np.arange(6, 10)), samples_of(4, 3))
-    assert same(resumed.read(np.arange(6)), samples_of(6, 1))
+    assert same(resumed.read_labelled(np.arange(6, 10)), samples_of(4, 3))
+    assert same(resumed.read_labelled(np.arange(6)), samples_of(6, 1))
     resumed.close()
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(UserError, match="is not there: the checkpoint needs"):

@@ -39,7 +39,7 @@ def test_steps_equal_those_of_a_plain_optimizer(fused: bool) -> None:
         torch.nn.utils.clip_grad_norm_([other], 1.0)
         plain.step()
         assert torch.equal(parameter, other)
-    guard.check()
+    guard.check_finite()
     for name, value in plain.state[other].items():
         assert torch.equal(optimizer.state[parameter][name], value)
 
@@ -60,10 +60,10 @@ def test_what_is_not_finite_leaves_weights_and_moments_from_there_on(gradient: f
     assert torch.equal(parameter, weights)
     assert all(torch.equal(value, state[name]) for name, value in optimizer.state[parameter].items())
     with pytest.raises(UserError, match="'tiny' is not finite in step 7"):
-        guard.check()
+        guard.check_finite()
     gradients(parameter, 1.0)
     step(optimizer, parameter, guard)  # the next call begins from scratch
-    guard.check()
+    guard.check_finite()
     assert not torch.equal(parameter, weights)
 
 
@@ -85,7 +85,7 @@ def test_shards_skip_a_fused_step_too() -> None:
     try:
         module = nn.Linear(4, 4)
         strategy = FullyShardedParallel("cpu", 1)
-        strategy.shard(module, [])
+        strategy.shard_module(module, [])
         parameters = list(module.parameters())
         assert build_optimizer(parameters, [], TRAIN).param_groups[0]["fused"] is None  # CPUs get PyTorch's default
         optimizer = torch.optim.AdamW(parameters, lr=0.1, fused=True)
@@ -103,6 +103,6 @@ def test_shards_skip_a_fused_step_too() -> None:
         assert unchanged == [[False, False], [True, True], [True, True]]
         assert optimizer.state[parameters[0]]["step"] == 1
         with pytest.raises(UserError, match="not finite in step 7"):
-            guard.check()
+            guard.check_finite()
     finally:
         torch.distributed.destroy_process_group()

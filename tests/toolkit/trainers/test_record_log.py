@@ -34,7 +34,7 @@ def test_records_come_back_in_any_order(tmp_path):
     for start, end in ((0, 3), (3, 3), (3, 12), (12, 13)):
         log.append(records(start, end))
     indices = np.array([12, 0, 5, 5, 11, 3])
-    assert np.array_equal(log.read(indices), records(0, 13)[indices])
+    assert np.array_equal(log.read_records(indices), records(0, 13)[indices])
     assert [p.stat().st_size // BYTES for p in sorted((tmp_path / "log").iterdir())] == [4, 4, 4, 1]
 
 
@@ -43,9 +43,9 @@ def test_files_of_old_records_are_deleted_whole(tmp_path):
     log.append(records(0, 13))
     log.drop_before(7)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["00000001.bin", "00000002.bin", "00000003.bin"]
-    assert np.array_equal(log.read(np.array([4, 12])), records(0, 13)[[4, 12]])
+    assert np.array_equal(log.read_records(np.array([4, 12])), records(0, 13)[[4, 12]])
     with pytest.raises(UserError, match=r"00000000.bin is not there; run again with --resume"):
-        log.read(np.array([2]))
+        log.read_records(np.array([2]))
 
 
 def test_a_log_continues_from_a_count(tmp_path):
@@ -55,7 +55,7 @@ def test_a_log_continues_from_a_count(tmp_path):
     again.truncate(2, 9)
     again.append(records(20, 22))
     expected = np.concatenate([records(0, 9), records(20, 22)])
-    assert np.array_equal(again.read(np.arange(11)), expected)
+    assert np.array_equal(again.read_records(np.arange(11)), expected)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["00000000.bin", "00000001.bin", "00000002.bin"]
 
 
@@ -71,7 +71,7 @@ def test_missing_or_short_files_are_refused(tmp_path):
         log_of(tmp_path).truncate(2, 9)
     log_of(tmp_path).truncate(8, 13)
     with pytest.raises(UserError, match="ends before record 7"):
-        log_of(tmp_path).read(np.array([7]))
+        log_of(tmp_path).read_records(np.array([7]))
 
 
 def test_a_run_that_starts_over_deletes_earlier_files(tmp_path):
@@ -79,7 +79,7 @@ def test_a_run_that_starts_over_deletes_earlier_files(tmp_path):
     log = log_of(tmp_path)
     log.append(records(50, 51))
     assert [p.name for p in tmp_path.iterdir()] == ["00000000.bin"]
-    assert log.read(np.array([0]))["number"] == 50
+    assert log.read_records(np.array([0]))["number"] == 50
 
 
 def test_nothing_is_added_on_a_full_disk(tmp_path, monkeypatch):
@@ -101,7 +101,7 @@ def test_nothing_is_added_on_a_full_disk(tmp_path, monkeypatch):
     assert log.count == 3
     monkeypatch.undo()
     log.append(records(30, 32))
-    assert log.read(np.arange(5))["number"].tolist() == [0, 1, 2, 30, 31]
+    assert log.read_records(np.arange(5))["number"].tolist() == [0, 1, 2, 30, 31]
 
 
 def test_a_disk_that_turns_out_full_is_named(tmp_path, monkeypatch):
@@ -139,7 +139,7 @@ def test_few_files_are_open(tmp_path):
     before = psutil.Process().num_fds()
     for _ in range(3):
         indices = draws.integers(0, count, 50)
-        assert np.array_equal(log.read(indices), records(0, count)[indices])
+        assert np.array_equal(log.read_records(indices), records(0, count)[indices])
         log.sync()
         assert psutil.Process().num_fds() <= before + OPEN_FILES
     log.close()
@@ -160,7 +160,7 @@ def test_records_that_changed_are_refused(tmp_path, damage):
         content[3 * BYTES :] = content[2 * BYTES : 3 * BYTES]
     file.write_bytes(content)
     with pytest.raises(UserError, match=r"00000001.bin does not hold record 7 as it was written"):
-        log.read(np.array([0, 7]))
+        log.read_records(np.array([0, 7]))
     with pytest.raises(CheckpointError, match=r"00000001.bin does not hold record \d as it was written"):
         log_of(tmp_path).truncate(2, 9)
     assert (tmp_path / "00000002.bin").stat().st_size == 4 * BYTES, "a log that is refused stays as it is"
@@ -177,7 +177,7 @@ def test_other_files_in_the_folder_do_not_count(tmp_path):
     log.drop_before(7)
     again = log_of(tmp_path)
     again.truncate(7, 12)
-    assert np.array_equal(again.read(np.arange(7, 12)), records(7, 12))
+    assert np.array_equal(again.read_records(np.arange(7, 12)), records(7, 12))
     assert all((tmp_path / name).read_text() == "stray" for name in strays)
 
 
@@ -195,12 +195,12 @@ def test_a_copy_by_links_does_not_change_the_original(tmp_path, link):
     copy.drop_before(8)
     assert {file.name: file.read_bytes() for file in original.iterdir()} == before
     assert np.array_equal(
-        copy.read(np.array([8, 9, 17])), np.concatenate([records(8, 9), records(90, 91), records(98, 99)])
+        copy.read_records(np.array([8, 9, 17])), np.concatenate([records(8, 9), records(90, 91), records(98, 99)])
     )
     same = log_of(original)
     same.truncate(0, 10)
     same.append(records(50, 51))
-    assert np.array_equal(same.read(np.array([9, 10])), np.concatenate([records(9, 10), records(50, 51)]))
+    assert np.array_equal(same.read_records(np.array([9, 10])), np.concatenate([records(9, 10), records(50, 51)]))
 
 
 def test_a_folder_that_is_a_link_is_refused(tmp_path):

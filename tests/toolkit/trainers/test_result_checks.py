@@ -11,7 +11,7 @@ import torch
 from vla_rl.core.errors import PluginError
 from vla_rl.core.manager import wrap
 from vla_rl.core.trainers import Trainer, UpdateMetrics
-from vla_rl.toolkit.trainers.result_checks import guard
+from vla_rl.toolkit.trainers.result_checks import guard_trainer
 
 
 class Talkative(Trainer):
@@ -35,7 +35,7 @@ class Talkative(Trainer):
 
 
 def wrapped(**results):
-    return wrap("trainer", Talkative(**results), "talkative", [guard("trainer 'talkative'")])
+    return wrap("trainer", Talkative(**results), "talkative", [guard_trainer("trainer 'talkative'")])
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def batches_of(**fields):
     builder = MicroBatches(trained, SimpleNamespace(needs=Requirements()))  # type: ignore[arg-type]
     parts = (np.array([0, 2]), np.array([1]))
     step = OptimizerStep(micro_batches=parts, passes=2, divisor=1.0, value_divisor=1.0)
-    return list(builder.each(inputs, common | fields, parts, step, 0))
+    return list(builder.iterate_batches(inputs, common | fields, parts, step, 0))
 
 
 def test_batches_hold_sources_and_executed_actions() -> None:

@@ -57,9 +57,9 @@ def test_transitions_come_back_with_their_observations(tmp_path):
     episodes = [transitions_of(4, 1), transitions_of(2, 2)]
     for episode in episodes:
         buffer.add(episode)
-    assert len(buffer) == buffer.count == 6
+    assert len(buffer) == buffer.transition_count == 6
     indices = np.array([5, 0, 3, 0])
-    batch = buffer.read(indices)
+    batch = buffer.read_transitions(indices)
     for row, (episode, at) in enumerate([(1, 1), (0, 0), (0, 3), (0, 0)]):
         given = episodes[episode]
         obs = given.frames.take(np.array([at, at + 1]))
@@ -74,7 +74,7 @@ def test_transitions_come_back_with_their_observations(tmp_path):
 def test_a_truncated_chunk_is_discounted_by_its_valid_actions(tmp_path):
     buffer = buffer_in(tmp_path)
     buffer.add(attrs.evolve(transitions_of(3), terminated=np.zeros(3, bool)))
-    assert buffer.read(np.arange(3)).bootstrap == pytest.approx([0.9**3, 0.9**3, 0.9**2])
+    assert buffer.read_transitions(np.arange(3)).bootstrap == pytest.approx([0.9**3, 0.9**3, 0.9**2])
 
 
 def test_a_frame_is_kept_once(tmp_path):
@@ -89,10 +89,10 @@ def test_steps_of_episodes_are_kept(tmp_path):
     buffer = buffer_in(tmp_path)
     episode = transitions_of(3)
     buffer.add(attrs.evolve(episode, frames=attrs.evolve(episode.frames, steps=np.array([0, 3, 6, 8]))))
-    assert buffer.read(np.array([2])).following.steps.tolist() == [8]
+    assert buffer.read_transitions(np.array([2])).following.steps.tolist() == [8]
     other = buffer_in(tmp_path / "other")
     other.add(episode)
-    assert other.read(np.array([2])).following.steps is None
+    assert other.read_transitions(np.array([2])).following.steps is None
 
 
 def test_old_transitions_are_forgotten_and_files_stay_bounded(tmp_path):
@@ -102,17 +102,17 @@ def test_old_transitions_are_forgotten_and_files_stay_bounded(tmp_path):
         buffer.add(transitions_of(5, seed))
         sizes.append(sum(path.stat().st_size for path in tmp_path.rglob("*.bin")))
     assert len(buffer) == 20
-    assert buffer.first == 130
+    assert buffer.oldest_transition == 130
     frames, transitions = (log.dtype.itemsize for log in (buffer._frames, buffer._transitions))
     window = (20 + 5) * (frames * 6 / 5 + transitions)  # with the episode that is added, of 6 frames and 5 transitions
     assert window / 2 < max(sizes) <= window + 2 * 4000  # and one file of each kind that is needed in part
-    assert equal(buffer.read(np.arange(145, 150)), _alone(tmp_path / "alone", transitions_of(5, 29)))
+    assert equal(buffer.read_transitions(np.arange(145, 150)), _alone(tmp_path / "alone", transitions_of(5, 29)))
 
 
 def _alone(folder, episode):
     buffer = buffer_in(folder)
     buffer.add(episode)
-    return buffer.read(np.arange(len(episode)))
+    return buffer.read_transitions(np.arange(len(episode)))
 
 
 def test_a_resumed_buffer_equals_an_uninterrupted_one(tmp_path):
@@ -128,9 +128,13 @@ def test_a_resumed_buffer_equals_an_uninterrupted_one(tmp_path):
     resumed.load(state)
     for buffer in (through, resumed):
         buffer.add(transitions_of(5, 6))
-    assert (resumed.first, resumed.count) == (through.first, through.count) == (23, 35)
+    assert (
+        (resumed.oldest_transition, resumed.transition_count)
+        == (through.oldest_transition, through.transition_count)
+        == (23, 35)
+    )
     indices = np.arange(23, 35)
-    assert equal(through.read(indices), resumed.read(indices))
+    assert equal(through.read_transitions(indices), resumed.read_transitions(indices))
 
 
 def test_the_last_but_one_checkpoint_can_be_resumed(tmp_path):
@@ -138,14 +142,14 @@ def test_the_last_but_one_checkpoint_can_be_resumed(tmp_path):
     states = []
     for seed in range(12):
         buffer.add(transitions_of(5, seed))
-        expected = buffer.read(np.arange(buffer.first, buffer.count))
+        expected = buffer.read_transitions(np.arange(buffer.oldest_transition, buffer.transition_count))
         states.append((buffer.state(), expected))
     for state, expected in reversed(states[-2:]):
         copy = tmp_path.parent / f"{tmp_path.name}-{state['transitions']}"
         shutil.copytree(tmp_path, copy)
         resumed = buffer_in(copy, capacity=10)
         resumed.load(state)
-        assert equal(resumed.read(np.arange(resumed.first, resumed.count)), expected)
+        assert equal(resumed.read_transitions(np.arange(resumed.oldest_transition, resumed.transition_count)), expected)
     old = buffer_in(tmp_path, capacity=10)
     with pytest.raises(UserError, match="the checkpoint needs the replay buffer's records"):
         old.load(states[3][0])
@@ -154,7 +158,7 @@ def test_the_last_but_one_checkpoint_can_be_resumed(tmp_path):
 def test_a_full_disk_leaves_the_buffer_as_it_was(tmp_path, monkeypatch):
     buffer = buffer_in(tmp_path)
     buffer.add(transitions_of(4, 1))
-    expected = buffer.read(np.arange(4))
+    expected = buffer.read_transitions(np.arange(4))
 
     def full(records):
         raise UserError("the replay buffer could not be written")
@@ -163,7 +167,7 @@ def test_a_full_disk_leaves_the_buffer_as_it_was(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="could not be written"):
         buffer.add(transitions_of(4, 2))
     monkeypatch.undo()
-    assert buffer.count == 4
+    assert buffer.transition_count == 4
     buffer.add(transitions_of(4, 3))
-    assert equal(buffer.read(np.arange(4)), expected)
-    assert equal(buffer.read(np.arange(4, 8)), _alone(tmp_path / "alone", transitions_of(4, 3)))
+    assert equal(buffer.read_transitions(np.arange(4)), expected)
+    assert equal(buffer.read_transitions(np.arange(4, 8)), _alone(tmp_path / "alone", transitions_of(4, 3)))

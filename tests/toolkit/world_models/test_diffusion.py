@@ -63,9 +63,9 @@ def test_the_sampler_ends_at_what_is_denoised(order):
     """The denoisers are one that knows the frame, and one that shrinks by half, computed by hand."""
     x, frame = torch.full((1, 1, 2, 2), 0.8), torch.full((1, 1, 2, 2), 0.25)
     sigmas = D.build_sigmas(3, 2e-3, 5.0, 7)
-    assert torch.allclose(D.sample(lambda noisy, sigma: frame, x, sigmas, order), frame)
+    assert torch.allclose(D.sample_frames(lambda noisy, sigma: frame, x, sigmas, order), frame)
     seen = []
-    half = D.sample(
+    half = D.sample_frames(
         lambda noisy, sigma: seen.append(float(sigma)) or noisy / 2, x, torch.tensor([2.0, 1.0, 0.0]), order
     )
     # Euler: slope .2, to .6; then slope .3, to .3. Heun: at .6 the slope is .3, so to .55; then slope .275, to .275.

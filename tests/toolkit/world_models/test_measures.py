@@ -11,7 +11,14 @@ import pytest
 from vla_rl import Observation, WorldModel
 from vla_rl.testing.synthetic import env_info
 from vla_rl.testing.world_models import made_up_windows
-from vla_rl.toolkit.world_models.measures import THRESHOLDS, measure, psnr, roc_auc, roc_auc_error, thresholds_met
+from vla_rl.toolkit.world_models.measures import (
+    THRESHOLDS,
+    compute_psnr,
+    measure_quality,
+    roc_auc,
+    roc_auc_error,
+    thresholds_met,
+)
 from vla_rl.toolkit.world_models.windows import followed_by, frames_of, put_rows, take_frames, take_rows
 
 CHUNK, STEPS = 2, 3
@@ -58,7 +65,7 @@ class Knowing(WorldModel):
 
 
 def test_a_model_that_knows_has_the_best_measures(windows):
-    found = measure(Knowing(), windows)
+    found = measure_quality(Knowing(), windows)
     assert found["psnr/1"] == found["changed_psnr/3"] == math.inf and found["copy_changed_psnr/2"] < 40
     assert found["action_error"] == 0 and found["action_accuracy"] > 0.7, "rounded, two chunks may do the same"
     assert found["outcome_auc"] == found["replay_auc"] == 1 and found["replay_fpr"] == found["replay_fnr"] == 0
@@ -66,14 +73,14 @@ def test_a_model_that_knows_has_the_best_measures(windows):
 
 
 def test_a_model_that_ignores_actions_is_found_out(windows):
-    found = measure(Knowing(deaf=True), windows)
+    found = measure_quality(Knowing(deaf=True), windows)
     assert found["action_error"] == 1 and found["action_accuracy"] == 0
     assert found["changed_psnr/1"] == found["copy_changed_psnr/1"]
     assert thresholds_met(found) == {"changed pixels": False, "actions": False, "replay": True}
 
 
 def test_a_constant_outcome_is_found_out(windows):
-    found = measure(Knowing(blind=True), windows)
+    found = measure_quality(Knowing(blind=True), windows)
     assert found["replay_auc"] == found["outcome_auc"] == 0.5 and found["replay_fnr"] == 1
     assert not thresholds_met(found)["replay"]
 
@@ -95,20 +102,20 @@ class Guessing(Knowing):
 
 def test_two_draws_of_a_model_that_guesses_disagree(windows):
     """By four levels in half of the images, and in those that follow as far as the guesses before differ."""
-    found = measure(Guessing(), windows)
+    found = measure_quality(Guessing(), windows)
     assert found["disagreement/1"] == pytest.approx(2, abs=0.8) and found["disagreement/3"] > found["disagreement/1"]
     mean = np.mean([found[f"disagreement/{k}"] for k in (1, 2, 3)])
     assert found["outcome_disagreement"] == pytest.approx(mean / 255, rel=1e-4)
-    differing = measure(Guessing(), windows, action_episodes=10)["disagreement/1"] * 10 / 4
+    differing = measure_quality(Guessing(), windows, action_episodes=10)["disagreement/1"] * 10 / 4
     assert differing == pytest.approx(round(differing)), "of ten episodes"
-    known = measure(Knowing(), windows)
+    known = measure_quality(Knowing(), windows)
     assert known["disagreement/3"] == known["outcome_disagreement"] == 0
 
 
 def test_chunks_that_were_not_played_do_not_count(windows):
     executed = windows.executed.copy()
     executed[:, 1:] = False
-    found = measure(Knowing(), attrs.evolve(windows, executed=executed))
+    found = measure_quality(Knowing(), attrs.evolve(windows, executed=executed))
     assert "psnr/1" in found and "psnr/2" not in found
     assert math.isnan(found["replay_auc"]), "no recorded episode succeeded"
     assert not thresholds_met(found)["replay"]
@@ -129,19 +136,19 @@ def test_the_error_of_an_area_by_hand():
 
 
 def test_a_threshold_that_was_met_fails_for_more_than_chance(windows):
-    good = measure(Knowing(), windows)
+    good = measure_quality(Knowing(), windows)
     near = good | {"replay_auc": 0.87, "replay_auc_error": roc_auc_error(0.87, 32, 32)}
     assert not thresholds_met(near)["replay"] and thresholds_met(near, met_before=True)["replay"]
     certain = near | {"replay_auc_error": roc_auc_error(0.87, 320, 320)}
     assert not thresholds_met(certain, met_before=True)["replay"], "ten times the episodes: not by chance"
-    assert not thresholds_met(measure(Knowing(blind=True), windows), met_before=True)["replay"]
+    assert not thresholds_met(measure_quality(Knowing(blind=True), windows), met_before=True)["replay"]
 
 
 def test_psnr_by_hand():
     one, other = np.zeros((2, 2), np.uint8), np.array([[0, 10], [0, 0]], np.uint8)
-    assert psnr(one, other) == pytest.approx(10 * math.log10(255**2 / 25))
-    assert psnr(one, other, other > 0) == pytest.approx(10 * math.log10(255**2 / 100))
-    assert psnr(one, one) == math.inf
+    assert compute_psnr(one, other) == pytest.approx(10 * math.log10(255**2 / 25))
+    assert compute_psnr(one, other, other > 0) == pytest.approx(10 * math.log10(255**2 / 100))
+    assert compute_psnr(one, one) == math.inf
 
 
 def test_windows_move_on_by_one_chunk(windows):

@@ -7,38 +7,40 @@ from html import escape
 from typing import Any
 
 from vla_rl.cli.benchmark.suites import Benchmark, mean_of
-from vla_rl.cli.report.html import document, interval_table, section
-from vla_rl.core.spec.yaml import dump
+from vla_rl.cli.report.html import interval_table, render_document, render_section
+from vla_rl.core.spec.yaml import dump_yaml
 
 Result = Mapping[str, Any]
 
 
-def page(benchmark: Benchmark, policy: str, results: Mapping[str, Result]) -> str:
+def render_benchmark(benchmark: Benchmark, policy: str, results: Mapping[str, Result]) -> str:
     """Return the page of the suites that have been evaluated so far."""
     about = f"<p>{escape(benchmark.about)}</p>" if benchmark.about else ""
     parts = [
         f"<header><h1>{escape(benchmark.title)}</h1>{about}</header>",
-        section("Success", _table(benchmark, policy, results)),
-        *(section(name, interval_table(*_rates(result))) for name, result in results.items()),
-        _setup(results),
+        render_section("Success", _success_table(benchmark, policy, results)),
+        *(render_section(name, interval_table(*_listed_rates(result))) for name, result in results.items()),
+        _setup_section(results),
         "<footer>Made by vla-rl eval. Intervals: 95 %, Wilson.</footer>",
     ]
-    return document(f"{escape(benchmark.title)}: {escape(policy)}", "".join(parts))
+    return render_document(f"{escape(benchmark.title)}: {escape(policy)}", "".join(parts))
 
 
-def _table(benchmark: Benchmark, policy: str, results: Mapping[str, Result]) -> str:
+def _success_table(benchmark: Benchmark, policy: str, results: Mapping[str, Result]) -> str:
     order = [name for name in benchmark.suites if name in results or any(name in p.rates for p in benchmark.published)]
     means = ["mean"] if benchmark.mean else []
     head = "".join(f"<th>{escape(name)}</th>" for name in ("policy", *order, *means, "source"))
     rates = {name: 100 * result["success"]["rate"] for name, result in results.items()}
-    cells = [_ours(results[name]["success"]) if name in results else "–" for name in order]
+    cells = [_format_measured(results[name]["success"]) if name in results else "–" for name in order]
     mean = mean_of(rates, benchmark.mean)
-    rows = _row(f"<b>{escape(policy)}</b>", [*cells, *([_percent(mean)] if means else []), "measured here"])
+    rows = _table_row(
+        f"<b>{escape(policy)}</b>", [*cells, *([_format_percent(mean)] if means else []), "measured here"]
+    )
     for published in benchmark.published:
         mean = published.mean if published.mean is not None else mean_of(published.rates, benchmark.mean)
-        figures = [_percent(published.rates.get(name)) for name in order]
-        rows += _row(
-            escape(published.policy), [*figures, *([_percent(mean)] if means else []), escape(published.source)]
+        figures = [_format_percent(published.rates.get(name)) for name in order]
+        rows += _table_row(
+            escape(published.policy), [*figures, *([_format_percent(mean)] if means else []), escape(published.source)]
         )
     notes = ["In %, ours with 95 % intervals."]
     if benchmark.mean:
@@ -51,32 +53,32 @@ def _table(benchmark: Benchmark, policy: str, results: Mapping[str, Result]) -> 
     )
 
 
-def _ours(rate: Mapping[str, float]) -> str:
+def _format_measured(rate: Mapping[str, float]) -> str:
     return f'{100 * rate["rate"]:.1f}<br><span class="count">{100 * rate["low"]:.1f} to {100 * rate["high"]:.1f}</span>'
 
 
-def _percent(value: float | None) -> str:
+def _format_percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f}"
 
 
-def _row(name: str, cells: Sequence[str]) -> str:
+def _table_row(name: str, cells: Sequence[str]) -> str:
     return f"<tr><td>{name}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
-def _rates(result: Result) -> tuple[str, dict[str, Any]]:
+def _listed_rates(result: Result) -> tuple[str, dict[str, Any]]:
     """Return the rates that the page lists, and what they are of: categories of tasks where the simulator has any."""
     what = "category" if result.get("categories") else "task"
     rates = result["categories" if what == "category" else "tasks"]
     return what, {"all": result["success"], **rates} if len(rates) > 1 else rates
 
 
-def _setup(results: Mapping[str, Result]) -> str:
+def _setup_section(results: Mapping[str, Result]) -> str:
     content = ""
     for name, result in results.items():
         notes = "".join(f'<p class="note">{escape(note)}</p>' for note in result.get("notes", ()))
         versions = escape(", ".join(f"{package} {version}" for package, version in result["versions"].items()))
         content += (
             f"<details><summary>{escape(name)}: spec, with all defaults</summary>{notes}"
-            f'<p class="note">{versions}</p><pre>{escape(dump(result["spec"]))}</pre></details>'
+            f'<p class="note">{versions}</p><pre>{escape(dump_yaml(result["spec"]))}</pre></details>'
         )
-    return section("Set-up", content)
+    return render_section("Set-up", content)

@@ -41,15 +41,18 @@ class Pair:
         return min(1.0, 2 * tail / (1 << n))
 
 
-def compare(first: Episodes, second: Episodes) -> dict[str, Pair]:
+def compare_episodes(first: Episodes, second: Episodes) -> dict[str, Pair]:
     """Return the pairs for "all" and for each common task. Raises UserError if they share no state."""
     common = first.keys() & second.keys()
     if not common:
         raise UserError("the two have no evaluation state in common: compare evaluations of the same tasks")
-    names = dict.fromkeys(_name(key) for key in first if key in common)
+    names = dict.fromkeys(_task_name(key) for key in first if key in common)
     return {
-        "all": _pair([(first[key], second[key]) for key in common]),
-        **{name: _pair([(first[key], second[key]) for key in common if _name(key) == name]) for name in names},
+        "all": _pair_outcomes([(first[key], second[key]) for key in common]),
+        **{
+            name: _pair_outcomes([(first[key], second[key]) for key in common if _task_name(key) == name])
+            for name in names
+        },
     }
 
 
@@ -73,16 +76,16 @@ def check_evaluations(*paths: Path) -> None:
         )
 
 
-def episodes(path: Path) -> Episodes:
+def read_episodes(path: Path) -> Episodes:
     """Read the episodes of a `vla-rl eval --output` file or of a benchmark's folder. Raises UserError for others."""
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
-    successes = {key: success for file in files for key, success in _read(file)}
+    successes = {key: success for file in files for key, success in _read_outcomes(file)}
     if not successes:
         raise UserError(f"{path} holds no evaluation: give what `vla-rl eval --output FILE` or --benchmark wrote")
     return successes
 
 
-def table(pairs: Mapping[str, Pair]) -> Iterator[str]:
+def comparison_lines(pairs: Mapping[str, Pair]) -> Iterator[str]:
     """Yield the comparison as lines of text."""
     width = max(len(name) for name in (*pairs, "success"))
     yield f"{'success':<{width}}    first   second   change   first only   second only         p      n"
@@ -95,7 +98,7 @@ def table(pairs: Mapping[str, Pair]) -> Iterator[str]:
         )
 
 
-def _pair(outcomes: list[tuple[bool, bool]]) -> Pair:
+def _pair_outcomes(outcomes: list[tuple[bool, bool]]) -> Pair:
     return Pair(
         n=len(outcomes),
         first=sum(a for a, _ in outcomes),
@@ -105,12 +108,12 @@ def _pair(outcomes: list[tuple[bool, bool]]) -> Pair:
     )
 
 
-def _name(key: tuple[str, str, int, int]) -> str:
+def _task_name(key: tuple[str, str, int, int]) -> str:
     suite, task, *_ = key
     return f"{suite}: {task}" if suite else task
 
 
-def _read(file: Path) -> Iterator[tuple[tuple[str, str, int, int], bool]]:
+def _read_outcomes(file: Path) -> Iterator[tuple[tuple[str, str, int, int], bool]]:
     try:
         result: dict[str, Any] = json.loads(read_text(file, LONGEST_RESULT))
         suite = result.get("suite", "")

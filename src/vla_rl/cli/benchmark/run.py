@@ -9,13 +9,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cli.benchmark.page import page
+from vla_rl.cli.benchmark.page import render_benchmark
 from vla_rl.cli.benchmark.suites import Benchmark, mean_of
 from vla_rl.core.errors import UserError
-from vla_rl.core.paths import about, check_file, check_folder, write_whole
+from vla_rl.core.paths import check_file, check_folder, explain_path_errors, write_whole
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.driver.evaluation.checkpoint_evaluation import NotRecorded
-from vla_rl.runtime.run_folder.environment import versions
+from vla_rl.runtime.run_folder.environment import library_versions
 from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
 from vla_rl.toolkit.json_files import read_record
 
@@ -50,7 +50,7 @@ def evaluate_suite(
     specs: dict[str, Spec] = {}
     for name in suites:
         try:
-            spec = spec_with(benchmark.overrides(name))
+            spec = spec_with(benchmark.suite_overrides(name))
             if name in optional:
                 check(spec)
         except UserError as exc:
@@ -60,14 +60,14 @@ def evaluate_suite(
         else:
             specs[name] = spec
     check_folder("--folder", folder)
-    with about("--folder", folder):
+    with explain_path_errors("--folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    files = {name: folder / f"{slug(name)}.json" for name in specs}
+    files = {name: folder / f"{make_slug(name)}.json" for name in specs}
     for file in (*files.values(), folder / "index.html"):
         check_file("--folder", file)
     results: dict[str, Result] = {}
     for name, spec in specs.items():
-        file, mark = files[name], fingerprint(spec, checkpoint)
+        file, mark = files[name], result_fingerprint(spec, checkpoint)
         record = _read_record(file)
         reused = record.get("fingerprint") == mark
         if not reused:
@@ -82,16 +82,16 @@ def evaluate_suite(
                 "policy": policy,
                 "fingerprint": mark,
                 "spec": spec.to_dict(),
-                "versions": versions(),
+                "versions": library_versions(),
                 **result,
             }
             _write_record(file, record, say)
             if unrecorded is not None:
                 raise unrecorded
         results[name] = record
-        say(line(name, record["success"]) + ("  (was there)" if reused else ""))
-        with about("--folder", folder):
-            write_whole(folder / "index.html", page(benchmark, policy, results))
+        say(rate_line(name, record["success"]) + ("  (was there)" if reused else ""))
+        with explain_path_errors("--folder", folder):
+            write_whole(folder / "index.html", render_benchmark(benchmark, policy, results))
     means = {name: 100 * result["success"]["rate"] for name, result in results.items()}
     mean = mean_of(means, benchmark.mean)
     if mean is not None:
@@ -105,7 +105,7 @@ def _env_type(benchmark: Benchmark, suite: str, spec_with: Callable[[Sequence[st
     try:
         return spec_with(()).env.type
     except UserError:
-        return spec_with(benchmark.overrides(suite)).env.type
+        return spec_with(benchmark.suite_overrides(suite)).env.type
 
 
 def _read_record(file: Path) -> Result:
@@ -124,14 +124,14 @@ def _write_record(file: Path, record: Result, say: Callable[[str], object]) -> N
     """Write a suite's result, or say all of it where that is not possible."""
     text = json.dumps(record, indent=1) + "\n"
     try:
-        with about("--folder", file):
+        with explain_path_errors("--folder", file):
             write_whole(file, text)
     except UserError as exc:
         say(text)
         raise UserError(f"{exc}; what it would have held is printed above") from exc
 
 
-def fingerprint(spec: Spec, checkpoint: Path | None) -> str:
+def result_fingerprint(spec: Spec, checkpoint: Path | None) -> str:
     """Return a hash of everything that determines a result: it differs for another spec or other weights."""
     manifest = checkpoint / MANIFEST if checkpoint else None
     weights = manifest.read_bytes() if manifest is not None and manifest.exists() else str(checkpoint).encode()
@@ -139,11 +139,11 @@ def fingerprint(spec: Spec, checkpoint: Path | None) -> str:
     return hashlib.sha256(text.encode() + weights).hexdigest()
 
 
-def line(name: str, rate: Mapping[str, float], width: int = 24) -> str:
+def rate_line(name: str, rate: Mapping[str, float], width: int = 24) -> str:
     """A success rate in one line, with its interval and n."""
     bounds = f"[{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]"
     return f"{name:<{width}}  {100 * rate['rate']:5.1f} %  {bounds:<14} n={rate['n']}"
 
 
-def slug(name: str) -> str:
+def make_slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")

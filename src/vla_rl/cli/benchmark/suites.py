@@ -27,7 +27,7 @@ from cattrs.gen import make_dict_structure_fn
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.shipped_files import names_in, read_named
-from vla_rl.core.spec.yaml import parse
+from vla_rl.core.spec.yaml import parse_yaml
 
 PACKAGE = "vla_rl.cli.benchmark"
 
@@ -57,11 +57,11 @@ class Benchmark:
     optional: tuple[str, ...] = ()
     published: tuple[PublishedFigures, ...] = ()
 
-    def overrides(self, suite: str) -> list[str]:
+    def suite_overrides(self, suite: str) -> list[str]:
         """Return the overrides of a spec for one suite, in the command line's form."""
         return [f"{key}={json.dumps(value)}" for key, value in (self.change | self.suites[suite]).items()]
 
-    def chosen(self, names: list[str] | None) -> list[str]:
+    def choose_suites(self, names: list[str] | None) -> list[str]:
         """Suites in the benchmark's order. Raises UserError for a name that it does not have."""
         for name in names or ():
             if name not in self.suites:
@@ -70,20 +70,20 @@ class Benchmark:
         return [name for name in self.suites if names is None or name in names]
 
 
-def names() -> list[str]:
+def benchmark_names() -> list[str]:
     """Return the names of this package's benchmarks."""
     return names_in(PACKAGE)
 
 
-def load(name: str) -> Benchmark:
+def load_benchmark(name: str) -> Benchmark:
     """Load a benchmark by name or path. Raises UserError if it does not exist, or if the file does not hold one."""
-    return _read(read_named("benchmark", name, PACKAGE, "libero.yaml"), name)
+    return _parse_benchmark(read_named("benchmark", name, PACKAGE, "libero.yaml"), name)
 
 
-def _read(text: str, where: str) -> Benchmark:
+def _parse_benchmark(text: str, where: str) -> Benchmark:
     converter = cattrs.Converter(forbid_extra_keys=True)
     converter.register_structure_hook(PublishedFigures, make_dict_structure_fn(PublishedFigures, converter))
-    document = parse(text)
+    document = parse_yaml(text)
     for error in document.errors:
         raise UserError(f"{where}:{error.line}: {error.message}")
     if not isinstance(document.data, dict):
@@ -95,12 +95,12 @@ def _read(text: str, where: str) -> Benchmark:
         raise UserError(
             f"{where}: {problems}\n  a benchmark has the keys {', '.join(Benchmark.__annotations__)}"
         ) from None
-    for unknown in _unknown(benchmark):
+    for unknown in _unknown_suites(benchmark):
         raise UserError(f"{where}: names a suite {unknown!r} that it does not have: {', '.join(benchmark.suites)}")
     return benchmark
 
 
-def _unknown(benchmark: Benchmark) -> Iterator[str]:
+def _unknown_suites(benchmark: Benchmark) -> Iterator[str]:
     for published in (
         dict.fromkeys((*benchmark.mean, *benchmark.optional), 0.0),
         *(p.rates for p in benchmark.published),

@@ -23,10 +23,10 @@ from attrs import evolve, field, frozen
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.shipped_files import names_in, read_named
 from vla_rl.core.spec.known_checkpoints import KnownValue, written_source
-from vla_rl.core.spec.source import located
+from vla_rl.core.spec.source import format_problems
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.spec.structure import Problems, Structurer
-from vla_rl.core.spec.yaml import dotted, parse, value_at
+from vla_rl.core.spec.yaml import dotted_path, parse_yaml, value_at
 
 PACKAGE = "vla_rl.cli.protocol"
 
@@ -62,14 +62,14 @@ class Protocol:
         return keys
 
 
-def names() -> list[str]:
+def protocol_names() -> list[str]:
     """Return the names of this package's protocols."""
     return names_in(PACKAGE)
 
 
-def load(name: str) -> Protocol:
+def load_protocol(name: str) -> Protocol:
     """Load a protocol by name or path. Raise UserError if it does not exist, or if the file does not hold one."""
-    return _read(read_named("protocol", name, PACKAGE, "openvla.yaml"), name)
+    return _parse_protocol(read_named("protocol", name, PACKAGE, "openvla.yaml"), name)
 
 
 def with_protocol(
@@ -84,7 +84,7 @@ def with_protocol(
         recorded: the spec is that of a run, whose keys are those of its training; only overrides count as the
             author's.
     """
-    protocol, spec = load(name), load_spec(())
+    protocol, spec = load_protocol(name), load_spec(())
     if spec.env.type != protocol.env:
         raise UserError(f"--protocol {name}: is for env {protocol.env!r}, and the spec's is {spec.env.type!r}")
     plain = spec.to_dict()
@@ -105,13 +105,13 @@ def with_protocol(
         else:
             changes[key] = known.value
     if problems:
-        raise SpecError(located(problems, spec.source))
+        raise SpecError(format_problems(problems, spec.source))
     return load_spec([f"{key}={json.dumps(value)}" for key, value in changes.items()]) if changes else spec
 
 
 def protocol_record(name: str, spec: Spec) -> dict[str, Any]:
     """Return what a result says about its protocol: name, title, keys with values and sources, and what differs."""
-    protocol = load(name)
+    protocol = load_protocol(name)
     keys = protocol.keys_for(spec.to_dict())
     return {
         "name": name,
@@ -124,14 +124,14 @@ def protocol_record(name: str, spec: Spec) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ internal
 
 
-def _read(text: str, where: str) -> Protocol:
-    document = parse(text)
+def _parse_protocol(text: str, where: str) -> Protocol:
+    document = parse_yaml(text)
     for error in document.errors:
         raise UserError(f"{where}:{error.line}: {error.message}")
     try:
-        protocol: Protocol = Structurer().read(document.data or {}, Protocol)
+        protocol: Protocol = Structurer().read_value(document.data or {}, Protocol)
     except Problems as exc:
-        problems = "; ".join(f"{dotted(path)}: {text}" for path, text in exc.items)
+        problems = "; ".join(f"{dotted_path(path)}: {text}" for path, text in exc.items)
         raise UserError(f"{where}: {problems}") from None
     cases = []
     for number, case in enumerate(protocol.cases):

@@ -46,14 +46,14 @@ class Frame:
     x: tuple[float, float]
     y: tuple[float, float]
 
-    def at(self, x: float, y: float) -> tuple[float, float]:
-        return self.across(x), self.up(y)
+    def map_point(self, x: float, y: float) -> tuple[float, float]:
+        return self.map_x(x), self.map_y(y)
 
-    def across(self, x: float) -> float:
+    def map_x(self, x: float) -> float:
         low, high = self.x
         return self.left + (x - low) / ((high - low) or 1.0) * (self.width - self.left - self.right)
 
-    def up(self, y: float) -> float:
+    def map_y(self, y: float) -> float:
         low, high = self.y
         return self.height - self.bottom - (y - low) / ((high - low) or 1.0) * (self.height - self.top - self.bottom)
 
@@ -63,22 +63,24 @@ def success_chart(rollouts: Sequence[Point], evaluations: Sequence[Point], last:
     frame = Frame(
         width=shape.width, height=shape.height, left=60, right=16, top=14, bottom=40, x=(0, max(last, 1)), y=(0.0, 1.0)
     )
-    parts = [*_grid(frame, [0, 0.25, 0.5, 0.75, 1.0], lambda v: f"{100 * v:.0f} %", "step")]
-    points = _thinned(rollouts)
+    parts = [*_draw_grid(frame, [0, 0.25, 0.5, 0.75, 1.0], lambda v: f"{100 * v:.0f} %", "step")]
+    points = _thin_points(rollouts)
     if points:
-        upper = [frame.at(p.step, p.high) for p in points]
-        lower = [frame.at(p.step, p.low) for p in reversed(points)]
-        parts.append(f'<path class="band" d="{_path([*upper, *lower])}Z"/>')
-        parts.append(f'<path class="line" d="{_path([frame.at(p.step, p.rate) for p in points])}"/>')
+        upper = [frame.map_point(p.step, p.high) for p in points]
+        lower = [frame.map_point(p.step, p.low) for p in reversed(points)]
+        parts.append(f'<path class="band" d="{_path_data([*upper, *lower])}Z"/>')
+        parts.append(f'<path class="line" d="{_path_data([frame.map_point(p.step, p.rate) for p in points])}"/>')
     if len(evaluations) > 1:
-        parts.append(f'<path class="eval-line" d="{_path([frame.at(p.step, p.rate) for p in evaluations])}"/>')
+        parts.append(
+            f'<path class="eval-line" d="{_path_data([frame.map_point(p.step, p.rate) for p in evaluations])}"/>'
+        )
     for p in evaluations:
-        x, y = frame.at(p.step, p.rate)
+        x, y = frame.map_point(p.step, p.rate)
         description = f"step {p.step}: {100 * p.rate:.1f} % [{100 * p.low:.1f}, {100 * p.high:.1f}] of {p.n} episodes"
-        bar = f'<path d="M{x:.1f} {frame.up(p.low):.1f}V{frame.up(p.high):.1f}"/>'
+        bar = f'<path d="M{x:.1f} {frame.map_y(p.low):.1f}V{frame.map_y(p.high):.1f}"/>'
         dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5"/>'
         parts.append(f'<g class="eval"><title>{escape(description)}</title>{bar}{dot}</g>')
-    return _svg(frame, parts, "Success over training steps", shape.css)
+    return _wrap_svg(frame, parts, "Success over training steps", shape.css)
 
 
 def small_chart(name: str, pairs: Pairs, band: Sequence[Pairs] = ()) -> str:
@@ -87,27 +89,27 @@ def small_chart(name: str, pairs: Pairs, band: Sequence[Pairs] = ()) -> str:
     low, high = min(values), max(values)
     room = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
     frame = Frame(
-        width=250, height=125, left=46, right=8, top=10, bottom=24, x=_range(pairs), y=(low - room, high + room)
+        width=250, height=125, left=46, right=8, top=10, bottom=24, x=_x_range(pairs), y=(low - room, high + room)
     )
-    parts = [*_grid(frame, ticks(*frame.y, 3), number, "")]
+    parts = [*_draw_grid(frame, axis_ticks(*frame.y, 3), format_number, "")]
     if band:
-        lower, upper = ([frame.at(*pair) for pair in _thinned(end)] for end in band)
-        parts.append(f'<path class="band" d="{_path([*upper, *reversed(lower)])}Z"/>')
-    parts.append(f'<path class="line" d="{_path([frame.at(*pair) for pair in _thinned(pairs)])}"/>')
-    return _svg(frame, parts, name)
+        lower, upper = ([frame.map_point(*pair) for pair in _thin_points(end)] for end in band)
+        parts.append(f'<path class="band" d="{_path_data([*upper, *reversed(lower)])}Z"/>')
+    parts.append(f'<path class="line" d="{_path_data([frame.map_point(*pair) for pair in _thin_points(pairs)])}"/>')
+    return _wrap_svg(frame, parts, name)
 
 
-def ticks(low: float, high: float, count: int) -> list[float]:
+def axis_ticks(low: float, high: float, count: int) -> list[float]:
     """Return about this many round numbers between two, and at least two: one alone gives no scale."""
     span = (high - low) or 1.0
     size = 10 ** math.floor(math.log10(span / count))
     step = next(size * k for k in (1, 2, 5, 10) if span / (size * k) <= count)
     first = math.ceil(low / step)
     values = [step * i for i in range(first, math.floor(high / step) + 1)]
-    return values if len(values) > 1 or high == low else ticks(low, high, count + 1)
+    return values if len(values) > 1 or high == low else axis_ticks(low, high, count + 1)
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Short, for axes and tiles."""
     if value == 0:
         return "0"
@@ -116,37 +118,37 @@ def number(value: float) -> str:
     return f"{value:,.4g}"
 
 
-def _grid(frame: Frame, values: Sequence[float], label: Callable[[float], str], x_title: str) -> Iterator[str]:
+def _draw_grid(frame: Frame, values: Sequence[float], label: Callable[[float], str], x_title: str) -> Iterator[str]:
     right = frame.width - frame.right
     for value in values:
-        y = frame.up(value)
+        y = frame.map_y(value)
         yield f'<path class="grid" d="M{frame.left} {y:.1f}H{right}"/>'
         yield f'<text class="tick" x="{frame.left - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(label(value))}</text>'
     floor = frame.height - frame.bottom
-    for value in ticks(*frame.x, 8 if frame.width > 500 else 3):
+    for value in axis_ticks(*frame.x, 8 if frame.width > 500 else 3):
         if value == int(value):
-            x = frame.across(value)
+            x = frame.map_x(value)
             yield f'<text class="tick" x="{x:.1f}" y="{floor + 18}" text-anchor="middle">{int(value)}</text>'
     if x_title:
         middle = (frame.left + right) / 2
         yield f'<text class="tick" x="{middle}" y="{frame.height - 4}" text-anchor="middle">{escape(x_title)}</text>'
 
 
-def _svg(frame: Frame, parts: Sequence[str], title: str, css: str = "") -> str:
+def _wrap_svg(frame: Frame, parts: Sequence[str], title: str, css: str = "") -> str:
     box = f"0 0 {frame.width:g} {frame.height:g}"
     head = f'<svg class="{css}" viewBox="{box}" role="img" aria-label="{escape(title, quote=True)}">'
     return f"{head}{''.join(parts)}</svg>"
 
 
-def _path(points: Pairs) -> str:
+def _path_data(points: Pairs) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
-def _range(pairs: Pairs) -> tuple[float, float]:
+def _x_range(pairs: Pairs) -> tuple[float, float]:
     return min(x for x, _ in pairs), max(x for x, _ in pairs)
 
 
-def _thinned(items: Sequence[T]) -> list[T]:
+def _thin_points(items: Sequence[T]) -> list[T]:
     """Return at most `MAX_POINTS` items, including the first and the last."""
     if len(items) <= MAX_POINTS:
         return list(items)

@@ -24,24 +24,24 @@ def read_results(file: Path) -> Mapping[str, Any]:
     results = read_record(file)
     for key in RATES:
         if results.data.get(key) is not None:
-            check_rate(results.record(key))
+            check_rate(results.get_record(key))
     for key in TASKS:
-        for rate in results.records(key).values() if results.data.get(key) else ():
+        for rate in results.get_records(key).values() if results.data.get(key) else ():
             check_rate(rate)
     for key in COUNTS:
         if results.data.get(key) is not None:
-            results.integer(key)
+            results.get_integer(key)
     if results.data.get("wall_seconds") is not None:
-        results.number("wall_seconds", low=0)
+        results.get_number("wall_seconds", low=0)
     for key in ("imagination", "versions"):
         if results.data.get(key) is not None:
-            results.record(key)
+            results.get_record(key)
     if results.data.get("checkpoint") is not None:
-        results.record("checkpoint").records("keys")
+        results.get_record("checkpoint").get_records("keys")
     if not isinstance(results.data.get("notes") or [], list):
         raise UserError(f"{file}: 'notes' is not a list, a list of texts is expected")
     if results.data.get("roles"):
-        check_roles(results.record("roles"))
+        check_roles(results.get_record("roles"))
     return results.data
 
 
@@ -56,9 +56,9 @@ def read_trace(file: Path) -> Mapping[str, Any]:
         return {}
     trace = read_record(file, limit=TRACE_BYTES)
     events = trace.data.get("traceEvents") or []
-    about: Mapping[str, Any] = trace.record("otherData").data if trace.data.get("otherData") else {}
+    about: Mapping[str, Any] = trace.get_record("otherData").data if trace.data.get("otherData") else {}
     if about.get("roles"):
-        check_roles(trace.record("otherData").record("roles"))
+        check_roles(trace.get_record("otherData").get_record("roles"))
     if not isinstance(events, list):
         raise UserError(f"{file}: 'traceEvents' is not a list")
     return {"traceEvents": [event for event in events if _is_event(event)], "otherData": about}
@@ -80,23 +80,25 @@ def read_metrics(file: Path) -> Iterator[dict[str, Any]]:
 def read_captions(folder: Path) -> dict[str, tuple[str, str]]:
     """Return task and instruction of each video by its file's name, from the lists that the hook `video` writes next to
     them. Raises UserError."""
-    episodes = [episode for file in sorted(folder.glob("step_*.json")) for episode in _episodes(file)]
-    return {episode.text("file"): (episode.text("task"), episode.text("instruction")) for episode in episodes}
+    episodes = [episode for file in sorted(folder.glob("step_*.json")) for episode in _read_episodes(file)]
+    return {
+        episode.get_text("file"): (episode.get_text("task"), episode.get_text("instruction")) for episode in episodes
+    }
 
 
-def _episodes(file: Path) -> list[Record]:
+def _read_episodes(file: Path) -> list[Record]:
     return read_record(file).list_of_records("episodes")
 
 
 def check_roles(roles: Record) -> None:
     """Raise UserError unless each role has its shares of time."""
     for role in roles.records_here().values():
-        role.integer("workers")
+        role.get_integer("workers")
         for key in ("busy", "bubbles"):
-            role.number(key)
-        waits = role.record("waits_for")
+            role.get_number(key)
+        waits = role.get_record("waits_for")
         for cause in waits.data:
-            waits.number(cause)
+            waits.get_number(cause)
 
 
 def _is_number(value: Any) -> bool:

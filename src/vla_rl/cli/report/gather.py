@@ -10,8 +10,8 @@ from attrs import field, frozen
 
 from vla_rl.cli.report.checks import read_captions, read_environment, read_metrics, read_results, read_trace
 from vla_rl.core.errors import UserError
-from vla_rl.core.events import wilson
-from vla_rl.core.spec.yaml import parse
+from vla_rl.core.events import wilson_interval
+from vla_rl.core.spec.yaml import parse_yaml
 
 EVALUATED = ("eval/success_rate", "eval/success_low", "eval/success_high", "eval/episodes")
 
@@ -46,31 +46,31 @@ class ReportData:
     """Task and instruction of each video, by the name of its file; videos of older versions have none."""
 
     @property
-    def rollouts(self) -> list[Point]:
+    def rollout_points(self) -> list[Point]:
         """Success of each rollout."""
         return [
-            _point(int(m["step"]), m["env/success_rate"], int(m["rollout/episodes"]))
+            _rate_point(int(m["step"]), m["env/success_rate"], int(m["rollout/episodes"]))
             for m in self.steps
             if m.get("rollout/episodes", 0) > 0 and "env/success_rate" in m
         ]
 
-    def section(self, name: str) -> Mapping[str, Any]:
+    def spec_section(self, name: str) -> Mapping[str, Any]:
         """A section of the spec; empty if the spec has none."""
         value = self.spec.get(name)
         return value if isinstance(value, Mapping) else {}
 
-    def series(self, name: str) -> list[tuple[float, float]]:
+    def metric_series(self, name: str) -> list[tuple[float, float]]:
         """(step, value) of a metric."""
         return [(m["step"], m[name]) for m in self.steps if name in m]
 
 
-def gather(folder: Path) -> ReportData:
+def read_report_data(folder: Path) -> ReportData:
     """Read a run folder. Raises UserError when it is none."""
     spec_file = folder / "spec.yaml"
     if not spec_file.is_file():
         raise UserError(f"{folder} is not the folder of a run: it has no spec.yaml; give one that `vla-rl run` made")
     text = spec_file.read_text(encoding="utf-8", errors="replace")
-    spec = parse(text).data
+    spec = parse_yaml(text).data
     lines = list(read_metrics(folder / "metrics.jsonl"))
     evaluations = {
         int(m["step"]): Point(
@@ -93,17 +93,17 @@ def gather(folder: Path) -> ReportData:
         steps=[steps[step] for step in sorted(steps)],
         evaluations=[evaluations[step] for step in sorted(evaluations)],
         trace=read_trace(folder / "trace.json"),
-        videos=sorted((folder / "videos").glob("*.mp4"), key=_place),
+        videos=sorted((folder / "videos").glob("*.mp4"), key=_video_order),
         captions=read_captions(folder / "videos"),
     )
 
 
-def _place(video: Path) -> tuple[str, str]:
+def _video_order(video: Path) -> tuple[str, str]:
     """Sorts the last evaluation first, and its episodes in order."""
     head, _, episode = video.stem.partition("_ep")
     return "".join(chr(0x10FFFF - ord(c)) for c in head), episode
 
 
-def _point(step: int, rate: float, n: int) -> Point:
-    interval = wilson(round(rate * n), n)
+def _rate_point(step: int, rate: float, n: int) -> Point:
+    interval = wilson_interval(round(rate * n), n)
     return Point(step=step, rate=rate, low=interval.low, high=interval.high, n=n)

@@ -11,7 +11,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-sr
 """Content security: nothing is fetched, and no script runs."""
 
 
-def document(title: str, body: str) -> str:
+def render_document(title: str, body: str) -> str:
     """A whole page; both are HTML."""
     style = resources.files("vla_rl.cli.report").joinpath("style.css").read_text(encoding="utf-8")
     return (
@@ -22,7 +22,7 @@ def document(title: str, body: str) -> str:
     )
 
 
-def section(title: str, content: str) -> str:
+def render_section(title: str, content: str) -> str:
     return f"<section><h2>{title}</h2>{content}</section>"
 
 
@@ -39,7 +39,9 @@ def interval_table(
         if before:
             body += f"<td>{100 * earlier['rate']:.1f} %</td>" if earlier else "<td></td>"
         low, high, mid = (100 * rate[key] for key in ("low", "high", "rate"))
-        bars = (_bar("before", "before training", earlier) if earlier else "") + _bar("after", "success", rate)
+        bars = (_rate_bar("before", "before training", earlier) if earlier else "") + _rate_bar(
+            "after", "success", rate
+        )
         body += (
             f"<td>{mid:.1f} %</td><td>{low:.1f} to {high:.1f}</td><td>{escape(str(rate['n']))}</td>"
             f'<td class="wide"><div class="rates">{bars}</div></td></tr>'
@@ -57,7 +59,7 @@ LEGEND = (
 )
 
 
-def _bar(css: str, title: str, rate: Mapping[str, Any]) -> str:
+def _rate_bar(css: str, title: str, rate: Mapping[str, Any]) -> str:
     """Return a bar from 0 to the rate, and a line over its interval."""
     low, high, mid = (100 * rate[key] for key in ("low", "high", "rate"))
     words = f"{title}: {mid:.1f} %, 95 % interval {low:.1f} to {high:.1f} %, n = {rate['n']}"

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from vla_rl.cli.report.charts import number, small_chart
+from vla_rl.cli.report.charts import format_number, small_chart
 from vla_rl.cli.report.gather import ReportData
-from vla_rl.cli.report.html import section
+from vla_rl.cli.report.html import render_section
 
 OVER_ESTIMATION = "imagination/over_estimation"
 METRICS = {
@@ -26,14 +26,14 @@ IMAGE_BYTES = 4_000_000
 """A larger image is not put into the page."""
 
 
-def imagination(run: ReportData) -> str:
+def imagination_section(run: ReportData) -> str:
     """The section; nothing of a run without a world model."""
-    if not run.series("world_model/updates"):
+    if not run.metric_series("world_model/updates"):
         return ""
-    return section("Imagination", _sums(run) + _charts(run) + _image(run))
+    return render_section("Imagination", _totals_table(run) + _metric_charts(run) + _image(run))
 
 
-def _sums(run: ReportData) -> str:
+def _totals_table(run: ReportData) -> str:
     totals: Mapping[str, Any] = run.results.get("imagination") or {}
     real = sum(int(m.get("rollout/env_steps", 0)) for m in run.steps)
     imagined = sum(int(m.get("imagination/env_steps", 0)) for m in run.steps)
@@ -41,7 +41,7 @@ def _sums(run: ReportData) -> str:
     rows = {
         "actions in the simulator": f"{real:,}",
         "imagined": f"{imagined:,}",
-        "updates of the world model": f"{int(run.series('world_model/updates')[-1][1]):,}",
+        "updates of the world model": f"{int(run.metric_series('world_model/updates')[-1][1]):,}",
         "seconds of fitting": f"{sum(m.get('time/fit', 0.0) for m in run.steps):,.0f}",
         "training steps without imagined episodes": f"{paused} of {len(run.steps)}",
     }
@@ -53,16 +53,17 @@ def _sums(run: ReportData) -> str:
     return f'<div class="card scroll"><table>{body}</table></div>'
 
 
-def _charts(run: ReportData) -> str:
+def _metric_charts(run: ReportData) -> str:
     figures = ""
     for name, label in METRICS.items():
-        pairs = run.series(name)
+        pairs = run.metric_series(name)
         if len(pairs) < 2:
             continue
-        ends = [run.series(f"{name}{end}") for end in ("_low", "_high")]
+        ends = [run.metric_series(f"{name}{end}") for end in ("_low", "_high")]
         chart = small_chart(label, pairs, band=ends if all(ends) else ())
         figures += (
-            f'<figure><figcaption title="{escape(name)}">{escape(label)}<b>{number(pairs[-1][1])}</b></figcaption>'
+            f'<figure><figcaption title="{escape(name)}">{escape(label)}'
+            f"<b>{format_number(pairs[-1][1])}</b></figcaption>"
             f"{chart}</figure>"
         )
     note = (

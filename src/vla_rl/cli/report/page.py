@@ -9,11 +9,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cli.report.charts import PHONE, SCREEN, number, small_chart, success_chart
+from vla_rl.cli.report.charts import PHONE, SCREEN, format_number, small_chart, success_chart
 from vla_rl.cli.report.gather import Point, ReportData
-from vla_rl.cli.report.html import document, interval_table, section
-from vla_rl.cli.report.imagination import imagination
-from vla_rl.cli.report.timeline import timelines
+from vla_rl.cli.report.html import interval_table, render_document, render_section
+from vla_rl.cli.report.imagination import imagination_section
+from vla_rl.cli.report.timeline import draw_timelines
 
 METRICS = {
     "env/return": "return of an episode",
@@ -37,65 +37,78 @@ MIN_STEPS = 3
 """A curve of fewer says nothing."""
 
 
-def page(run: ReportData, video_bytes: int) -> str:
+def render_report(run: ReportData, video_bytes: int) -> str:
     """The whole page. `video_bytes`: of the episode videos in it, at most; the newest come first."""
     name = escape(str(run.spec.get("name", run.folder.name)))
-    sections = [_head(run, name), _success(run), _tasks(run), _learning(run), imagination(run), _time(run)]
-    return document(name, "".join([*sections, _videos(run, video_bytes), _setup(run), _foot(run)]))
+    sections = [
+        _page_header(run, name),
+        _success_section(run),
+        _tasks_section(run),
+        _learning_section(run),
+        imagination_section(run),
+        _time_section(run),
+    ]
+    return render_document(
+        name, "".join([*sections, _videos_section(run, video_bytes), _setup_section(run), _page_footer(run)])
+    )
 
 
-def _head(run: ReportData, name: str) -> str:
+def _page_header(run: ReportData, name: str) -> str:
     results = run.results
-    parts = {part: str(run.section(part).get("type", "?")) for part in ("model", "env", "algorithm", "placement")}
+    parts = {part: str(run.spec_section(part).get("type", "?")) for part in ("model", "env", "algorithm", "placement")}
     done = int(results.get("steps") or (run.steps[-1]["step"] if run.steps else 0))
-    planned = run.section("train").get("steps", done)
+    planned = run.spec_section("train").get("steps", done)
     state = "" if results else " so far; the run has no results yet"
     line = (
-        f"{parts['model']} on {parts['env']} ({run.section('env').get('num_envs', '?')} envs) with "
+        f"{parts['model']} on {parts['env']} ({run.spec_section('env').get('num_envs', '?')} envs) with "
         f"{parts['algorithm']}, {parts['placement']} placement, {done} of {planned} steps{state}"
     )
-    tiles = "".join(_tile(*tile) for tile in _tiles(run))
+    tiles = "".join(_render_tile(*tile) for tile in _list_tiles(run))
     return f'<header><h1>{name}</h1><p>{escape(line)}</p></header><div class="tiles">{tiles}</div>'
 
 
-def _tiles(run: ReportData) -> Iterator[tuple[str, str, str, str]]:
+def _list_tiles(run: ReportData) -> Iterator[tuple[str, str, str, str]]:
     """(title, value, note, class)."""
     results = run.results
     after, before = results.get("success"), results.get("success_before")
     if after:
-        yield _success_tile("success", after, _comparison(after, before))
+        yield _success_tile("success", after, _comparison_class(after, before))
     if before:
         yield _success_tile("before training", before)
     if not results:
         for point in dict.fromkeys([*run.evaluations[-1:], *run.evaluations[:1]]):
-            yield _success_tile(f"success after step {point.step}" if point.step else "before training", _rate(point))
-    speed = [value for _, value in run.series("throughput/env_steps_per_s")]
+            yield _success_tile(
+                f"success after step {point.step}" if point.step else "before training", _point_to_rate(point)
+            )
+    speed = [value for _, value in run.metric_series("throughput/env_steps_per_s")]
     if speed:
-        yield "env steps a second", number(round(sorted(speed)[len(speed) // 2], 1)), "median of the steps", ""
+        yield "env steps a second", format_number(round(sorted(speed)[len(speed) // 2], 1)), "median of the steps", ""
     steps = results.get("env_steps") or sum(int(m.get("rollout/env_steps", 0)) for m in run.steps)
     if steps:
-        yield "environment steps", _grouped(steps), "single actions", ""
+        yield "environment steps", _format_count(steps), "single actions", ""
     seconds = results.get("wall_seconds") or sum(m.get("time/step", 0.0) for m in run.steps)
     if seconds:
-        yield "wall time", _clock(seconds), "" if results else "of training steps", ""
+        yield "wall time", _format_duration(seconds), "" if results else "of training steps", ""
     if results.get("faults"):
         yield "faults", str(results["faults"]), "envs that broke", ""
 
 
-def _success(run: ReportData) -> str:
-    rollouts = run.rollouts
+def _success_section(run: ReportData) -> str:
+    rollouts = run.rollout_points
     if not rollouts and not run.evaluations:
-        return section("Success", '<p class="note">No metrics.jsonl: the run had no jsonl hook, or no step yet.</p>')
+        return render_section(
+            "Success", '<p class="note">No metrics.jsonl: the run had no jsonl hook, or no step yet.</p>'
+        )
     last = max([p.step for p in (*rollouts, *run.evaluations)])
     legend = '<div class="legend">'
     legend += '<span><i class="rollout"></i>rollouts, with exploration</span>' if rollouts else ""
     legend += '<span><i class="policy"></i>evaluations on held-out states</span>' if run.evaluations else ""
     legend += "<span>bands and bars: 95 % Wilson intervals</span></div>"
     chart = "".join(success_chart(rollouts, run.evaluations, last, shape) for shape in (SCREEN, PHONE))
-    return section("Success", f'<div class="card">{chart}{legend}</div>')
+    return render_section("Success", f'<div class="card">{chart}{legend}</div>')
 
 
-def _tasks(run: ReportData) -> str:
+def _tasks_section(run: ReportData) -> str:
     tasks: Mapping[str, Any] = run.results.get("tasks") or {}
     if not tasks:
         return ""
@@ -104,24 +117,25 @@ def _tasks(run: ReportData) -> str:
     before = run.results.get("tasks_before") or {}
     if before and start:
         before = {"all": start, **before}
-    return section("Tasks", interval_table("task", rows, before))
+    return render_section("Tasks", interval_table("task", rows, before))
 
 
-def _learning(run: ReportData) -> str:
+def _learning_section(run: ReportData) -> str:
     figures = ""
-    for name, label in (METRICS | AHEAD if run.series("rollout/ready_tickets") else METRICS).items():
-        pairs = run.series(name)
+    for name, label in (METRICS | AHEAD if run.metric_series("rollout/ready_tickets") else METRICS).items():
+        pairs = run.metric_series(name)
         if len(pairs) >= MIN_STEPS:
             figures += (
-                f'<figure><figcaption title="{escape(name)}">{escape(label)}<b>{number(pairs[-1][1])}</b></figcaption>'
+                f'<figure><figcaption title="{escape(name)}">{escape(label)}'
+                f"<b>{format_number(pairs[-1][1])}</b></figcaption>"
                 f"{small_chart(label, pairs)}</figure>"
             )
-    return section("Learning, over training steps", f'<div class="multiples">{figures}</div>') if figures else ""
+    return render_section("Learning, over training steps", f'<div class="multiples">{figures}</div>') if figures else ""
 
 
-def _time(run: ReportData) -> str:
+def _time_section(run: ReportData) -> str:
     roles: Mapping[str, Any] = run.results.get("roles") or run.trace.get("otherData", {}).get("roles") or {}
-    drawings = timelines(run.trace)
+    drawings = draw_timelines(run.trace)
     if not roles and not drawings:
         return ""
     content = ""
@@ -135,7 +149,7 @@ def _time(run: ReportData) -> str:
             texts = [f"{100 * share:.1f} %" if share else "–" for share in shares]
             cells = "".join(f'<td data-title="{t}">{text}</td>' for t, text in zip(titles, texts, strict=True))
             title = f'{escape(role)} <span class="count">× {usage["workers"]}</span>'
-            body += f'<tr><td class="name">{title}</td>{cells}<td class="wide">{_bar(role, usage)}</td></tr>'
+            body += f'<tr><td class="name">{title}</td>{cells}<td class="wide">{_usage_bar(role, usage)}</td></tr>'
         note = (
             "Shares of each role's time in the training steps. Bubbles: idle time within the role's own part of a "
             "step. Messages: no role works; processes talk, or the driver judges and writes."
@@ -151,16 +165,16 @@ def _time(run: ReportData) -> str:
         legend = "".join(f'<span><i class="{c}"></i>{c}</span>' for c in ("driver", "sim", "policy", "learner"))
         note = "Lanes of a role in shades; hover for the call. Every call of the last steps: trace.json, in Perfetto."
         content += f'<div class="card">{drawn}<div class="legend">{legend}</div><p class="note">{note}</p></div>'
-    return section("Time", content)
+    return render_section("Time", content)
 
 
-def _bar(role: str, usage: Mapping[str, Any]) -> str:
+def _usage_bar(role: str, usage: Mapping[str, Any]) -> str:
     parts = [(role, "", usage["busy"]), *((cause, " wait", share) for cause, share in usage["waits_for"].items())]
     spans = "".join(f'<span class="{escape(c)}{w}" style="width:{100 * s:.2f}%"></span>' for c, w, s in parts if s)
     return f'<div class="bar">{spans}</div>'
 
 
-def _videos(run: ReportData, limit: int) -> str:
+def _videos_section(run: ReportData, limit: int) -> str:
     figures, left = "", limit
     num_shown = 0
     for video in run.videos:
@@ -178,7 +192,7 @@ def _videos(run: ReportData, limit: int) -> str:
         return ""
     missing = len(run.videos) - num_shown
     note = f'<p class="note">{missing} more in {escape(str(run.folder / "videos"))}</p>' if missing else ""
-    return section("Episodes", f'<div class="videos">{figures}</div>{note}')
+    return render_section("Episodes", f'<div class="videos">{figures}</div>{note}')
 
 
 def _video_caption(video: Path, captions: Mapping[str, tuple[str, str]]) -> str:
@@ -193,7 +207,7 @@ def _video_caption(video: Path, captions: Mapping[str, tuple[str, str]]) -> str:
     return f'{title}<span class="where"><span>{escape(where)}</span>{badge}</span>'
 
 
-def _setup(run: ReportData) -> str:
+def _setup_section(run: ReportData) -> str:
     environment = run.environment
     rows = ""
     for title, value in (
@@ -207,13 +221,13 @@ def _setup(run: ReportData) -> str:
         ("notes", run.results.get("notes")),
     ):
         if value:
-            rows += f'<tr><td>{title}</td><td class="text">{escape(_formatted(value))}</td></tr>'
+            rows += f'<tr><td>{title}</td><td class="text">{escape(_format_value(value))}</td></tr>'
     machine = f"<details><summary>Environment</summary><table>{rows}</table></details>" if rows else ""
     spec = f"<details open><summary>Spec, with all defaults</summary><pre>{escape(run.spec_text)}</pre></details>"
-    return section("Set-up", _checkpoint(run) + machine + spec)
+    return render_section("Set-up", _checkpoint_keys(run) + machine + spec)
 
 
-def _checkpoint(run: ReportData) -> str:
+def _checkpoint_keys(run: ReportData) -> str:
     """Return the keys that came with a known checkpoint, each with the file or page that says so."""
     checkpoint = run.results.get("checkpoint")
     if not checkpoint:
@@ -229,17 +243,17 @@ def _checkpoint(run: ReportData) -> str:
     return f'<details><summary>{title}</summary><div class="scroll"><table>{rows}</table></div></details>'
 
 
-def _foot(run: ReportData) -> str:
+def _page_footer(run: ReportData) -> str:
     return f"<footer>Made by vla-rl report from {escape(str(run.folder.resolve()))}</footer>"
 
 
-def _comparison(after: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
+def _comparison_class(after: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
     """Class of a success: better or worse than before training; where that is not known, good unless there was none."""
     then = before["rate"] if before else 0.0
     return "better" if after["rate"] > then else "worse" if after["rate"] < then else ""
 
 
-def _tile(title: str, value: str, note: str, kind: str) -> str:
+def _render_tile(title: str, value: str, note: str, kind: str) -> str:
     return (
         f'<div class="tile {kind}"><span>{escape(title)}</span><b>{escape(value)}</b><span>{escape(note)}</span></div>'
     )
@@ -250,23 +264,25 @@ def _success_tile(title: str, success: Mapping[str, Any], css: str = "") -> tupl
     return title, f"{100 * success['rate']:.1f} %", interval, css
 
 
-def _rate(point: Point) -> dict[str, Any]:
+def _point_to_rate(point: Point) -> dict[str, Any]:
     return {"rate": point.rate, "low": point.low, "high": point.high, "n": point.n}
 
 
-def _formatted(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{k}{':' if isinstance(v, Mapping) else ''} {_formatted(v)}" for k, v in value.items() if v)
+        return ", ".join(
+            f"{k}{':' if isinstance(v, Mapping) else ''} {_format_value(v)}" for k, v in value.items() if v
+        )
     if isinstance(value, list):
         return " ".join(map(str, value))
     return str(value)
 
 
-def _grouped(value: float) -> str:
+def _format_count(value: float) -> str:
     return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.2f} M"
 
 
-def _clock(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     minutes, left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {left:02d} s" if minutes else f"{left} s"

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from vla_rl.cli.report.charts import PHONE, SCREEN, ChartShape, number, ticks
+from vla_rl.cli.report.charts import PHONE, SCREEN, ChartShape, axis_ticks, format_number
 
 Event = Mapping[str, Any]
 ROW, GAP = 22.0, 6.0
@@ -27,7 +27,7 @@ class Track:
     calls: list[Event] = field(factory=list)
 
 
-def timelines(trace: Mapping[str, Any]) -> list[tuple[str, str]]:
+def draw_timelines(trace: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(title, SVG of each shape): the last training iteration, the begin of its rollout from near; or none."""
     events = [e for e in trace.get("traceEvents", ()) if e.get("ph") == "X"]
     iterations = [e for e in events if e["cat"] == "iteration" and e["name"].startswith("training ")]
@@ -37,19 +37,22 @@ def timelines(trace: Mapping[str, Any]) -> list[tuple[str, str]]:
     begin, end = last["ts"], last["ts"] + last["dur"]
     if end <= begin:
         return []
-    tracks = list(_tracks(trace["traceEvents"], begin, end))
-    drawings = [(f"Step {last['name'].split()[-1]}, {last['dur'] / 1e6:,.2f} s", _draw(tracks, begin, end))]
+    tracks = list(_read_tracks(trace["traceEvents"], begin, end))
+    drawings = [(f"Step {last['name'].split()[-1]}, {last['dur'] / 1e6:,.2f} s", _draw_shapes(tracks, begin, end))]
     acts = sorted(e["ts"] for track in tracks for e in track.calls if e["name"] == "act")
     lanes = {str(e.get("args", {}).get("lane")) for track in tracks for e in track.calls if e["name"] == "act"}
     near = CLOSE_STEPS * max(len(lanes), 1)
     if len(acts) > 2 * near and acts[near] > acts[0]:
         drawings.append(
-            (f"The begin of its rollout, {(acts[near] - acts[0]) / 1e3:,.0f} ms", _draw(tracks, acts[0], acts[near]))
+            (
+                f"The begin of its rollout, {(acts[near] - acts[0]) / 1e3:,.0f} ms",
+                _draw_shapes(tracks, acts[0], acts[near]),
+            )
         )
     return drawings
 
 
-def _tracks(events: Sequence[Event], begin: float, end: float) -> Iterator[Track]:
+def _read_tracks(events: Sequence[Event], begin: float, end: float) -> Iterator[Track]:
     """Yield the tracks with calls between two times, the driver first; concurrent lanes share one."""
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     roles = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
@@ -67,7 +70,7 @@ def _tracks(events: Sequence[Event], begin: float, end: float) -> Iterator[Track
             yield Track(name=name, role=role, calls=sorted(calls, key=lambda e: e["ts"]))
 
 
-def _draw(tracks: Sequence[Track], begin: float, end: float) -> str:
+def _draw_shapes(tracks: Sequence[Track], begin: float, end: float) -> str:
     return "".join(_draw_in(shape, tracks, begin, end) for shape in (SCREEN, PHONE))
 
 
@@ -77,11 +80,11 @@ def _draw_in(shape: ChartShape, tracks: Sequence[Track], begin: float, end: floa
     height = len(tracks) * (ROW + GAP) + 34
     scale = (width - left - 8) / (end - begin)
     parts = []
-    for value in ticks(0.0, (end - begin) / 1e6, 8 if shape is SCREEN else 3):
+    for value in axis_ticks(0.0, (end - begin) / 1e6, 8 if shape is SCREEN else 3):
         x = left + value * 1e6 * scale
         parts.append(f'<path class="grid" d="M{x:.1f} 0V{height - 26:.1f}"/>')
         parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{height - 8:.1f}" text-anchor="middle">{number(value)} s</text>'
+            f'<text class="tick" x="{x:.1f}" y="{height - 8:.1f}" text-anchor="middle">{format_number(value)} s</text>'
         )
     for i, track in enumerate(tracks):
         y = i * (ROW + GAP) + 4
@@ -89,7 +92,7 @@ def _draw_in(shape: ChartShape, tracks: Sequence[Track], begin: float, end: floa
             f'<text class="label" x="{left - 10}" y="{y + ROW - 6:.1f}" text-anchor="end">{escape(track.name)}</text>'
         )
         parts.append(f'<rect class="idle" x="{left}" y="{y:.1f}" width="{width - left - 8:.1f}" height="{ROW}"/>')
-        for x, length, names, lane in _bars(track.calls, begin, end, scale):
+        for x, length, names, lane in _merge_bars(track.calls, begin, end, scale):
             shade = f" lane{lane % 4}" if lane is not None else ""
             parts.append(
                 f'<rect class="{escape(track.role)}{shade}" x="{left + x:.2f}" y="{y:.1f}" width="{length:.2f}" '
@@ -100,7 +103,7 @@ def _draw_in(shape: ChartShape, tracks: Sequence[Track], begin: float, end: floa
     return f"{head}{''.join(parts)}</svg>"
 
 
-def _bars(
+def _merge_bars(
     calls: Sequence[Event], begin: float, end: float, scale: float
 ) -> Iterator[tuple[float, float, str, int | None]]:
     """(x, width, what, lane); calls too close to tell apart are one bar."""

@@ -97,21 +97,21 @@ class Flow:
         return len(self.uncollected) + len(self.kept)
 
     @property
-    def wanted(self) -> int:
+    def groups_wanted(self) -> int:
         """Number of groups that the running step has still to consume."""
         tried = self.cursor - self.ledger.first
         return min(self.groups_per_step - len(self.kept), self.groups_per_step + self.resampled_groups - tried)
 
     @property
-    def needed(self) -> list[int]:
+    def tickets_needed(self) -> list[int]:
         """Tickets that the running step waits for."""
-        groups = range(self.cursor, min(self.cursor + self.wanted, self.next_group))
+        groups = range(self.cursor, min(self.cursor + self.groups_wanted, self.next_group))
         return sorted(number for group in groups for number in self.uncollected[group])
 
     @property
-    def ready(self) -> list[int]:
+    def groups_ready(self) -> list[int]:
         """Complete groups among those the running step consumes next, up to the first incomplete one."""
-        groups = range(self.cursor, self.cursor + self.wanted)
+        groups = range(self.cursor, self.cursor + self.groups_wanted)
         return list(takewhile(lambda group: not self.uncollected.get(group, {-1}), groups))
 
     def tickets_of(self, groups: Sequence[int]) -> list[int]:
@@ -119,15 +119,15 @@ class Flow:
         return [number for group in groups for number in range(group * size, (group + 1) * size)]
 
     @property
-    def running(self) -> list[int]:
+    def tickets_running(self) -> list[int]:
         """All tickets that are still to be collected."""
         return sorted(number for numbers in self.uncollected.values() for number in numbers)
 
-    def issue(self) -> list[Ticket]:
+    def issue_tickets(self) -> list[Ticket]:
         """Return the tickets that may start now, in the order in which they should. Each is returned once."""
         tickets = []
         ahead = min(self.max_lag, self.steps - self.step - 1)
-        while self.next_group < self.cursor + self.wanted + ahead * self.groups_per_step:
+        while self.next_group < self.cursor + self.groups_wanted + ahead * self.groups_per_step:
             first = self.next_group * self.group_size
             numbers = range(first, first + self.group_size)
             self.uncollected[self.next_group] = set(numbers)
@@ -135,7 +135,7 @@ class Flow:
             self.next_group += 1
         return tickets
 
-    def add(self, number: int) -> None:
+    def record_ticket(self, number: int) -> None:
         """Record that a ticket was collected. Raise ValueError for a ticket that was not issued or is already
         recorded."""
         try:
@@ -143,11 +143,11 @@ class Flow:
         except KeyError:
             raise ValueError(f"ticket {number} is not being collected") from None
 
-    def take(self) -> list[int] | None:
+    def take_groups(self) -> list[int] | None:
         """Consume and return the groups that the running step still wants, once they are all collected. None: not
-        complete yet. []: the step has everything it gets, and `finish` may be called."""
-        groups = self.ready
-        if len(groups) < self.wanted:
+        complete yet. []: the step has everything it gets, and `finish_step` may be called."""
+        groups = self.groups_ready
+        if len(groups) < self.groups_wanted:
             return None
         self.cursor += len(groups)
         for group in groups:
@@ -155,11 +155,11 @@ class Flow:
         self.kept = [*self.kept, *groups]
         return groups
 
-    def keep(self, groups: Sequence[int]) -> None:
+    def keep_groups(self, groups: Sequence[int]) -> None:
         """Set the groups that the filters keep, out of all that the running step has consumed."""
         self.kept = groups
 
-    def finish(self, end: End = "trained") -> None:
+    def finish_step(self, end: End = "trained") -> None:
         """End the step, whose weights are published, and begin the next one."""
         ledger = self.ledger
         num_kept = len(self.kept) * self.group_size

@@ -23,23 +23,25 @@ class Cloning(Session):
     mode = "imitation"
 
     @staticmethod
-    def total(spec: Spec) -> int:
+    def last_step(spec: Spec) -> int:
         steps = imitation_of(spec).steps
         assert steps is not None, "check_spec refuses a run without"
         return steps
 
     @classmethod
-    def open(cls, spec: Spec, state: State, start: StartRuntime, folder: Path, interrupts: Interrupts) -> Runtime:
+    def start_runtime(
+        cls, spec: Spec, state: State, start: StartRuntime, folder: Path, interrupts: Interrupts
+    ) -> Runtime:
         return start(spec, imitation=True, scaling=state.scaling, folder=folder, interrupts=interrupts)
 
-    def loop(self) -> None:
+    def run_loop(self) -> None:
         imitation = self.runtime.learners.open_imitation()
         self.state.scaling = self.runtime.scaling
-        while self.milestone():
-            self._train(imitation)
-            self.trace("training")
+        while self.pass_milestone():
+            self._train_interval(imitation)
+            self.record_trace("training")
 
-    def due(self) -> tuple[bool, bool]:
+    def eval_and_save_due(self) -> tuple[bool, bool]:
         section, step = imitation_of(self.spec), self.state.step
         if step == 0:
             return self.spec.eval.before, False
@@ -48,10 +50,10 @@ class Cloning(Session):
             bool(section.checkpoint_every) and step % section.checkpoint_every == 0,
         )
 
-    def drain(self) -> None:
+    def drain_rollouts(self) -> None:
         """Do nothing: no rollout runs between evaluations."""
 
-    def _train(self, imitation: Imitation) -> None:
+    def _train_interval(self, imitation: Imitation) -> None:
         """Train until the next metrics line, evaluation or checkpoint."""
         section = imitation_of(self.spec)
         rate = section.lr
@@ -63,23 +65,23 @@ class Cloning(Session):
 
         steps_per_epoch = imitation.steps_per_epoch
 
-        def lr(step: int) -> float:
+        def lr_at(step: int) -> float:
             return rate * section.factor(step)
 
         def on_step(step: int) -> None:
             self.state.step = step - 1
             epoch, done = divmod(step - 1, steps_per_epoch)
-            self.progress(f"epoch {epoch + 1}", done, steps_per_epoch)
+            self.note_progress(f"epoch {epoch + 1}", done, steps_per_epoch)
 
-        learned = imitation.train(first, last, lr, on_step)
-        self.weight_change_monitor.note(learned, section.factor(last))
+        learned = imitation.train(first, last, lr_at, on_step)
+        self.weight_change_monitor.note_metrics(learned, section.factor(last))
         self.state.step = last
         self.runtime.learners.publish(version=0)  # the newest weights alone evaluate
         seconds = perf_counter() - start
         metrics = {
             **imitation.metrics,
             **learned,
-            "imitation/lr": lr(last),
+            "imitation/lr": lr_at(last),
             "imitation/epochs": last / steps_per_epoch,
             "time/step": seconds,
             "throughput/samples_per_s": sum(map(imitation.batch_size, range(first, last + 1))) / seconds,

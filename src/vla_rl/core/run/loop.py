@@ -36,35 +36,35 @@ class ReinforcementLearning(Session):
     selection: Selection = field(init=False, default=Factory(lambda self: Selection(self.spec), takes_self=True))
     flow: Flow = field(init=False, default=Factory(lambda self: flow_of(self.spec, self.state), takes_self=True))
 
-    def loop(self) -> None:
+    def run_loop(self) -> None:
         runtime = self.runtime
         algorithm = runtime.algorithm
         state = self.state
         events = self.events
         if self.spec.bc_warmup is not None and not state.bc_warmup_done:
             self.bc_warmup()
-        state.refilled += RunShape.of(self.spec).replays and state.step > 0
-        while self.milestone():
+        state.refilled += RunShape.from_spec(self.spec).has_replay and state.step > 0
+        while self.pass_milestone():
             start = perf_counter()
             step = state.step + 1
 
-            self.progress("rollout")
+            self.note_progress("rollout")
             rollout, keep, metrics = collect_rollout(runtime, self.flow, step)
             events.on_rollout_end(self.run_info, step, rollout, metrics)
             for part in runtime.parts:
                 metrics |= part.follow_rollout(step)
 
-            self.progress("update")
-            columns = self.selection.choose(rollout, keep, metrics)
+            self.note_progress("update")
+            columns = self.selection.choose_columns(rollout, keep, metrics)
             trained = len(columns) > 0
             if trained:
                 prepared = runtime.samples.prepare(take_columns(rollout, columns), columns)
                 advantages = algorithm.advantages(prepared)
                 metrics |= {**advantages.metrics, **runtime.learners.train(prepared, advantages)}
-                self.weight_change_monitor.note(metrics, self.spec.train.factor(step))
+                self.weight_change_monitor.note_metrics(metrics, self.spec.train.factor(step))
                 state.reused += prepared.valid.shape[1] - len(columns)
             metrics |= finish_step(runtime, step, trained)
-            self.flow.finish("trained" if trained else "discarded")
+            self.flow.finish_step("trained" if trained else "discarded")
             state.parts = {part.name: part.totals() for part in runtime.parts}
             state.step = step
             state.env_steps += int(metrics["rollout/env_steps"])
@@ -77,24 +77,24 @@ class ReinforcementLearning(Session):
             metrics["throughput/env_steps_per_s"] = metrics["rollout/env_steps"] / seconds
             events.on_update_end(self.run_info, step, metrics)
             self.selection.check_progress()
-            self.trace("training")
+            self.record_trace("training")
 
-    def drain(self) -> None:
-        while running := self.flow.running:
+    def drain_rollouts(self) -> None:
+        while running := self.flow.tickets_running:
             for number in self.runtime.rollouts.wait(running):
-                self.flow.add(number)
+                self.flow.record_ticket(number)
 
     def bc_warmup(self) -> None:
         """Clone the simulator's expert (`bc_warmup:`). A run that is stopped before the end repeats it."""
         self.events.on_update_end(self.run_info, 0, self.runtime.learners.clone_expert())
         self.state.bc_warmup_done = True
-        self.save()
+        self.save_checkpoint()
 
     @staticmethod
-    def total(spec: Spec) -> int:
+    def last_step(spec: Spec) -> int:
         return spec.train.steps
 
-    def due(self) -> tuple[bool, bool]:
+    def eval_and_save_due(self) -> tuple[bool, bool]:
         spec = self.spec
         step = self.state.step
         evaluate = spec.eval.before if step == 0 else bool(spec.eval.every and step % spec.eval.every == 0)
@@ -107,19 +107,19 @@ def collect_rollout(runtime: Runtime, flow: Flow, step: int) -> tuple[Rollout, t
     algorithm = runtime.algorithm
     consumed = list[int]()
     while True:
-        runtime.rollouts.issue(step, flow.issue())
-        while (groups := flow.take()) is None:
-            runtime.samples.begin(step, [*consumed, *flow.tickets_of(flow.ready)])
-            for number in runtime.rollouts.wait(flow.needed):
-                flow.add(number)
+        runtime.rollouts.issue(step, flow.issue_tickets())
+        while (groups := flow.take_groups()) is None:
+            runtime.samples.begin(step, [*consumed, *flow.tickets_of(flow.groups_ready)])
+            for number in runtime.rollouts.wait(flow.tickets_needed):
+                flow.record_ticket(number)
         consumed += flow.tickets_of(groups)
         rollout, metrics = runtime.rollouts.assemble(step, consumed)
         if not algorithm.needs.takeovers:
             rollout = end_at_takeovers(rollout)
         rollout = algorithm.shape_rewards(rollout)
         keep = algorithm.select(rollout) & rollout.samples.any(0)
-        flow.keep(rollout.groups[keep].unique().tolist())
-        if not flow.wanted:
+        flow.keep_groups(rollout.groups[keep].unique().tolist())
+        if not flow.groups_wanted:
             return rollout, keep, metrics
 
 
@@ -131,7 +131,7 @@ def finish_step(runtime: Runtime, step: int, trained: bool) -> dict[str, float]:
 
 def flow_of(spec: Spec, state: State) -> Flow:
     """Return the flow of a run, from its current state."""
-    shape = RunShape.of(spec)
+    shape = RunShape.from_spec(spec)
     return Flow(
         groups_per_step=shape.groups_per_step,
         steps=spec.train.steps,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.fields import ROLLOUT, arranged, read
+from vla_rl.core.fields import ROLLOUT, arrange_fields, read_field
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Array, Rollout
 
@@ -27,7 +27,7 @@ class Selection:
         self.without_samples = 0
         """Rollouts in succession in which an operator took over before the policy's first action in every episode."""
 
-    def choose(self, rollout: Rollout, keep: torch.Tensor, metrics: dict[str, float]) -> Array:
+    def choose_columns(self, rollout: Rollout, keep: torch.Tensor, metrics: dict[str, float]) -> Array:
         """Return the columns to train on, int64 [K] ascending: those that the algorithm keeps (bool [N]). Add metrics
         of the selection to `metrics`."""
         columns: Array = keep.nonzero().flatten().numpy()
@@ -81,10 +81,10 @@ def take_columns(rollout: Rollout, columns: Array) -> Rollout:
     index = torch.from_numpy(columns)
     changes: dict[str, Any] = {}
     for field in ROLLOUT:
-        tensor = read(rollout, field)
+        tensor = read_field(rollout, field)
         if tensor is not None:
             changes[field.name] = tensor[:, index] if field.by_time else tensor[index]
-    changes = arranged(Rollout, changes)
+    changes = arrange_fields(Rollout, changes)
     changes["tasks"] = tuple(rollout.tasks[i] for i in columns) if rollout.tasks else ()
     changes["findings"] = {name: tensor[index] for name, tensor in rollout.findings.items()}
     return attrs.evolve(rollout, **changes)

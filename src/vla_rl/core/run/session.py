@@ -56,39 +56,43 @@ class Session(ABC):
 
     @staticmethod
     @abstractmethod
-    def total(spec: Spec) -> int:
+    def last_step(spec: Spec) -> int:
         """Return the last step."""
 
     @classmethod
-    def open(cls, spec: Spec, state: State, start: StartRuntime, folder: Path, interrupts: Interrupts) -> Runtime:
+    def start_runtime(
+        cls, spec: Spec, state: State, start: StartRuntime, folder: Path, interrupts: Interrupts
+    ) -> Runtime:
         """Start the runtime of the run in this folder."""
         return start(spec, scaling=state.scaling, folder=folder, interrupts=interrupts)
 
     @abstractmethod
-    def loop(self) -> None:
-        """Train to the end. Calls `milestone` before each advance of `state.step`, and once after the last."""
+    def run_loop(self) -> None:
+        """Train to the end. Calls `pass_milestone` before each advance of `state.step`, and once after the last."""
 
     @abstractmethod
-    def due(self) -> tuple[bool, bool]:
+    def eval_and_save_due(self) -> tuple[bool, bool]:
         """Return whether to evaluate and whether to save at `state.step`. The last step always does both."""
 
     @classmethod
-    def run(cls, spec: Spec, run_store: RunStore, resume: bool, start: StartRuntime) -> dict[str, Any]:
+    def run_attempts(cls, spec: Spec, run_store: RunStore, resume: bool, start: StartRuntime) -> dict[str, Any]:
         """Train to the end and return the content of results.json. No process is left behind in any case. Raise
         RunStopped after Ctrl-C or SIGTERM (saved), HookFailed if a listener raised (saved as well), UserError for what
         the user can fix, and a plugin's exceptions as they are. If a worker dies and there is a checkpoint, the run
         resumes from it, up to `runtime.restarts` times. Meanwhile no other process can run in the folder."""
-        with run_store.claim(resume), Interrupts() as interrupts:
+        with run_store.claim_storage(resume), Interrupts() as interrupts:
             for left in range(spec.runtime.restarts, -1, -1):
-                state, trainer = run_store.begin(spec, cls.mode, resume)
+                state, trainer = run_store.begin_run(spec, cls.mode, resume)
                 try:
-                    return cls._attempt(spec, run_store, state, trainer, resume, start, interrupts)
+                    return cls._run_attempt(spec, run_store, state, trainer, resume, start, interrupts)
                 except StopRequested:
-                    raise interrupts.stopped(cls._resumable(run_store) or NOTHING) from None
+                    raise interrupts.stop_error(cls._resume_advice(run_store) or NOTHING) from None
                 except KeyboardInterrupt:
-                    raise RunStopped(f"stopped at once; {cls._resumable(run_store) or 'nothing was saved'}") from None
+                    raise RunStopped(
+                        f"stopped at once; {cls._resume_advice(run_store) or 'nothing was saved'}"
+                    ) from None
                 except WorkerDied as exc:
-                    if not left or run_store.latest() is None:
+                    if not left or run_store.latest_checkpoint() is None:
                         cls._note_resume(exc, run_store)
                         raise
                     logger.warning(
@@ -103,7 +107,7 @@ class Session(ABC):
         raise AssertionError("the last attempt returns or raises")
 
     @classmethod
-    def _attempt(
+    def _run_attempt(
         cls,
         spec: Spec,
         run_store: RunStore,
@@ -113,30 +117,30 @@ class Session(ABC):
         start: StartRuntime,
         interrupts: Interrupts,
     ) -> dict[str, Any]:
-        interrupts.begin()
-        runtime = cls.open(spec, state, start, run_store.path, interrupts)
+        interrupts.begin_attempt()
+        runtime = cls.start_runtime(spec, state, start, run_store.path, interrupts)
         try:
             if trainer is not None:
-                state = cls._load(runtime, run_store, state, trainer)
+                state = cls._load_checkpoint(runtime, run_store, state, trainer)
             if resume:
-                run_store.record(spec, state.step)
+                run_store.record_training(spec, state.step)
             run_info = Run(
                 name=spec.name,
                 mode=cls.mode,
                 folder=run_store.path,
                 spec=spec.to_dict(),
                 first_step=state.step,
-                steps=cls.total(spec),
+                steps=cls.last_step(spec),
                 devices=runtime.workers.describe_devices(),
             )
-            events = listeners(spec, interrupts.stop_because)
-            return cls(spec, runtime, run_store, state, events, run_info, interrupts).train()
+            events = build_listeners(spec, interrupts.stop_because)
+            return cls(spec, runtime, run_store, state, events, run_info, interrupts).train_to_end()
         finally:
             interrupts.closing = True
             runtime.workers.close()
 
     @classmethod
-    def _load(cls, runtime: Runtime, run_store: RunStore, state: State, trainer: Path) -> State:
+    def _load_checkpoint(cls, runtime: Runtime, run_store: RunStore, state: State, trainer: Path) -> State:
         """Let the runtime continue from the checkpoint with this trainer folder, or from the newest earlier one if
         other files that it needs are damaged. Return its state. Raise CheckpointError where no checkpoint is left."""
         refused: dict[Path, CheckpointError] = {}
@@ -145,7 +149,7 @@ class Session(ABC):
                 runtime.learners.load(trainer)
             except CheckpointError as exc:
                 refused[trainer] = exc
-                restored = run_store.restore(refused)
+                restored = run_store.restore_checkpoint(refused)
                 assert restored is not None, "the checkpoint that was refused is there"
                 state, trainer = restored
             else:
@@ -153,9 +157,9 @@ class Session(ABC):
                 return state
 
     @classmethod
-    def _resumable(cls, run_store: RunStore) -> str:
+    def _resume_advice(cls, run_store: RunStore) -> str:
         """Return advice on how to resume a run that ended early; empty without a checkpoint."""
-        latest = run_store.latest()
+        latest = run_store.latest_checkpoint()
         if latest is None:
             return ""
         return f"the last checkpoint is {latest.name}; continue from it with: {cls._resume_command(run_store)}"
@@ -168,11 +172,15 @@ class Session(ABC):
     @classmethod
     def _note_resume(cls, error: Exception, run_store: RunStore) -> None:
         message = "\n".join((str(error), *getattr(error, "__notes__", ())))
-        if "--resume" not in message and not isinstance(error, HookFailed) and (advice := cls._resumable(run_store)):
+        if (
+            "--resume" not in message
+            and not isinstance(error, HookFailed)
+            and (advice := cls._resume_advice(run_store))
+        ):
             error.add_note(advice)
 
-    def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
-        self.interrupts.check()
+    def note_progress(self, phase: str, done: int = 0, total: int = 0) -> None:
+        self.interrupts.check_stop()
         self._phase = phase, done, total
         self.events.on_progress(self.run_info, phase, done, total)
 
@@ -180,14 +188,16 @@ class Session(ABC):
         """Report progress while waiting for workers."""
         self.events.on_progress(self.run_info, *self.runtime.workers.progress(*self._phase))
 
-    def save(self) -> None:
+    def save_checkpoint(self) -> None:
         self.state.wall_seconds = perf_counter() - self._start_time
-        checkpoint = self.run_store.save(self.state, self.runtime.learners.save, self.spec.train.keep_checkpoints)
+        checkpoint = self.run_store.save_checkpoint(
+            self.state, self.runtime.learners.save, self.spec.train.keep_checkpoints
+        )
         self._saved = self.state.step, self.state.evaluated
         self.events.on_checkpoint(self.run_info, self.state.step, checkpoint)
-        self.trace("checkpoint")
+        self.record_trace("checkpoint")
 
-    def trace(self, kind: str, final: bool = False) -> None:
+    def record_trace(self, kind: str, final: bool = False) -> None:
         """Fetch the workers' recorded times for the trace file."""
         try:
             self.runtime.workers.record(kind, self.state.step, self.state.env_steps, self.run_store.path, final)
@@ -196,78 +206,80 @@ class Session(ABC):
                 logger.warning("the trace in %s cannot be written: %s; the run continues", self.run_store.path, exc)
             self._untraced = True
 
-    def train(self) -> dict[str, Any]:
-        """Run the attempt and return the content of results.json; exceptions as in `run`."""
+    def train_to_end(self) -> dict[str, Any]:
+        """Run the attempt and return the content of results.json; exceptions as in `run_attempts`."""
         state = self.state
         self._start_time = perf_counter() - state.wall_seconds
-        self.runtime.workers.listen(self.progress, self._report_progress, self._report_fault)
+        self.runtime.workers.listen(self.note_progress, self._report_progress, self._report_fault)
         self.events.on_run_start(self.run_info)
-        self.trace("start")
+        self.record_trace("start")
         try:
-            self.loop()
+            self.run_loop()
         except StopRequested:
             if not self.interrupts.worth_saving:
                 raise
-            raise self._stop() from None
+            raise self._save_and_stop() from None
         except SafetyStop as exc:
             self.interrupts.stop_because(exc)
             if not self.interrupts.worth_saving:
                 raise
-            raise self._stop() from None
+            raise self._save_and_stop() from None
         state.wall_seconds = perf_counter() - self._start_time
-        self.trace("end", final=True)
+        self.record_trace("end", final=True)
         results = self.run_store.write_results(
             self.spec, state, self.runtime.workers.notes(), self.mode, self.runtime.workers.time_shares()
         )
         self.events.on_run_end(self.run_info, results)
         if self.interrupts.reason is not None:
-            raise self.interrupts.stopped(f"the run itself is finished, and its results are in {self.run_store.path}")
+            raise self.interrupts.stop_error(
+                f"the run itself is finished, and its results are in {self.run_store.path}"
+            )
         return results
 
-    def _stop(self) -> UserError:
+    def _save_and_stop(self) -> UserError:
         """Save, unless that is already done. Return the error that ends the run."""
         command = self._resume_command(self.run_store)
         message = f"stopped after step {self.state.step}; saved in {self.run_store.path}; continue with: {command}"
         try:
             if self._saved != (self.state.step, self.state.evaluated):
-                self.save()
-            self.trace("end", final=True)
+                self.save_checkpoint()
+            self.record_trace("end", final=True)
         except (CheckpointError, WorkerDied, OSError) as exc:
             if self.interrupts.reason is None:
                 raise
-            advice = self._resumable(self.run_store)  # a full disk, for one, on which a listener failed first
-            return self.interrupts.stopped(f"{exc}; {advice}" if advice else str(exc))
-        return self.interrupts.stopped(message)
+            advice = self._resume_advice(self.run_store)  # a full disk, for one, on which a listener failed first
+            return self.interrupts.stop_error(f"{exc}; {advice}" if advice else str(exc))
+        return self.interrupts.stop_error(message)
 
-    def milestone(self) -> bool:
+    def pass_milestone(self) -> bool:
         """Evaluate and save between two steps, if due. Return whether to continue training."""
         state = self.state
         finished = state.step >= self.run_info.steps
         self.interrupts.worth_saving = True
-        evaluate, save = self.due()
+        evaluate, save = self.eval_and_save_due()
         if (finished or evaluate) and state.evaluated < state.step:
-            self._evaluate()
+            self._evaluate_policy()
         if state.step and (finished or save):
-            self.save()
+            self.save_checkpoint()
         return not finished
 
     @abstractmethod
-    def drain(self) -> None:
+    def drain_rollouts(self) -> None:
         """Wait until no episode is being collected, so that the evaluation uses one policy version."""
 
-    def _evaluate(self) -> None:
-        self.drain()
+    def _evaluate_policy(self) -> None:
+        self.drain_rollouts()
         evaluation = self.runtime.workers.evaluate(self.state.step, self.events.frames_wanted(self.state.step))
-        self.state.remember(evaluation)
+        self.state.remember_evaluation(evaluation)
         self.events.on_eval_end(self.run_info, self.state.step, evaluation)
-        self.trace("evaluation")
+        self.record_trace("evaluation")
 
     def _report_fault(self, text: str) -> None:
         self.state.faults += 1
         self.events.on_fault(self.run_info, self.state.step + 1, text)
 
 
-def listeners(spec: Spec, failed: Callable[[HookFailed], None] | None = None) -> RunEvents:
+def build_listeners(spec: Spec, failed: Callable[[HookFailed], None] | None = None) -> RunEvents:
     """Return all run-event plugins of the spec, and the modules of `plugins:`, as one listener; `failed` as in
     `broadcast`."""
     built = [(h.type, build("hook", h.type, h.config, None, spec.plugins)) for h in spec.hooks]

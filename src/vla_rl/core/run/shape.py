@@ -41,12 +41,12 @@ class RunShape:
         return self.groups_per_step * self.group_size
 
     @property
-    def overlaps(self) -> bool:
+    def has_overlap(self) -> bool:
         """Whether rollouts continue while the learners train."""
         return self.max_lag > 0
 
     @property
-    def replays(self) -> bool:
+    def has_replay(self) -> bool:
         """Whether groups are trained on more than once."""
         return self.uses > 1
 
@@ -58,7 +58,7 @@ class RunShape:
         return ahead + self.added_groups + self.replayed_groups
 
     @classmethod
-    def of(cls, spec: Spec) -> RunShape:
+    def from_spec(cls, spec: Spec) -> RunShape:
         """Resolve a spec."""
         envs, rollout, asynchrony = spec.env.num_envs, spec.rollout, spec.asynchrony
         groups = (rollout.episodes or envs) // rollout.group_size

@@ -16,7 +16,7 @@ from vla_rl.core.run.flow import Ledger
 from vla_rl.core.spec.spec import Spec
 
 
-def _ledger(saved: Ledger | dict[str, int]) -> Ledger:
+def _to_ledger(saved: Ledger | dict[str, int]) -> Ledger:
     """Return a ledger; convert it if it comes from a checkpoint."""
     return saved if isinstance(saved, Ledger) else Ledger(**saved)
 
@@ -42,7 +42,7 @@ class State:
     """Kind of run, as in `Run.mode`."""
     scaling: Mapping[str, Any] | None = None
     """Statistics that the model normalises by, if they came from demonstrations; else None."""
-    tickets: Ledger = field(factory=Ledger, converter=_ledger)
+    tickets: Ledger = field(factory=Ledger, converter=_to_ledger)
     """Counts of how the consumed tickets ended."""
     parts: dict[str, dict[str, Any]] = field(factory=dict)
     """Totals of each part of the training step that a run can do without (`Runtime.parts`)."""
@@ -51,14 +51,14 @@ class State:
     refilled: int = 0
     """Times that the run resumed with an empty replay buffer."""
 
-    def remember(self, evaluation: Evaluation) -> None:
+    def remember_evaluation(self, evaluation: Evaluation) -> None:
         self.evaluated = evaluation.step
-        self.last = summary(evaluation)
+        self.last = summarise_evaluation(evaluation)
         if evaluation.step == 0:
             self.before = self.last
 
 
-def summary(evaluation: Evaluation) -> dict[str, Any]:
+def summarise_evaluation(evaluation: Evaluation) -> dict[str, Any]:
     """Summarise an evaluation for results.json."""
     mean = sum(evaluation.repeats) / max(len(evaluation.repeats), 1)
     spread = sum((r - mean) ** 2 for r in evaluation.repeats)
@@ -84,28 +84,28 @@ class RunStore(Protocol):
 
     path: Path
 
-    def claim(self, resume: bool) -> AbstractContextManager[Any]:
+    def claim_storage(self, resume: bool) -> AbstractContextManager[Any]:
         """Claim the storage for this process. Raise UserError if another process holds it, or if it cannot be
         written."""
 
-    def begin(self, spec: Spec, mode: str, resume: bool) -> tuple[State, Path | None]:
+    def begin_run(self, spec: Spec, mode: str, resume: bool) -> tuple[State, Path | None]:
         """Return the state to start from, and the trainer folder of its checkpoint, if any. Raise UserError if
         a run exists already and `resume` is false, or if it is another run."""
 
-    def record(self, spec: Spec, resumed: int | None = None) -> None:
+    def record_training(self, spec: Spec, resumed: int | None = None) -> None:
         """Record the spec and the environment of the training; `resumed` is the step it resumes from."""
 
-    def restore(self, refused: Mapping[Path, CheckpointError]) -> tuple[State, Path] | None:
-        """Return what `begin` returns, of the newest checkpoint whose trainer folder is not among those that were
+    def restore_checkpoint(self, refused: Mapping[Path, CheckpointError]) -> tuple[State, Path] | None:
+        """Return what `begin_run` returns, of the newest checkpoint whose trainer folder is not among those that were
         refused; None if no checkpoint is left. Raise CheckpointError if all are damaged or refused."""
 
     def set_aside(self, refused: Mapping[Path, CheckpointError], trainer: Path) -> None:
         """Set checkpoints aside whose trainer folders were refused, as the run continues from that of another one."""
 
-    def latest(self) -> Path | None:
+    def latest_checkpoint(self) -> Path | None:
         """Return the newest checkpoint, or None."""
 
-    def save(self, state: State, write: Callable[[Path, Path], None], keep: int) -> Path:
+    def save_checkpoint(self, state: State, write: Callable[[Path, Path], None], keep: int) -> Path:
         """Write a checkpoint with `write(model folder, trainer folder)`, and keep the `keep` newest. Return its
         folder. Raise CheckpointError if it cannot be written, WorkerDied if a worker died meanwhile."""
 

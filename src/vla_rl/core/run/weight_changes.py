@@ -29,7 +29,7 @@ class WeightChangeMonitor:
     _shares: list[float] = field(factory=list, init=False)
     _watching: bool = field(default=True, init=False)
 
-    def note(self, metrics: Mapping[str, float], rate_factor: float) -> None:
+    def note_metrics(self, metrics: Mapping[str, float], rate_factor: float) -> None:
         """Note the metrics of a training step, and log a warning where it is due."""
         share = metrics.get(WEIGHTS_CHANGED)
         if share is None or not self._watching or rate_factor < FULL_RATE:
@@ -37,9 +37,9 @@ class WeightChangeMonitor:
         self._shares.append(share)
         self._watching = share < LEAST and len(self._shares) < STEPS
         if max(self._shares) < LEAST and not self._watching:
-            logger.warning("%s", self._warning())
+            logger.warning("%s", self._warning_text())
 
-    def _warning(self) -> str:
+    def _warning_text(self) -> str:
         dtype = getattr(self.spec.model.config, "dtype", "float32")
         precision = "" if dtype == "float32" else ", or set model.dtype: float32, in which smaller steps show"
         return (

@@ -35,9 +35,9 @@ from attrs import evolve, field, frozen
 
 from vla_rl.core import catalogue
 from vla_rl.core.errors import PluginError, did_you_mean
-from vla_rl.core.paths import expanded, read_text
-from vla_rl.core.spec.structure import Problems, Structurer, formatted, to_plain
-from vla_rl.core.spec.yaml import Document, dotted, parse, value_at
+from vla_rl.core.paths import expand_tilde, read_text
+from vla_rl.core.spec.structure import Problems, Structurer, format_value, to_plain
+from vla_rl.core.spec.yaml import Document, dotted_path, parse_yaml, value_at
 from vla_rl.core.spec.yaml import Path as KeyPath
 
 GROUP = "vla_rl.checkpoints"
@@ -106,7 +106,7 @@ class KnownCheckpoint:
     """`FILE:LINE` of the row."""
 
     @property
-    def types(self) -> tuple[str, ...]:
+    def model_types(self) -> tuple[str, ...]:
         """Model plugins that read the checkpoint, the usual one first."""
         value = self.type.value
         return tuple(value) if isinstance(value, list) else (str(value),)
@@ -124,7 +124,7 @@ class CheckpointTable:
     tell: Mapping[str, Mapping[str, str]] = field(factory=dict)
     """Model plugin -> key -> how to find its value in a folder that is not known."""
 
-    def find(self, checkpoint: str) -> KnownCheckpoint | None:
+    def find_row(self, checkpoint: str) -> KnownCheckpoint | None:
         """Return the row of a hub name (`OWNER/NAME[@REVISION]`), of a folder in the hub's cache, or of a folder whose
         path ends with the name, such as `/data/OWNER/NAME`; None for any other."""
         name = checkpoint.partition("@")[0]
@@ -140,7 +140,7 @@ class CheckpointTable:
                     return self.rows[end]
         return None
 
-    def namesakes(self, checkpoint: str) -> list[KnownCheckpoint]:
+    def find_namesakes(self, checkpoint: str) -> list[KnownCheckpoint]:
         """Return the rows whose name without its owner is how the path of a folder ends."""
         parts = Path(checkpoint).parts
         ends = {"/".join(parts[-length:]) for length in range(1, len(parts) + 1)}
@@ -151,11 +151,13 @@ def known_checkpoints(mentioning: str | None = None) -> CheckpointTable:
     """Read all tables, or those whose text contains the last part of a checkpoint's name or path, which is quick if no
     table does. Raise PluginError for a table that is wrong, with its file and line."""
     files = tuple(dict.fromkeys(str(file) for file in (*_of_plugins(), *_of_entry_points())))
-    own_files = tuple(str(expanded(name)) for name in os.environ.get(FILES, "").split(os.pathsep) if name)
+    own_files = tuple(str(expand_tilde(name)) for name in os.environ.get(FILES, "").split(os.pathsep) if name)
     if mentioning is None:
         return _read_all(files, own_files)
-    words = _words(mentioning)
-    files, own_files = (tuple(f for f in some if any(w in _text(f) for w in words)) for some in (files, own_files))
+    words = _name_words(mentioning)
+    files, own_files = (
+        tuple(f for f in some if any(w in _read_table_text(f) for w in words)) for some in (files, own_files)
+    )
     return _read_all(files, own_files)
 
 
@@ -170,13 +172,13 @@ def with_known_keys(data: dict[str, Any]) -> tuple[KnownCheckpoint | None, list[
     name = model.get("checkpoint") if isinstance(model, dict) else None
     if not isinstance(model, dict) or not isinstance(name, str) or name.startswith("builtin:"):
         return None, []
-    row = known_checkpoints(name).find(name)
+    row = known_checkpoints(name).find_row(name)
     if row is None:
         return None, []
-    if model.get("type") not in row.types:
+    if model.get("type") not in row.model_types:
         text = (
-            f"{formatted(model.get('type'))}, and {row.name} is a checkpoint of {' or '.join(row.types)}"
-            f"{_who_says(row.type)}; set model.type: {row.types[0]}"
+            f"{format_value(model.get('type'))}, and {row.name} is a checkpoint of {' or '.join(row.model_types)}"
+            f"{_who_says(row.type)}; set model.type: {row.model_types[0]}"
         )
         return row, [(("model", "type"), text)]
     if row.unsupported is not None:
@@ -226,7 +228,7 @@ def _who_says(known: KnownValue) -> str:
     return f" (says {known.source}; in the table {known.location})"
 
 
-def _words(checkpoint: str) -> list[str]:
+def _name_words(checkpoint: str) -> list[str]:
     """Return the words of which a table has one if it has a row of this checkpoint: the last part of its name, or of a
     folder in the hub's cache the repository's name."""
     parts = Path(checkpoint.partition("@")[0]).parts
@@ -236,7 +238,7 @@ def _words(checkpoint: str) -> list[str]:
 
 def _of_plugins() -> Iterator[Path]:
     """Yield the tables next to installed model plugins."""
-    targets = {item.target for items in catalogue.installed("model").values() for item in items if item.entry}
+    targets = {item.target for items in catalogue.installed_plugins("model").values() for item in items if item.entry}
     for target in sorted(targets):
         yield from _tables_in(target.partition(":")[0])
 
@@ -266,7 +268,7 @@ def _read_all(files: tuple[str, ...], own_files: tuple[str, ...]) -> CheckpointT
     rows: dict[str, KnownCheckpoint] = {}
     tell: dict[str, dict[str, str]] = {}
     for name in (*files, *own_files):
-        table = _read(name, _text(name))
+        table = _parse_table(name, _read_table_text(name))
         for row in table.rows.values():
             if row.name in rows and name not in own_files:
                 other = rows[row.name].location
@@ -277,7 +279,7 @@ def _read_all(files: tuple[str, ...], own_files: tuple[str, ...]) -> CheckpointT
     return CheckpointTable(rows=rows, tell=tell)
 
 
-def _text(name: str) -> str:
+def _read_table_text(name: str) -> str:
     try:
         return read_text(Path(name))
     except (OSError, ValueError) as exc:
@@ -308,53 +310,58 @@ class _File:
 
 
 @functools.lru_cache(maxsize=32)
-def _read(name: str, text: str) -> CheckpointTable:
-    document = parse(text)
+def _parse_table(name: str, text: str) -> CheckpointTable:
+    document = parse_yaml(text)
     for error in document.errors:
         raise PluginError(f"{name}:{error.line}: {error.message}")
     try:
-        content: _File = Structurer().read(document.data or {}, _File)
+        content: _File = Structurer().read_value(document.data or {}, _File)
     except Problems as exc:
-        raise PluginError("\n".join(_placed(name, document, path, text) for path, text in exc.items)) from exc
+        raise PluginError("\n".join(_placed_message(name, document, path, text) for path, text in exc.items)) from exc
     rows: dict[str, KnownCheckpoint] = {}
     for checkpoint, row in content.checkpoints.items():
-        rows[checkpoint] = _complete(name, document, content, checkpoint, row, rows)
+        rows[checkpoint] = _complete_row(name, document, content, checkpoint, row, rows)
     return CheckpointTable(rows=rows, tell=content.tell)
 
 
-def _complete(
+def _complete_row(
     name: str, document: Document, content: _File, checkpoint: str, row: _Row, rows: Mapping[str, KnownCheckpoint]
 ) -> KnownCheckpoint:
     """Return a row with the values of the row that it is like, and with its sources written out. Raise PluginError."""
     path: KeyPath = ("checkpoints", checkpoint)
 
-    def sourced(where: KeyPath, known: KnownValue) -> KnownValue:
+    def with_source(where: KeyPath, known: KnownValue) -> KnownValue:
         try:
             written = written_source(known.source, content.sources)
         except ValueError as exc:
-            raise PluginError(_placed(name, document, (*where, "source"), str(exc))) from None
-        return evolve(known, source=written, location=f"{name}:{_line(document, where)}")
+            raise PluginError(_placed_message(name, document, (*where, "source"), str(exc))) from None
+        return evolve(known, source=written, location=f"{name}:{_nearest_line(document, where)}")
 
     for fact in row.facts:
         if fact not in FACTS:
             text = f"unknown fact{did_you_mean(fact, FACTS)}; facts are {', '.join(FACTS)}"
-            raise PluginError(_placed(name, document, (*path, "facts", fact), text))
+            raise PluginError(_placed_message(name, document, (*path, "facts", fact), text))
     like = None
     if row.like is not None:
         like = rows.get(row.like)
         if like is None:
-            raise PluginError(_placed(name, document, (*path, "like"), f"no row {row.like!r} stands before this one"))
+            raise PluginError(
+                _placed_message(name, document, (*path, "like"), f"no row {row.like!r} stands before this one")
+            )
     if row.type is None and like is None:
-        raise PluginError(_placed(name, document, path, "has neither `type` nor `like`"))
+        raise PluginError(_placed_message(name, document, path, "has neither `type` nor `like`"))
     assert row.type is not None or like is not None
     return KnownCheckpoint(
         name=checkpoint,
-        type=sourced((*path, "type"), row.type) if row.type is not None else like.type,  # type: ignore[union-attr]
-        keys={**(like.keys if like else {}), **{key: sourced((*path, "keys", key), v) for key, v in row.keys.items()}},
+        type=with_source((*path, "type"), row.type) if row.type is not None else like.type,  # type: ignore[union-attr]
+        keys={
+            **(like.keys if like else {}),
+            **{key: with_source((*path, "keys", key), v) for key, v in row.keys.items()},
+        },
         env_keys={
             env: {
                 **(like.env_keys.get(env, {}) if like else {}),
-                **{k: sourced((*path, "env_keys", env, k), v) for k, v in row.env_keys.get(env, {}).items()},
+                **{k: with_source((*path, "env_keys", env, k), v) for k, v in row.env_keys.get(env, {}).items()},
             }
             for env in {**(like.env_keys if like else {}), **row.env_keys}
         },
@@ -362,18 +369,18 @@ def _complete(
         required={**(like.required if like else {}), **row.required},
         facts={
             **{fact: known for fact, known in (like.facts if like else {}).items() if fact not in OWN_FACTS},
-            **{fact: sourced((*path, "facts", fact), v) for fact, v in row.facts.items()},
+            **{fact: with_source((*path, "facts", fact), v) for fact, v in row.facts.items()},
         },
-        unsupported=sourced((*path, "unsupported"), row.unsupported) if row.unsupported is not None else None,
-        location=f"{name}:{_line(document, path)}",
+        unsupported=with_source((*path, "unsupported"), row.unsupported) if row.unsupported is not None else None,
+        location=f"{name}:{_nearest_line(document, path)}",
     )
 
 
-def _line(document: Document, path: KeyPath) -> int:
+def _nearest_line(document: Document, path: KeyPath) -> int:
     """Return the line of the nearest key above a value."""
     prefixes = (path[:length] for length in range(len(path), -1, -1))
     return next((document.lines[prefix] for prefix in prefixes if prefix in document.lines), 1)
 
 
-def _placed(name: str, document: Document, path: KeyPath, text: str) -> str:
-    return f"{name}:{_line(document, path)}: {f'{dotted(path)}: ' if path else ''}{text}"
+def _placed_message(name: str, document: Document, path: KeyPath, text: str) -> str:
+    return f"{name}:{_nearest_line(document, path)}: {f'{dotted_path(path)}: ' if path else ''}{text}"

@@ -19,14 +19,14 @@ SECONDS = 30.0 * 24 * 3600
 """Longest wait in seconds."""
 
 
-def between(low: float, high: float) -> Any:
+def number_between(low: float, high: float) -> Any:
     """Return a validator of numbers within these bounds, both inclusive."""
     return v.and_(v.ge(low), v.le(high))
 
 
-def positive(low: float, high: float) -> Any:
+def positive_between(low: float, high: float) -> Any:
     """Return a validator of numbers above 0 and within these bounds."""
-    return v.and_(v.gt(0), between(low, high))
+    return v.and_(v.gt(0), number_between(low, high))
 
 
 @frozen(kw_only=True)
@@ -43,7 +43,7 @@ class Component:
 class EnvSpec(Component):
     """The simulator."""
 
-    num_envs: int = field(validator=between(1, ENVS))
+    num_envs: int = field(validator=number_between(1, ENVS))
     """Envs (simulator instances) that step together, over all workers."""
     python: Path | None = None
     """Another Python interpreter for the simulators (`.../bin/python` of a virtual environment with vla-rl and the
@@ -55,7 +55,7 @@ class RewardsSpec(Component):
     """The reward model that judges success at the end of each chunk, instead of the simulator. Success ends the
     episode, and its last action has the reward 1; all other rewards are 0."""
 
-    threshold: float = field(default=0.5, validator=positive(0.0, 1.0))
+    threshold: float = field(default=0.5, validator=positive_between(0.0, 1.0))
     """Probability from which an observation counts as success, above 0 and at most 1."""
     evaluation: bool = False
     """Let it judge success in evaluations and in demonstrations of the simulator's expert too; false: there the
@@ -96,14 +96,14 @@ class TaskSampling:
     type: Literal["uniform", "weighted"] = "uniform"
     """Sample a task by its number of train states (uniform), or more often the more it fails (weighted, AcceRL eq. 11):
     with probability w / sum of all w, where w = failures among the task's last `window` episodes + `smoothing`."""
-    window: int = field(default=100, validator=between(1, EPISODES))
+    window: int = field(default=100, validator=number_between(1, EPISODES))
     """Latest episodes of a task that count, over all workers."""
-    smoothing: float = field(default=1.0, validator=positive(1e-9, 1e9))
+    smoothing: float = field(default=1.0, validator=positive_between(1e-9, 1e9))
     """Weight of a task that never fails."""
 
     @window.validator
     @smoothing.validator
-    def _used(self, attribute: Any, value: float) -> None:
+    def _check_used(self, attribute: Any, value: float) -> None:
         if self.type == "uniform" and value != attribute.default:
             raise ValueError("has no effect with type: uniform; use type: weighted")
 
@@ -113,7 +113,7 @@ class ResampleSpec:
     """Dynamic sampling (DAPO, Yu et al. 2025): roll out further episodes until as many groups pass the filters as a
     training step wants."""
 
-    max_rounds: int = field(validator=between(1, 10_000))
+    max_rounds: int = field(validator=number_between(1, 10_000))
     """Most further episodes of a training step, in multiples of env.num_envs."""
 
 
@@ -121,12 +121,12 @@ class ResampleSpec:
 class RolloutSpec:
     """Data collected in each training step."""
 
-    chunk: int = field(validator=between(1, 10_000))
+    chunk: int = field(validator=number_between(1, 10_000))
     """C, actions per inference, executed before the next one. May be left out where the checkpoint gives it: a known
     one, or a folder in lerobot's layout with `n_action_steps`."""
-    episodes: int | None = field(default=None, validator=v.optional(between(1, EPISODES)))
+    episodes: int | None = field(default=None, validator=v.optional(number_between(1, EPISODES)))
     """Episodes per training step, over all envs; only with `auto_reset: off`, and a multiple of group_size."""
-    steps: int | None = field(default=None, validator=v.optional(between(1, STEPS)))
+    steps: int | None = field(default=None, validator=v.optional(number_between(1, STEPS)))
     """Environment steps (single actions) of each of the env.num_envs tickets in a training step; a multiple of chunk,
     and only with `auto_reset: immediate` or `deferred`."""
     auto_reset: Literal["off", "immediate", "deferred"] = "off"
@@ -134,11 +134,11 @@ class RolloutSpec:
     episode, at once (immediate) or at the next chunk (deferred)."""
     ignore_terminations: bool = False
     """Continue episodes to the step limit after the task ended."""
-    group_size: int = field(default=1, validator=between(1, ENVS))
+    group_size: int = field(default=1, validator=number_between(1, ENVS))
     """Trajectories that start from the same state (GRPO's groups)."""
-    max_steps: int | None = field(default=None, validator=v.optional(between(1, STEPS)))
+    max_steps: int | None = field(default=None, validator=v.optional(number_between(1, STEPS)))
     """Step limit of an episode in environment steps; none: the task's own."""
-    temperature: float = field(default=1.0, validator=positive(1e-3, 1e3))
+    temperature: float = field(default=1.0, validator=positive_between(1e-3, 1e3))
     """Temperature of action sampling, in rollout and training alike."""
     compile: Literal["off", "blocks", "graphs"] | None = None
     """Compilation of the model where it acts: not at all (off), its repeated layers (blocks), or these and a CUDA graph
@@ -154,7 +154,7 @@ class RolloutSpec:
     resample: ResampleSpec | None = field(default=None)
     """Roll out further episodes in place of groups that the algorithm's filters drop (DAPO's dynamic sampling); null:
     train on what is left. Only with `auto_reset: off`."""
-    lag: int = field(default=0, validator=between(0, LAG))
+    lag: int = field(default=0, validator=number_between(0, LAG))
     """Act with the weights of this many versions ago, to test how an algorithm tolerates stale data; 0: the newest."""
     task_sampling: TaskSampling = field(factory=TaskSampling)
     """Task distribution of rollouts; evaluation is not affected."""
@@ -167,14 +167,14 @@ class RolloutSpec:
             raise ValueError(f"{value} is not within what float32 holds, 1e-30 to 1e38 of either sign")
 
     @episodes.validator
-    def _episodes(self, attribute: Any, value: int | None) -> None:
+    def _check_episodes(self, attribute: Any, value: int | None) -> None:
         if self.auto_reset == "off" and value is None:
             raise ValueError("required with auto_reset: off")
         if self.auto_reset != "off" and value is not None:
             raise ValueError(f"has no effect with auto_reset: {self.auto_reset}; give steps")
 
     @steps.validator
-    def _steps(self, attribute: Any, value: int | None) -> None:
+    def _check_steps(self, attribute: Any, value: int | None) -> None:
         if self.auto_reset != "off" and value is None:
             raise ValueError(f"required with auto_reset: {self.auto_reset}")
         if self.auto_reset == "off" and value is not None:
@@ -183,7 +183,7 @@ class RolloutSpec:
             raise ValueError(f"{value} is not a multiple of chunk {self.chunk}")
 
     @resample.validator
-    def _resample(self, attribute: Any, value: ResampleSpec | None) -> None:
+    def _check_resample(self, attribute: Any, value: ResampleSpec | None) -> None:
         if value is not None and self.auto_reset != "off":
             raise ValueError(f"has no effect with auto_reset: {self.auto_reset}, which has no groups")
 
@@ -192,20 +192,20 @@ class RolloutSpec:
 class ReplaySpec:
     """Experience replay: train on trajectories more than once (AcceRL). The learners store them."""
 
-    uses: int = field(default=1, validator=between(1, LAG))
+    uses: int = field(default=1, validator=number_between(1, LAG))
     """Average number of times a group is trained on: once when collected, then from the replay buffer."""
-    capacity: int | None = field(default=None, validator=v.optional(between(1, EPISODES)))
+    capacity: int | None = field(default=None, validator=v.optional(number_between(1, EPISODES)))
     """Newest groups that the buffer keeps; none: as many as `oldest` needs, uses - 1 times those of a step."""
     sampling: Literal["oldest", "uniform"] = field(default="oldest")
     """Earlier groups that a step replays: those of the last uses - 1 steps, so that each is used exactly `uses` times
     (oldest); or uses - 1 times as many as are new, drawn from the whole buffer (uniform)."""
-    max_lag: int | None = field(default=None, validator=v.optional(between(1, UPDATES)))
+    max_lag: int | None = field(default=None, validator=v.optional(number_between(1, UPDATES)))
     """Most training steps that a chunk may be old when replayed; none: unlimited. Older groups leave the buffer."""
 
     @capacity.validator
     @sampling.validator
     @max_lag.validator
-    def _used(self, attribute: Any, value: Any) -> None:
+    def _check_used(self, attribute: Any, value: Any) -> None:
         if self.uses == 1 and value != attribute.default:
             raise ValueError("has no effect with uses: 1, where nothing is trained on again")
 
@@ -214,7 +214,7 @@ class ReplaySpec:
 class AsynchronySpec:
     """How far rollouts run ahead of training, in one loop for all settings; max_lag 0 is synchronous."""
 
-    max_lag: int = field(default=0, validator=between(0, LAG))
+    max_lag: int = field(default=0, validator=number_between(0, LAG))
     """Guaranteed bound on policy lag: training steps that a chunk may be old when it is trained on. Rollouts continue
     meanwhile. Above 0 the learners need dedicated workers."""
     weights: Literal["latest", "pinned"] = field(default="latest")
@@ -229,7 +229,7 @@ class AsynchronySpec:
     the learners need dedicated workers."""
 
     @weights.validator
-    def _weights(self, attribute: Any, value: str) -> None:
+    def _check_weights(self, attribute: Any, value: str) -> None:
         if value == "pinned" and not self.max_lag:
             raise ValueError("has no effect with max_lag: 0, where the newest weights act in every ticket")
 
@@ -239,39 +239,39 @@ class ImaginationSpec:
     """Training in imagination: after each real rollout the same policy collects trajectories in the world model.
     Experimental."""
 
-    per_real: int = field(default=7, validator=between(1, 10_000))
+    per_real: int = field(default=7, validator=number_between(1, 10_000))
     """Imagined trajectories for each real one of a training step."""
     start: Literal["any", "first"] = "any"
     """Start from a recorded episode after any of its chunks (any), or from its first frames only (first)."""
-    recent: int = field(default=512, validator=between(1, EPISODES))
+    recent: int = field(default=512, validator=number_between(1, EPISODES))
     """Newest real episodes that imagination starts from."""
-    horizon: int = field(default=4, validator=between(1, STEPS))
+    horizon: int = field(default=4, validator=number_between(1, STEPS))
     """Chunks after which an imagined trajectory is truncated, if the episode's step limit does not come first."""
     outcome: Literal["sample", "most likely"] = "sample"
     """How the end of an episode is chosen from the model's probabilities."""
-    fit_updates: int = field(default=15, validator=between(0, EPISODES))
+    fit_updates: int = field(default=15, validator=number_between(0, EPISODES))
     """Optimiser steps of the world model after each real rollout ..."""
-    fit_updates_below_threshold: int = field(default=30, validator=between(0, EPISODES))
+    fit_updates_below_threshold: int = field(default=30, validator=number_between(0, EPISODES))
     """... and while a quality threshold is not met. Many steps on few episodes overfit them."""
-    fit_batch: int = field(default=32, validator=between(1, EPISODES))
+    fit_batch: int = field(default=32, validator=number_between(1, EPISODES))
     """Recorded windows per optimiser step of the world model."""
-    warm_start: int = field(default=4, validator=between(0, UPDATES))
+    warm_start: int = field(default=4, validator=number_between(0, UPDATES))
     """First training steps without imagined trajectories; the world model is trained in them too."""
-    buffer: int = field(default=4096, validator=between(2, EPISODES))
+    buffer: int = field(default=4096, validator=number_between(2, EPISODES))
     """Newest real episodes that are kept, in files of the run folder."""
     held_out: float = field(default=0.2, validator=(v.gt(0.0), v.lt(1.0)))
     """Share of the kept episodes that measures the model and is never trained on."""
-    evaluated_episodes: int = field(default=64, validator=between(16, ENVS))
+    evaluated_episodes: int = field(default=64, validator=number_between(16, ENVS))
     """Held-out episodes that are imagined again in each training step, half of them successes if enough succeeded. Also
     the number of episodes of the last rollout that measure success over-estimation."""
     quality_thresholds: bool = True
     """Imagine only while the model meets its quality thresholds; false: always, for experiments."""
-    max_over_estimation: float = field(default=0.15, validator=between(0, 1))
+    max_over_estimation: float = field(default=0.15, validator=number_between(0, 1))
     """Imagine only while the policy's imagined success exceeds its real success from the same states by no more than
     this, by the lower end of the 95 % interval."""
 
     @max_over_estimation.validator
-    def _used(self, attribute: Any, value: float) -> None:
+    def _check_used(self, attribute: Any, value: float) -> None:
         if not self.quality_thresholds and value != attribute.default:
             raise ValueError("has no effect with quality_thresholds: false")
 
@@ -284,16 +284,16 @@ class RuntimeSpec:
     """Ray actors, or the same roles in this process."""
     address: str | None = None
     """Address of a running Ray cluster; none: a private one on this machine."""
-    deadline_s: float = field(default=600.0, validator=positive(0.01, SECONDS))
+    deadline_s: float = field(default=600.0, validator=positive_between(0.01, SECONDS))
     """Seconds after which a call is reported as hung."""
     require: Literal["cuda"] | None = None
     """cuda: refuse to run if a policy or a learner would be on CPUs; none: run on what is available."""
     check_weights: bool = False
     """Compare a checksum of every published weight with what each policy then holds; slow, for debugging."""
-    restarts: int = field(default=3, validator=between(0, 10_000))
+    restarts: int = field(default=3, validator=number_between(0, 10_000))
     """Number of times a run survives the death of workers: sim workers are restarted and the rollout is collected
     again; if a policy or learner dies, the run resumes from its last checkpoint. Ray only."""
-    max_faults: int = field(default=10, validator=between(0, UPDATES))
+    max_faults: int = field(default=10, validator=number_between(0, UPDATES))
     """Env faults in a run before it stops. An env that broke (died, hung, raised, returned garbage) is replaced, and
     its episode is run again."""
 
@@ -302,13 +302,13 @@ class RuntimeSpec:
 class RateSchedule:
     """A learning rate over the steps of a run."""
 
-    steps: int = field(validator=between(0, UPDATES))
+    steps: int = field(validator=number_between(0, UPDATES))
     """Training steps: in `run` a rollout with its updates each, in `sft` optimiser steps."""
-    lr: float = field(validator=positive(1e-12, 10))
+    lr: float = field(validator=positive_between(1e-12, 10))
     """Learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Decay of rates from their value to a twentieth of it at the last step."""
-    lr_warmup_steps: int = field(default=0, validator=between(0, UPDATES))
+    lr_warmup_steps: int = field(default=0, validator=number_between(0, UPDATES))
     """First steps, over which rates rise linearly."""
 
     def factor(self, step: int) -> float:
@@ -325,24 +325,24 @@ class RateSchedule:
 class TrainSpec(RateSchedule):
     """The optimiser (AdamW) and its schedule."""
 
-    value_lr: float | None = field(default=None, validator=v.optional(positive(1e-12, 10)))
+    value_lr: float | None = field(default=None, validator=v.optional(positive_between(1e-12, 10)))
     """Learning rate of the value head; none: lr."""
-    micro_batch: int = field(validator=between(1, STEPS))
+    micro_batch: int = field(validator=number_between(1, STEPS))
     """Samples (chunks) of one forward and backward pass."""
-    global_batch: int | None = field(default=None, validator=v.optional(between(1, UPDATES)))
+    global_batch: int | None = field(default=None, validator=v.optional(number_between(1, UPDATES)))
     """Samples of one optimiser step, over all learners; none: the whole rollout."""
-    epochs: int = field(default=1, validator=between(1, 10_000))
+    epochs: int = field(default=1, validator=number_between(1, 10_000))
     """Passes over a rollout."""
-    max_grad_norm: float | None = field(default=1.0, validator=v.optional(positive(1e-9, 1e6)))  # type: ignore[arg-type]
+    max_grad_norm: float | None = field(default=1.0, validator=v.optional(positive_between(1e-9, 1e6)))  # type: ignore[arg-type]
     """Gradient clipping: gradients are scaled down to this norm; none: no clipping."""
-    weight_decay: float = field(default=0.0, validator=between(0, 100))
+    weight_decay: float = field(default=0.0, validator=number_between(0, 100))
     """Weight decay of AdamW."""
-    max_skipped: int = field(default=10, validator=between(1, UPDATES))
+    max_skipped: int = field(default=10, validator=number_between(1, UPDATES))
     """Training steps in succession that may be skipped because the algorithm's filters left nothing to train on. Then
     the run stops and reports how many successes the groups had."""
-    critic_warmup_steps: int = field(default=0, validator=between(0, UPDATES))
+    critic_warmup_steps: int = field(default=0, validator=number_between(0, UPDATES))
     """First training steps that update the critic alone."""
-    checkpoint_every: int = field(default=10, validator=between(0, UPDATES))
+    checkpoint_every: int = field(default=10, validator=number_between(0, UPDATES))
     """Training steps between checkpoints; the last step always has one, and with 0 only that one."""
     sharding: Literal["replicated", "full"] = "replicated"
     """Each learner holds the whole model and optimiser (replicated), or its shard of weights, gradients and optimiser
@@ -356,7 +356,7 @@ class TrainSpec(RateSchedule):
     of them, and the operations between them. Null: blocks on CUDA, if the model names its layers and `sharding` is
     replicated, else off. In a worker that also acts there is one model: null takes what `rollout.compile` says, and
     different settings are refused."""
-    keep_checkpoints: int = field(default=2, validator=between(1, EPISODES))
+    keep_checkpoints: int = field(default=2, validator=number_between(1, EPISODES))
     """Newest checkpoints that are kept; older ones are removed."""
 
     @global_batch.validator
@@ -369,11 +369,11 @@ class TrainSpec(RateSchedule):
 class EvalSpec:
     """Success on the evaluation states, which training never sees."""
 
-    every: int = field(default=0, validator=between(0, UPDATES))
+    every: int = field(default=0, validator=number_between(0, UPDATES))
     """Training steps between evaluations; 0: only before and after training."""
-    episodes_per_task: int | None = field(default=None, validator=v.optional(between(1, EPISODES)))
+    episodes_per_task: int | None = field(default=None, validator=v.optional(number_between(1, EPISODES)))
     """Evaluation states of each task; none: all."""
-    repeats: int = field(default=1, validator=between(1, 10_000))
+    repeats: int = field(default=1, validator=number_between(1, 10_000))
     """Runs over every state, each with its own seeds."""
     greedy: bool = True
     """Act without sampling (for most models: the most likely actions), or sample as in training."""
@@ -385,9 +385,9 @@ class EvalSpec:
 class ExpertSpec:
     """Demonstrations by the simulator's scripted expert; only successful ones are kept."""
 
-    episodes: int = field(validator=between(1, EPISODES))
+    episodes: int = field(validator=number_between(1, EPISODES))
     """Demonstrations, from training states."""
-    noise: float = field(default=0.0, validator=between(0, 1e6))
+    noise: float = field(default=0.0, validator=number_between(0, 1e6))
     """Standard deviation of the Gaussian noise on the expert's executed actions, in the simulator's units. Labels stay
     clean, so that the cloned policy learns to recover (as in DART)."""
 
@@ -396,11 +396,11 @@ class ExpertSpec:
 class BCWarmupSpec(ExpertSpec):
     """Behaviour cloning of the simulator's scripted expert before RL."""
 
-    epochs: int = field(validator=between(1, 10_000))
+    epochs: int = field(validator=number_between(1, 10_000))
     """Passes over the demonstrations."""
-    lr: float = field(validator=positive(1e-12, 10))
+    lr: float = field(validator=positive_between(1e-12, 10))
     """Learning rate."""
-    batch: int = field(default=64, validator=between(1, EPISODES))
+    batch: int = field(default=64, validator=number_between(1, EPISODES))
     """Samples (chunks) of an optimiser step."""
 
 
@@ -417,7 +417,7 @@ class CoTrainingSpec(Component):
     the rest."""
 
     @weight.validator
-    def _representable(self, attribute: Any, value: float) -> None:
+    def _check_weight(self, attribute: Any, value: float) -> None:
         if abs(value * WEIGHT_PARTS - round(value * WEIGHT_PARTS)) > 1e-6:
             raise ValueError(f"{value} is not a multiple of 0.0001")
 
@@ -427,10 +427,10 @@ class ImitationSpec(RateSchedule):
     """Behaviour cloning with `vla-rl sft`, and recorded demonstrations for trainers of transitions. The optimiser's
     other settings are those of `train`."""
 
-    steps: int | None = field(default=None, validator=v.optional(between(0, UPDATES)))  # type: ignore[assignment]
+    steps: int | None = field(default=None, validator=v.optional(number_between(0, UPDATES)))  # type: ignore[assignment]
     """Optimiser steps of `vla-rl sft`, which needs them; with `data` for a trainer of transitions alone, leave it
     out."""
-    lr: float | None = field(default=None, validator=v.optional(positive(1e-12, 10)))  # type: ignore[assignment]
+    lr: float | None = field(default=None, validator=v.optional(positive_between(1e-12, 10)))  # type: ignore[assignment]
     """Learning rate of `vla-rl sft`, which needs it."""
     expert: ExpertSpec | None = field(default=None)
     """Demonstrations by the simulator's scripted expert."""
@@ -443,16 +443,16 @@ class ImitationSpec(RateSchedule):
     """Random changes to the images; null: none."""
     trainer: Component = field(factory=default_imitation_trainer, metadata={"kind": "trainer"})
     """How learners train on the demonstrations: a trainer of demonstrations."""
-    batch: int = field(default=64, validator=between(1, EPISODES))
+    batch: int = field(default=64, validator=number_between(1, EPISODES))
     """Samples (chunks) of an optimiser step, over all learners."""
     statistics: Literal["model", "data"] = field(default="model")
     """Statistics that normalise actions and state: the model's (from its checkpoint or preset), or those of `data`,
     which are saved with the model and scale the samples of `co_training` too."""
-    eval_every: int = field(default=0, validator=between(0, UPDATES))
+    eval_every: int = field(default=0, validator=number_between(0, UPDATES))
     """Optimiser steps between evaluations; 0: only before (`eval.before`) and after training."""
-    checkpoint_every: int = field(default=0, validator=between(0, UPDATES))
+    checkpoint_every: int = field(default=0, validator=number_between(0, UPDATES))
     """Optimiser steps between checkpoints; the last step always has one, and with 0 only that one."""
-    report_every: int = field(default=50, validator=between(1, UPDATES))
+    report_every: int = field(default=50, validator=number_between(1, UPDATES))
     """Optimiser steps per line of metrics."""
 
     def data_sets(self) -> list[tuple[tuple[str | int, ...], Component]]:
@@ -468,7 +468,7 @@ class ImitationSpec(RateSchedule):
             raise ValueError("give exactly one of `expert` (the simulator's own) and `data` (recorded demonstrations)")
 
     @expert.validator
-    def _cloned(self, attribute: Any, value: ExpertSpec | None) -> None:
+    def _check_expert(self, attribute: Any, value: ExpertSpec | None) -> None:
         missing = [key for key in ("steps", "lr") if getattr(self, key) is None]
         if value is not None and missing:
             raise ValueError(f"is cloned by vla-rl sft, which also needs {' and '.join(missing)}")
@@ -482,6 +482,6 @@ class ImitationSpec(RateSchedule):
             raise ValueError(f"the weights sum to {total:g}, which leaves nothing to `data`; their sum must be below 1")
 
     @statistics.validator
-    def _statistics(self, attribute: Any, value: str) -> None:
+    def _check_statistics(self, attribute: Any, value: str) -> None:
         if value == "data" and self.data is None:
             raise ValueError("data: needs `data`; an expert's actions are those of the simulator")

@@ -9,8 +9,8 @@ from typing import Any
 from attrs import field, frozen
 
 from vla_rl.core.errors import did_you_mean
-from vla_rl.core.spec.structure import formatted, problem
-from vla_rl.core.spec.yaml import DEEPEST, Path, dotted, parse
+from vla_rl.core.spec.structure import format_value, make_problem
+from vla_rl.core.spec.yaml import DEEPEST, Path, dotted_path, parse_yaml
 
 Item = tuple[Path, str]
 """A problem: the path of the key to blame, and what is wrong."""
@@ -28,7 +28,7 @@ class Source:
     """Path -> line, counted from 1."""
     overridden: frozenset[Path] = frozenset()
 
-    def place(self, path: Path, message: str) -> tuple[int, str]:
+    def place_problem(self, path: Path, message: str) -> tuple[int, str]:
         """Return (line, `file:line: path: message`) of a problem."""
         text = placed_text(path, message)
         prefixes = [path[:length] for length in range(len(path), -1, -1)]
@@ -41,17 +41,17 @@ class Source:
 def placed_text(path: Path, message: str) -> str:
     """Return `path: message`. Further lines of the message, such as commands to paste, are indented below it."""
     text = message.replace("\n", "\n  ")
-    return f"{dotted(path)}: {text}" if path else text
+    return f"{dotted_path(path)}: {text}" if path else text
 
 
-def located(items: Iterable[Item], source: Source | None) -> list[str]:
+def format_problems(items: Iterable[Item], source: Source | None) -> list[str]:
     """Format problems for the user, in the order of their lines."""
     if source is None:
         return [placed_text(*item) for item in items]
-    return [text for _, text in sorted((source.place(*item) for item in items), key=lambda placed: placed[0])]
+    return [text for _, text in sorted((source.place_problem(*item) for item in items), key=lambda placed: placed[0])]
 
 
-def change(data: dict[str, Any], override: str, known_keys: Collection[str] = ()) -> set[Path]:
+def apply_override(data: dict[str, Any], override: str, known_keys: Collection[str] = ()) -> set[Path]:
     """Apply the override `a.b.0.c=value` to the data, and return the paths that are new or changed. Raise Problems.
 
     Args:
@@ -60,14 +60,14 @@ def change(data: dict[str, Any], override: str, known_keys: Collection[str] = ()
     text, equals, value = override.partition("=")
     steps = text.strip().split(".")
     if not equals or not text.strip():
-        raise problem(f"{override!r} is not of the form path=value")
+        raise make_problem(f"{override!r} is not of the form path=value")
     if not all(steps):
-        raise problem(f"{text!r} has a dot without a key before and after it")
+        raise make_problem(f"{text!r} has a dot without a key before and after it")
     if len(steps) > DEEPEST:
-        raise problem(f"{text:.60}... has {len(steps)} keys; a spec is nested at most {DEEPEST} deep")
-    document = parse(value)
+        raise make_problem(f"{text:.60}... has {len(steps)} keys; a spec is nested at most {DEEPEST} deep")
+    document = parse_yaml(value)
     if document.errors:
-        raise problem(f"{text}: {document.errors[0].message}")
+        raise make_problem(f"{text}: {document.errors[0].message}")
     node: Any = data
     path: list[str | int] = []
     changed: set[Path] = set()
@@ -75,21 +75,24 @@ def change(data: dict[str, Any], override: str, known_keys: Collection[str] = ()
         last = i == len(steps) - 1
         if isinstance(node, list):
             if not _INDEX.fullmatch(step) or int(step) >= len(node):
-                raise problem(f"{text}: {dotted(tuple(path))} has {len(node)} items; {step!r} is none of 0, 1, ...")
+                raise make_problem(
+                    f"{text}: {dotted_path(tuple(path))} has {len(node)} items; {step!r} is none of 0, 1, ..."
+                )
             key: str | int = int(step)
         elif isinstance(node, dict):
             key = step
         else:
-            raise problem(f"{text}: {dotted(tuple(path))} is {formatted(node)}, which has no {step!r}")
+            raise make_problem(f"{text}: {dotted_path(tuple(path))} is {format_value(node)}, which has no {step!r}")
         path.append(key)
         if last:
             node[key] = document.data
         elif isinstance(node, dict) and node.get(key) is None:
             if not path[:-1] and known_keys and key not in known_keys:
-                raise problem(f"{text}: unknown key {key!r}{did_you_mean(str(key), known_keys)}")
+                raise make_problem(f"{text}: unknown key {key!r}{did_you_mean(str(key), known_keys)}")
             if _INDEX.fullmatch(steps[i + 1]):
-                raise problem(
-                    f"{text}: the spec lists no {dotted(tuple(path))}; give the whole list, {dotted(tuple(path))}=[...]"
+                raise make_problem(
+                    f"{text}: the spec lists no {dotted_path(tuple(path))}; give the whole list, "
+                    f"{dotted_path(tuple(path))}=[...]"
                 )
             node[key] = {}
             changed.add(tuple(path))

@@ -20,7 +20,7 @@ from vla_rl.core import catalogue as plugins
 from vla_rl.core.declarations import TrainingData
 from vla_rl.core.errors import PluginError, SpecError, did_you_mean
 from vla_rl.core.manager import check_module
-from vla_rl.core.paths import expanded, open_text
+from vla_rl.core.paths import expand_tilde, open_text
 from vla_rl.core.spec.known_checkpoints import KnownCheckpoint, known_checkpoints, with_known_keys
 from vla_rl.core.spec.sections import (
     AsynchronySpec,
@@ -35,12 +35,12 @@ from vla_rl.core.spec.sections import (
     RolloutSpec,
     RuntimeSpec,
     TrainSpec,
-    between,
     default_trainer,
+    number_between,
 )
-from vla_rl.core.spec.source import LAST, Item, Source, change, placed_text
-from vla_rl.core.spec.structure import Problems, Structurer, formatted, keys_of, problem, to_plain
-from vla_rl.core.spec.yaml import LONGEST_TEXT, Document, dump, parse, value_at
+from vla_rl.core.spec.source import LAST, Item, Source, apply_override, placed_text
+from vla_rl.core.spec.structure import Problems, Structurer, format_value, keys_of, make_problem, to_plain
+from vla_rl.core.spec.yaml import LONGEST_TEXT, Document, dump_yaml, parse_yaml, value_at
 from vla_rl.core.spec.yaml import Path as KeyPath
 
 __all__ = [
@@ -56,9 +56,9 @@ __all__ = [
     "RuntimeSpec",
     "Spec",
     "TrainSpec",
-    "component",
+    "find_missing_packages",
     "load_spec",
-    "missing",
+    "make_component",
     "parse_spec",
 ]
 
@@ -68,19 +68,19 @@ LONGEST_NAME = 200
 """Characters; file systems take 255 bytes."""
 
 
-def component(kind: str, type: str, modules: Sequence[str] = (), **config: Any) -> Component:  # noqa: A002
+def make_component(kind: str, type: str, modules: Sequence[str] = (), **config: Any) -> Component:  # noqa: A002
     """Return a component built in Python: `component("algorithm", "grpo", clip_high=0.3)`. Raise PluginError or
     Problems."""
     section = PlacementSpec if kind == "placement" else Component
-    return _Reader(modules).component({"type": type, **config}, kind, section)  # type: ignore[no-any-return]
+    return _Reader(modules).read_component({"type": type, **config}, kind, section)  # type: ignore[no-any-return]
 
 
 def _default_placement() -> PlacementSpec:
-    return cast(PlacementSpec, component("placement", "collocated"))
+    return cast(PlacementSpec, make_component("placement", "collocated"))
 
 
 def _default_hooks() -> tuple[Component, ...]:
-    return tuple(component("hook", name) for name in ("console", "jsonl", "tensorboard"))
+    return tuple(make_component("hook", name) for name in ("console", "jsonl", "tensorboard"))
 
 
 def read_env(type: str, overrides: Sequence[str], modules: Sequence[str] = ()) -> EnvSpec:  # noqa: A002
@@ -89,12 +89,12 @@ def read_env(type: str, overrides: Sequence[str], modules: Sequence[str] = ()) -
     errors: list[str] = []
     for override in overrides:
         try:
-            change(data, f"env.{override}")
+            apply_override(data, f"env.{override}")
         except Problems as exc:
             errors += [text for _, text in exc.items]
     env: EnvSpec | None = None
     try:
-        env = _Reader(modules).component(data["env"], "env", EnvSpec)
+        env = _Reader(modules).read_component(data["env"], "env", EnvSpec)
     except Problems as exc:
         errors += [placed_text(*item) for item in exc.items]
     if errors or env is None:
@@ -108,7 +108,7 @@ class Spec:
 
     name: str = field()
     """Name of the run and its folder: letters, digits and `_ . + -`."""
-    seed: int = field(default=0, validator=between(0, 2**63 - 1))
+    seed: int = field(default=0, validator=number_between(0, 2**63 - 1))
     """Seed that determines all random numbers of the run."""
     plugins: tuple[str, ...] = ()
     """Modules (dotted names, or paths of .py files relative to the spec) that offer plugins or hooks without
@@ -138,38 +138,42 @@ class Spec:
     """File the spec was read from, for messages; None: built in Python, or changed since."""
 
     @hooks.validator
-    def _hooks(self, attribute: Any, value: tuple[Component, ...]) -> None:
+    def _check_hooks(self, attribute: Any, value: tuple[Component, ...]) -> None:
         if len(value) > MOST_HOOKS:
             raise ValueError(f"has {len(value)} hooks; there may be {MOST_HOOKS}")
         for i, hook in enumerate(value):
             if hook in value[:i]:
-                raise problem(f"{hook.type!r} is listed twice with the same settings; it would do everything twice", i)
+                raise make_problem(
+                    f"{hook.type!r} is listed twice with the same settings; it would do everything twice", i
+                )
 
     @name.validator
-    def _name(self, attribute: Any, value: str) -> None:
+    def _check_name(self, attribute: Any, value: str) -> None:
         if re.fullmatch(r"\w[\w.+-]*", value) is None:
             raise ValueError(f"{value!r:.100} must be letters, digits and any of _ . + - after the first")
         if len(value) > LONGEST_NAME:
             raise ValueError(f"has {len(value)} characters, and names a folder; there may be {LONGEST_NAME}")
 
     @rollout.validator
-    def _rollout(self, attribute: Any, value: RolloutSpec) -> None:
+    def _check_rollout(self, attribute: Any, value: RolloutSpec) -> None:
         size, key = value.group_size, "env.num_envs" if value.episodes is None else "rollout.episodes"
         count = value.episodes or self.env.num_envs
         if count % size:
-            raise problem(f"{size} does not divide {key} {count}; {_suggested_sizes(size, count, key)}", "group_size")
+            raise make_problem(
+                f"{size} does not divide {key} {count}; {_suggested_sizes(size, count, key)}", "group_size"
+            )
 
     @asynchrony.validator
-    def _asynchrony(self, attribute: Any, value: AsynchronySpec) -> None:
+    def _check_asynchrony(self, attribute: Any, value: AsynchronySpec) -> None:
         if value.max_lag and self.rollout.lag:
-            raise problem("rollout.lag simulates old weights in a synchronous run; give one of the two", "max_lag")
+            raise make_problem("rollout.lag simulates old weights in a synchronous run; give one of the two", "max_lag")
         if value.weights == "pinned" and self.rollout.resample is not None:
-            raise problem(
+            raise make_problem(
                 "with rollout.resample no ticket has a step before it is collected; use weights: latest", "weights"
             )
 
     @imagination.validator
-    def _imagination(self, attribute: Any, value: ImaginationSpec | None) -> None:
+    def _check_imagination(self, attribute: Any, value: ImaginationSpec | None) -> None:
         if value is not None and self.world_model is None:
             raise ValueError("there is nothing to imagine with; give world_model, such as {type: edm, preset: tiny}")
         if value is None and self.world_model is not None:
@@ -181,11 +185,11 @@ class Spec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data with all defaults, which `parse_spec` reads back to an equal spec."""
-        return {key: _plain(getattr(self, key)) for key in keys_of(Spec)}
+        return {key: _section_to_plain(getattr(self, key)) for key in keys_of(Spec)}
 
     def dump(self, path: str | Path) -> None:
         """Write `to_dict` as YAML."""
-        Path(path).write_text(dump(self.to_dict()), encoding="utf-8")
+        Path(path).write_text(dump_yaml(self.to_dict()), encoding="utf-8")
 
     def __reduce__(self) -> Any:
         """Pickle the spec as data, so that another process imports the plugins itself, those of `plugins:` included."""
@@ -217,26 +221,26 @@ def load_spec(
         ) from exc
     except OSError as exc:
         raise SpecError([f"{path}: cannot be read: {exc.strerror}"]) from exc
-    document = parse(text)
+    document = parse_yaml(text)
     recorded = recorded and not any(text.startswith("model") for text in overrides)
-    return _parse(document, str(path), overrides, path.resolve().parent, recorded)
+    return _parse_document(document, str(path), overrides, path.resolve().parent, recorded)
 
 
 def parse_spec(data: Mapping[str, Any] | str, source: str = "<dict>", overrides: Sequence[str] = ()) -> Spec:
     """Read a spec from plain data or YAML text. Raise SpecError with every problem."""
-    document = parse(data) if isinstance(data, str) else Document(to_plain(data))
-    return _parse(document, source, overrides, Path.cwd())
+    document = parse_yaml(data) if isinstance(data, str) else Document(to_plain(data))
+    return _parse_document(document, source, overrides, Path.cwd())
 
 
 def restored_spec(data: Mapping[str, Any]) -> Spec:
     """Return the spec whose `to_dict` this is, as another process gets it. Raise SpecError."""
-    return _parse(Document(to_plain(data)), "<dict>", (), Path.cwd(), recorded=True)
+    return _parse_document(Document(to_plain(data)), "<dict>", (), Path.cwd(), recorded=True)
 
 
 def known_checkpoint(spec: Spec) -> KnownCheckpoint | None:
     """Return what is known of the checkpoint that the spec names; None: nothing."""
     name = getattr(spec.model.config, "checkpoint", None)
-    return known_checkpoints(name).find(name) if isinstance(name, str) and not has_own_policy(spec) else None
+    return known_checkpoints(name).find_row(name) if isinstance(name, str) and not has_own_policy(spec) else None
 
 
 def checkpoint_record(spec: Spec) -> dict[str, Any] | None:
@@ -254,7 +258,7 @@ def checkpoint_record(spec: Spec) -> dict[str, Any] | None:
     return {"name": row.name, "table": row.location, "keys": keys}
 
 
-def missing(spec: Spec, imitation: bool = True) -> Iterator[Item]:
+def find_missing_packages(spec: Spec, imitation: bool = True) -> Iterator[Item]:
     """Yield a problem for each part of the spec whose packages are not installed, by metadata alone.
 
     Args:
@@ -272,7 +276,7 @@ def missing(spec: Spec, imitation: bool = True) -> Iterator[Item]:
     for path, kind, part in (*named, *((("hooks", i), "hook", hook) for i, hook in enumerate(spec.hooks))):
         if kind == "env" and spec.env.python is not None:
             continue  # its packages are installed in the other interpreter
-        item = plugins.installed(kind, spec.plugins)[part.type][0]
+        item = plugins.installed_plugins(kind, spec.plugins)[part.type][0]
         extra = plugins.load(kind, part.type, spec.plugins).extra
         lacking = plugins.missing_requirements(item.dist, extra) if item.entry else []
         if lacking:
@@ -287,10 +291,10 @@ class _Reader(Structurer):
     """Reads components with the plugins of `modules`."""
 
     def __init__(self, modules: Sequence[str]) -> None:
-        super().__init__(special=self.component)
+        super().__init__(special=self.read_component)
         self._modules = modules
 
-    def component(self, data: Any, kind: str, as_type: Any) -> Any:
+    def read_component(self, data: Any, kind: str, as_type: Any) -> Any:
         """Read `{type: name, ...}` as a component, a tuple of components, or None where that is allowed."""
         if isinstance(as_type, UnionType):
             if data is None:
@@ -298,18 +302,18 @@ class _Reader(Structurer):
             as_type = next(member for member in get_args(as_type) if member is not NoneType)
         if not (isinstance(as_type, type) and issubclass(as_type, Component)):
             if not isinstance(data, list | tuple):
-                raise problem(f"expected a list such as [{{type: ...}}], got {formatted(data)}")
+                raise make_problem(f"expected a list such as [{{type: ...}}], got {format_value(data)}")
             item_type = get_args(as_type)[0]
-            return tuple(self._each((i, i, item, (kind, item_type)) for i, item in enumerate(data)).values())
+            return tuple(self._read_each((i, i, item, (kind, item_type)) for i, item in enumerate(data)).values())
         if not isinstance(data, Mapping):
-            raise problem(f"expected a mapping such as {{type: ...}}, got {formatted(data)}")
+            raise make_problem(f"expected a mapping such as {{type: ...}}, got {format_value(data)}")
         component_keys = keys_of(as_type)
         core_keys = [key for key in component_keys if key != "config"]
         fields: dict[str, Any] = {key: data[key] for key in core_keys if key in data}
         settings = {key: value for key, value in data.items() if key not in core_keys}
         problems: list[tuple[KeyPath, str]] = []
         try:
-            fields["config"] = self._config(data.get("type"), kind, settings, core_keys)
+            fields["config"] = self._read_config(data.get("type"), kind, settings, core_keys)
         except Problems as exc:
             problems = exc.items
             fields["config"] = None
@@ -321,20 +325,22 @@ class _Reader(Structurer):
             raise Problems(problems)
         return result
 
-    def read(self, data: Any, as_type: Any) -> Any:
+    def read_value(self, data: Any, as_type: Any) -> Any:
         """Read a value as in the base class; the pair (kind, class) stands for a component."""
-        return self.component(data, *as_type) if isinstance(as_type, tuple) else super().read(data, as_type)
+        return self.read_component(data, *as_type) if isinstance(as_type, tuple) else super().read_value(data, as_type)
 
-    def _config(self, name: Any, kind: str, data: Mapping[Any, Any], core: Sequence[str]) -> Any:
+    def _read_config(self, name: Any, kind: str, data: Mapping[Any, Any], core: Sequence[str]) -> Any:
         if not isinstance(name, str):
             return None  # reported with the other keys of core
         try:
             plugin = plugins.load(kind, name, self._modules)
         except PluginError as exc:
-            raise problem(str(exc), "type") from exc
+            raise make_problem(str(exc), "type") from exc
         clashes = sorted(set(core) & keys_of(plugin.config).keys())
         if clashes:
-            raise problem(f"plugin {name!r} has a setting named {clashes[0]!r}, which is core's; rename it", "type")
+            raise make_problem(
+                f"plugin {name!r} has a setting named {clashes[0]!r}, which is core's; rename it", "type"
+            )
         try:
             if not plugin.presets:
                 return self.read_class(data, plugin.config, extra_keys=core)
@@ -342,14 +348,16 @@ class _Reader(Structurer):
                 _with_preset(data, plugin.presets, name), plugin.config, extra_keys=[*core, "preset"]
             )
         except Problems as exc:
-            raise Problems([(path, text + self._elsewhere(kind, path, text)) for path, text in exc.items]) from exc
+            raise Problems(
+                [(path, text + self._suggest_plugins(kind, path, text)) for path, text in exc.items]
+            ) from exc
 
-    def _elsewhere(self, kind: str, path: tuple[str | int, ...], text: str) -> str:
+    def _suggest_plugins(self, kind: str, path: tuple[str | int, ...], text: str) -> str:
         """Name the other plugins of the kind that have this key, if the chosen one does not know it."""
         if len(path) != 1 or text != "unknown key":
             return ""
         having = []
-        for name in plugins.installed(kind, self._modules):
+        for name in plugins.installed_plugins(kind, self._modules):
             with suppress(PluginError):
                 having += [name] * (path[0] in keys_of(plugins.load(kind, name, self._modules).config))
         return f"; it is a key of {', '.join(having)}" if having else ""
@@ -364,11 +372,13 @@ def _with_preset(data: Mapping[Any, Any], presets: Mapping[str, Mapping[str, Any
     if not isinstance(chosen, str) or chosen not in presets:
         near = did_you_mean(chosen, presets) if isinstance(chosen, str) else ""
         available = ", ".join(map(repr, presets))
-        raise problem(f"{name!r} has no preset {chosen!r}{near}; there are: {available}", "preset")
+        raise make_problem(f"{name!r} has no preset {chosen!r}{near}; there are: {available}", "preset")
     return {**presets[chosen], **settings}
 
 
-def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path, recorded: bool = False) -> Spec:
+def _parse_document(
+    document: Document, name: str, overrides: Sequence[str], folder: Path, recorded: bool = False
+) -> Spec:
     """Read a spec. `recorded`: its keys stood in a spec that was read before, so that a table of known checkpoints that
     has changed since neither adds keys nor refuses any."""
     errors = [(error.line, f"{name}:{error.line}: {error.message}") for error in document.errors]
@@ -376,17 +386,17 @@ def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path
     if data is None and not errors:
         errors = [(1, f"{name}: is empty; a spec has the keys {', '.join(keys_of(Spec))}")]
     if data is not None and not isinstance(data, dict):
-        errors.append((1, f"{name}: expected a mapping with the keys of a spec, got {formatted(data)}"))
+        errors.append((1, f"{name}: expected a mapping with the keys of a spec, got {format_value(data)}"))
     if not isinstance(data, dict):
         raise SpecError([message for _, message in errors])
     overridden: set[KeyPath] = set()
     for override in overrides:
         try:
-            overridden |= change(data, override, keys_of(Spec))
+            overridden |= apply_override(data, override, keys_of(Spec))
         except Problems as exc:
             errors += [(LAST, f"override: {text}") for _, text in exc.items]
     source = Source(name=name, lines=document.lines, overridden=frozenset(overridden))
-    modules, problems = _modules(data, folder)
+    modules, problems = _import_plugins(data, folder)
     if not recorded:
         problems += with_known_keys(data)[1]
         _add_chunk(data, modules)
@@ -396,9 +406,11 @@ def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path
         spec = _Reader(modules).read_class(data, Spec)
     except Problems as exc:
         problems += [item for item in exc.items if item not in problems]
-    problems += _incompatibilities(spec, modules) if spec is not None else []
+    problems += _find_incompatibilities(spec, modules) if spec is not None else []
     unread = [error.unread for error in document.errors if error.unread is not None]
-    errors += [source.place(*item) for item in problems if not any(item[0][: len(path)] == path for path in unread)]
+    errors += [
+        source.place_problem(*item) for item in problems if not any(item[0][: len(path)] == path for path in unread)
+    ]
     if errors or spec is None:
         raise SpecError([message for _, message in sorted(errors, key=lambda error: error[0])])
     object.__setattr__(spec, "source", source)
@@ -411,7 +423,7 @@ def _add_chunk(data: dict[Any, Any], modules: Sequence[str]) -> None:
     if not isinstance(rollout, dict) or rollout.get("chunk") is not None:
         return
     with suppress(PluginError, Problems, LookupError):  # reported where the model is read
-        model = _Reader(modules).component(data["model"], "model", Component)
+        model = _Reader(modules).read_component(data["model"], "model", Component)
         plugin = plugins.load("model", model.type, modules)
         chunk = plugin.default_chunk and plugin.default_chunk(model.config)
         if chunk is not None:
@@ -457,7 +469,7 @@ def has_own_policy(spec: Spec) -> bool:
     return plugins.load("engine", spec.rollout.engine.type, spec.plugins).own_policy
 
 
-def _incompatibilities(spec: Spec, modules: Sequence[str]) -> list[tuple[KeyPath, str]]:
+def _find_incompatibilities(spec: Spec, modules: Sequence[str]) -> list[tuple[KeyPath, str]]:
     """Return problems of components that are valid alone but incompatible with each other."""
     if takes_data_statistics(spec) or plugins.load("engine", spec.rollout.engine.type, modules).own_policy:
         return []
@@ -472,20 +484,20 @@ def _incompatibilities(spec: Spec, modules: Sequence[str]) -> list[tuple[KeyPath
     return [(("model",), f"{spec.model.type!r}: {text}; choose a checkpoint that was trained for this robot")]
 
 
-def _modules(data: dict[str, Any], folder: Path) -> tuple[list[str], list[tuple[KeyPath, str]]]:
+def _import_plugins(data: dict[str, Any], folder: Path) -> tuple[list[str], list[tuple[KeyPath, str]]]:
     """Import `plugins:`, with paths made absolute in place. Return (importable modules, problems)."""
     names = data.get("plugins", [])
     modules: list[str] = []
     problems: list[tuple[KeyPath, str]] = []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return [], []  # reported when it is structured
-    data["plugins"] = [str(folder / expanded(name)) if name.endswith(".py") else name for name in names]
+    data["plugins"] = [str(folder / expand_tilde(name)) if name.endswith(".py") else name for name in names]
     for i, name in enumerate(data["plugins"]):
         try:
             if name in modules:
                 raise PluginError(f"{name!r} is listed twice")
             check_module(name, plugins.import_module(name))
-            plugins.installed("hook", [name])
+            plugins.installed_plugins("hook", [name])
             modules.append(name)
         except PluginError as exc:
             problems.append((("plugins", i), str(exc).removeprefix("plugins: ")))
@@ -497,19 +509,19 @@ def _suggested_sizes(size: int, count: int, key: str) -> str:
     below = next(other for other in range(min(size - 1, count), 0, -1) if count % other == 0)
     above = [other for other in range(size + 1, count + 1) if count % other == 0][:1]
     fitting = [count // size * size] * (count > size) + [-(-count // size) * size]
-    return f"use {_alternatives([below, *above])}, or {key} {_alternatives(fitting)}"
+    return f"use {_join_alternatives([below, *above])}, or {key} {_join_alternatives(fitting)}"
 
 
-def _alternatives(numbers: Sequence[int]) -> str:
+def _join_alternatives(numbers: Sequence[int]) -> str:
     return " or ".join(map(str, numbers))
 
 
-def _plain(value: Any) -> Any:
+def _section_to_plain(value: Any) -> Any:
     if isinstance(value, Component):
         core_fields = {key: to_plain(getattr(value, key)) for key in keys_of(type(value)) if key != "config"}
         return {**core_fields, **to_plain(value.config)}
     if isinstance(value, tuple) and value and isinstance(value[0], Component):
-        return [_plain(item) for item in value]
+        return [_section_to_plain(item) for item in value]
     if attrs.has(type(value)):
-        return {key: _plain(getattr(value, f.name)) for key, f in keys_of(type(value)).items()}
+        return {key: _section_to_plain(getattr(value, f.name)) for key, f in keys_of(type(value)).items()}
     return to_plain(value)

@@ -19,8 +19,8 @@ import attrs
 import cattrs
 
 from vla_rl.core.errors import UserError, did_you_mean
-from vla_rl.core.paths import expanded
-from vla_rl.core.spec.yaml import Path, dotted
+from vla_rl.core.paths import expand_tilde
+from vla_rl.core.spec.yaml import Path, dotted_path
 
 BITS = 63
 """Most bits of an integer, so that everything it is passed to can hold it."""
@@ -32,11 +32,11 @@ class Problems(ValueError):
     """The problems of a value, each as (path below the value, message). Validators may raise it to place a message."""
 
     def __init__(self, items: Sequence[tuple[Path, str]]) -> None:
-        super().__init__("; ".join(f"{dotted(path)}: {text}" if path else text for path, text in items))
+        super().__init__("; ".join(f"{dotted_path(path)}: {text}" if path else text for path, text in items))
         self.items = list(items)
 
 
-def problem(message: str, *path: str | int) -> Problems:
+def make_problem(message: str, *path: str | int) -> Problems:
     """Return one problem at a path below the value."""
     return Problems([(path, message)])
 
@@ -49,7 +49,7 @@ def at(*path: str | int) -> Iterator[None]:
     except Problems as exc:
         raise Problems([((*path, *inside), text) for inside, text in exc.items]) from None
     except (UserError, ValueError) as exc:
-        raise problem(_text(exc), *path) from exc
+        raise make_problem(_error_text(exc), *path) from exc
 
 
 def keys_of(cls: type) -> dict[str, attrs.Attribute[Any]]:
@@ -72,7 +72,7 @@ def to_plain(value: Any) -> Any:
     return str(value) if isinstance(value, FilePath) else value
 
 
-def formatted(value: object) -> str:
+def format_value(value: object) -> str:
     """Format a value for messages: `float 1.7`, `a mapping`."""
     if value is None:
         return "nothing"
@@ -90,36 +90,41 @@ class Structurer:
         self._special = special
         self._converter = cattrs.Converter()
         hook = self._converter.register_structure_hook_func
-        hook(lambda t: (_origin(t) or t) in (list, tuple, set, frozenset, Sequence, AbstractSet), self._sequence)
-        hook(lambda t: (_origin(t) or t) in (dict, Mapping), self._mapping)
-        hook(lambda t: _origin(t) in (Union, types.UnionType), self._union)
-        hook(lambda t: _origin(t) is Literal, _literal)
-        hook(lambda t: isinstance(t, type) and issubclass(t, enum.Enum), _enum)
+        hook(
+            lambda t: (_type_origin(t) or t) in (list, tuple, set, frozenset, Sequence, AbstractSet),
+            self._read_sequence,
+        )
+        hook(lambda t: (_type_origin(t) or t) in (dict, Mapping), self._read_mapping)
+        hook(lambda t: _type_origin(t) in (Union, types.UnionType), self._read_union)
+        hook(lambda t: _type_origin(t) is Literal, _read_literal)
+        hook(lambda t: isinstance(t, type) and issubclass(t, enum.Enum), _read_enum)
         hook(attrs.has, self.read_class)
         for scalar in (bool, int, float, str):
-            self._converter.register_structure_hook(scalar, _scalar)
-        self._converter.register_structure_hook(FilePath, lambda data, _: expanded(_scalar(data, str)))
+            self._converter.register_structure_hook(scalar, _read_scalar)
+        self._converter.register_structure_hook(FilePath, lambda data, _: expand_tilde(_read_scalar(data, str)))
 
-    def read(self, data: Any, as_type: Any) -> Any:
+    def read_value(self, data: Any, as_type: Any) -> Any:
         """Return `data` as a value of the type. Raise Problems."""
         try:
             return data if as_type in (Any, object, None) else self._converter.structure(data, as_type)
         except Problems:
             raise
         except (UserError, ValueError, TypeError) as exc:
-            raise problem(_text(exc)) from exc
+            raise make_problem(_error_text(exc)) from exc
         except cattrs.errors.StructureHandlerNotFoundError as exc:
-            raise problem(f"a spec cannot hold values of type {as_type}") from exc
+            raise make_problem(f"a spec cannot hold values of type {as_type}") from exc
 
     def read_class(self, data: Any, cls: type, extra_keys: Sequence[str] = ()) -> Any:
         """Read an attrs class from a mapping. `extra_keys` are handled by the caller and named in suggestions."""
         keys = keys_of(cls)
         if not isinstance(data, Mapping):
-            raise problem(f"expected a mapping with keys of ({', '.join([*extra_keys, *keys])}), got {formatted(data)}")
+            raise make_problem(
+                f"expected a mapping with keys of ({', '.join([*extra_keys, *keys])}), got {format_value(data)}"
+            )
         try:
             attrs.resolve_types(cls)
         except NameError as exc:
-            raise problem(f"{cls.__module__}.{cls.__name__}: {exc}; import annotated types at run time") from exc
+            raise make_problem(f"{cls.__module__}.{cls.__name__}: {exc}; import annotated types at run time") from exc
         keys = keys_of(cls)
         known_keys = [*extra_keys, *keys]
         unknown = [key for key in data if key not in keys]
@@ -132,7 +137,7 @@ class Structurer:
         for key, attribute in keys.items():
             try:
                 if key in data:
-                    values[key] = self._field(data[key], attribute)
+                    values[key] = self._read_field(data[key], attribute)
                 elif attribute.default is attrs.NOTHING:
                     problems.append(((key,), "required, but missing"))
             except Problems as exc:
@@ -145,46 +150,46 @@ class Structurer:
             except Problems as exc:
                 problems = exc.items
             except (ValueError, TypeError) as exc:
-                problems = [((), _text(exc))]
+                problems = [((), _error_text(exc))]
         raise Problems(problems)
 
-    def _field(self, data: Any, attribute: attrs.Attribute[Any]) -> Any:
+    def _read_field(self, data: Any, attribute: attrs.Attribute[Any]) -> Any:
         if self._special is not None and "kind" in attribute.metadata:
             return self._special(data, attribute.metadata["kind"], attribute.type)
-        return self.read(data, attribute.type)
+        return self.read_value(data, attribute.type)
 
-    def _sequence(self, data: Any, as_type: Any) -> Any:
+    def _read_sequence(self, data: Any, as_type: Any) -> Any:
         if not isinstance(data, list | tuple):
-            raise problem(f"expected a list, got {formatted(data)}")
+            raise make_problem(f"expected a list, got {format_value(data)}")
         origin, arguments = get_origin(as_type) or as_type, get_args(as_type) or (Any,)
         if origin is tuple and arguments[-1:] != (Ellipsis,) and get_args(as_type):
             if len(data) != len(arguments):
-                raise problem(f"expected {len(arguments)} items, got {len(data)}")
+                raise make_problem(f"expected {len(arguments)} items, got {len(data)}")
             item_types = list(arguments)
         else:
             item_types = [arguments[0]] * len(data)
-        items = self._each((i, i, item, t) for i, (item, t) in enumerate(zip(data, item_types, strict=True)))
+        items = self._read_each((i, i, item, t) for i, (item, t) in enumerate(zip(data, item_types, strict=True)))
         build = {Sequence: tuple, AbstractSet: frozenset}.get(origin, origin)
         return build(items.values())
 
-    def _mapping(self, data: Any, as_type: Any) -> dict[Any, Any]:
+    def _read_mapping(self, data: Any, as_type: Any) -> dict[Any, Any]:
         if not isinstance(data, Mapping):
-            raise problem(f"expected a mapping, got {formatted(data)}")
+            raise make_problem(f"expected a mapping, got {format_value(data)}")
         key_type, value_type = get_args(as_type) or (Any, Any)
-        return self._each((self.read(key, key_type), key, item, value_type) for key, item in data.items())
+        return self._read_each((self.read_value(key, key_type), key, item, value_type) for key, item in data.items())
 
-    def _each(self, items: Any) -> dict[Any, Any]:
+    def _read_each(self, items: Any) -> dict[Any, Any]:
         values, problems = {}, []
         for key, step, data, as_type in items:
             try:
-                values[key] = self.read(data, as_type)
+                values[key] = self.read_value(data, as_type)
             except Problems as exc:
                 problems += [((step, *path), text) for path, text in exc.items]
         if problems:
             raise Problems(problems)
         return values
 
-    def _union(self, data: Any, as_type: Any) -> Any:
+    def _read_union(self, data: Any, as_type: Any) -> Any:
         """Return the value as the first union member that fits; null first."""
         members = [member for member in get_args(as_type) if member is not types.NoneType]
         if data is None and len(members) < len(get_args(as_type)):
@@ -192,7 +197,7 @@ class Structurer:
         failures: list[Problems] = []
         for member in members:
             try:
-                return self.read(data, member)
+                return self.read_value(data, member)
             except Problems as exc:
                 failures.append(exc)
         # problems below the value: this class or container was meant
@@ -200,43 +205,45 @@ class Structurer:
         if len(members) == 1 or len(inside) == 1:
             raise (inside or failures)[0]
         names = " or ".join(getattr(member, "__name__", str(member)) for member in members)
-        raise problem(f"expected {names}, got {formatted(data)}")
+        raise make_problem(f"expected {names}, got {format_value(data)}")
 
 
-def _origin(as_type: Any) -> Any:
+def _type_origin(as_type: Any) -> Any:
     return get_origin(as_type)
 
 
-def _scalar(data: Any, as_type: type) -> Any:
+def _read_scalar(data: Any, as_type: type) -> Any:
     if isinstance(data, float) and not math.isfinite(data):
-        raise problem(f"expected a finite number, got {data}; where none means off, use null")
+        raise make_problem(f"expected a finite number, got {data}; where none means off, use null")
     if type(data) is int and data.bit_length() > BITS:
-        raise problem(f"expected a number of {BITS} bits at most, got one of {data.bit_length()}")
+        raise make_problem(f"expected a number of {BITS} bits at most, got one of {data.bit_length()}")
     if type(data) is str and as_type is str and "\0" in data:
-        raise problem(f"expected text, got {formatted(data)}, which has a NUL byte in it")
+        raise make_problem(f"expected text, got {format_value(data)}, which has a NUL byte in it")
     if type(data) is as_type:
         return data
     if as_type is float and type(data) is int:
         return float(data)
     hint = " (true or false)" if as_type is bool else ""
     quote = "; put it in quotes" if as_type is str and isinstance(data, bool | int | float) else ""
-    raise problem(f"expected {as_type.__name__}{hint}, got {formatted(data)}{quote}")
+    raise make_problem(f"expected {as_type.__name__}{hint}, got {format_value(data)}{quote}")
 
 
-def _literal(data: Any, as_type: Any) -> Any:
+def _read_literal(data: Any, as_type: Any) -> Any:
     options = get_args(as_type)
     for option in options:
         if type(option) is type(data) and option == data:
             return data
     near = did_you_mean(data, map(str, options)) if isinstance(data, str) else ""
-    raise problem(f"expected one of {', '.join(map(repr, options))}, got {formatted(data)}{near}")
+    raise make_problem(f"expected one of {', '.join(map(repr, options))}, got {format_value(data)}{near}")
 
 
-def _enum(data: Any, as_type: type[enum.Enum]) -> Any:
+def _read_enum(data: Any, as_type: type[enum.Enum]) -> Any:
     for member in as_type:
         if type(member.value) is type(data) and member.value == data:
             return member
-    raise problem(f"expected one of {', '.join(repr(member.value) for member in as_type)}, got {formatted(data)}")
+    raise make_problem(
+        f"expected one of {', '.join(repr(member.value) for member in as_type)}, got {format_value(data)}"
+    )
 
 
 def _failing_validators(cls: type, values: Mapping[str, Any], invalid: AbstractSet[str]) -> list[tuple[Path, str]]:
@@ -248,12 +255,12 @@ def _failing_validators(cls: type, values: Mapping[str, Any], invalid: AbstractS
     for key in keys:
         try:
             if key not in invalid:
-                value = _value(instance, keys[key], values.get(key, attrs.NOTHING))
+                value = _field_value(instance, keys[key], values.get(key, attrs.NOTHING))
                 object.__setattr__(instance, keys[key].name, value)
         except (AttributeError, ArithmeticError, LookupError):  # a default computed from a field that is wrong
             continue
         except (ValueError, TypeError, UserError) as exc:
-            problems.append(((key,), _text(exc)))
+            problems.append(((key,), _error_text(exc)))
     for key, attribute in keys.items():
         if attribute.validator is None or not hasattr(instance, attribute.name):
             continue
@@ -262,7 +269,7 @@ def _failing_validators(cls: type, values: Mapping[str, Any], invalid: AbstractS
         except Problems as exc:
             problems += [((key, *path), text) for path, text in exc.items]
         except (ValueError, TypeError, UserError) as exc:
-            problems.append(((key,), _text(exc)))
+            problems.append(((key,), _error_text(exc)))
         except (
             AttributeError,
             ArithmeticError,
@@ -274,7 +281,7 @@ def _failing_validators(cls: type, values: Mapping[str, Any], invalid: AbstractS
     return problems
 
 
-def _value(instance: Any, attribute: attrs.Attribute[Any], given: Any) -> Any:
+def _field_value(instance: Any, attribute: attrs.Attribute[Any], given: Any) -> Any:
     """Return the value a field will have: the given value converted, or its default."""
     value, default = given, attribute.default
     if given is attrs.NOTHING and isinstance(default, attrs.Factory):  # type: ignore[arg-type]
@@ -285,6 +292,6 @@ def _value(instance: Any, attribute: attrs.Attribute[Any], given: Any) -> Any:
     return value if converter is None or isinstance(converter, attrs.Converter) else converter(value)
 
 
-def _text(exc: BaseException) -> str:
+def _error_text(exc: BaseException) -> str:
     """Return a validator's message; attrs appends its objects to `args`."""
     return exc.args[0] if exc.args and isinstance(exc.args[0], str) else str(exc) or type(exc).__name__

@@ -53,14 +53,14 @@ class _Dumper(yaml.SafeDumper):
     """A dumper that quotes text which YAML 1.1 *or* our reader would not read as text."""
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     """Represent text; line breaks other than the usual one are escaped, since unescaped ones are read as blanks."""
     style = '"' if re.search("[\x85\u2028\u2029]", text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _SCALARS["float"], None)
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(str, _represent_text)
 
 
 class Error(NamedTuple):
@@ -83,40 +83,42 @@ class Document:
     """Problems of the document; `data` is then the readable part."""
 
 
-def parse(text: str) -> Document:
+def parse_yaml(text: str) -> Document:
     """Read one document. Problems are returned, not raised, so that others can be reported with them."""
     if len(text) > LONGEST_TEXT:
-        return _unread(1, f"it has more than {LONGEST_TEXT:,} characters")
+        return _unreadable_document(1, f"it has more than {LONGEST_TEXT:,} characters")
     reader = _Reader()
     try:
         root = yaml.compose(text, Loader=_Loader)
-        data = None if root is None else reader.read(root, ())
+        data = None if root is None else reader.read_node(root, ())
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         detail = exc.problem or exc.context or ""
         detail = f"{exc.context}, {detail}" if exc.context and detail.startswith("but ") else detail
-        return _unread(mark.line + 1 if mark else 1, detail)
+        return _unreadable_document(mark.line + 1 if mark else 1, detail)
     except yaml.reader.ReaderError as exc:
-        return _unread(text.count("\n", 0, exc.position) + 1, f"character {text[exc.position]!r} is not allowed")
+        return _unreadable_document(
+            text.count("\n", 0, exc.position) + 1, f"character {text[exc.position]!r} is not allowed"
+        )
     except yaml.YAMLError as exc:
-        return _unread(1, str(exc))
+        return _unreadable_document(1, str(exc))
     except RecursionError:
-        return _unread(1, "it is nested too deeply")
+        return _unreadable_document(1, "it is nested too deeply")
     except _TooMuch as exc:
-        return _unread(exc.line, exc.message)
+        return _unreadable_document(exc.line, exc.message)
     return Document(data, reader.lines, tuple(reader.errors))
 
 
-def _unread(line: int, why: str) -> Document:
+def _unreadable_document(line: int, why: str) -> Document:
     return Document(None, errors=(Error(line, f"not valid YAML: {why}"),))
 
 
-def dump(data: Any) -> str:
-    """Return plain data as YAML that `parse` reads back to the same data."""
+def dump_yaml(data: Any) -> str:
+    """Return plain data as YAML that `parse_yaml` reads back to the same data."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
-def dotted(path: Path) -> str:
+def dotted_path(path: Path) -> str:
     """Format a path with dots: `hooks.1.every`."""
     return ".".join(map(str, path))
 
@@ -144,7 +146,7 @@ class _Reader:
         self._open: list[yaml.Node] = []
         self._values = 0
 
-    def read(self, node: yaml.Node, path: Path) -> Any:
+    def read_node(self, node: yaml.Node, path: Path) -> Any:
         self._values += 1
         if self._values > MOST_VALUES:
             raise _TooMuch(node, f"with what its aliases (*name) stand for it has more than {MOST_VALUES:,} values")
@@ -152,40 +154,40 @@ class _Reader:
             raise _TooMuch(node, f"it is nested more than {DEEPEST} deep")
         self.lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, path)
+            return self._read_scalar_node(node, path)
         if node.tag not in (_SEQUENCE, _MAPPING):
-            return self._error(node, path, f"tag {node.tag} is not supported")
+            return self._add_error(node, path, f"tag {node.tag} is not supported")
         if any(node is parent for parent in self._open):
-            return self._error(node, path, "an alias may not contain itself")
+            return self._add_error(node, path, "an alias may not contain itself")
         self._open.append(node)
         try:
             if isinstance(node, yaml.SequenceNode):
-                return [self.read(item, (*path, i)) for i, item in enumerate(node.value)]
-            return self._mapping(node, path)
+                return [self.read_node(item, (*path, i)) for i, item in enumerate(node.value)]
+            return self._read_mapping_node(node, path)
         finally:
             self._open.pop()
 
-    def _mapping(self, node: yaml.Node, path: Path) -> dict[Any, Any]:
+    def _read_mapping_node(self, node: yaml.Node, path: Path) -> dict[Any, Any]:
         data: dict[Any, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                self._error(key_node, path, "a key must be a word", unread=False)
+                self._add_error(key_node, path, "a key must be a word", unread=False)
                 continue
-            key = self._scalar(key_node, path)
+            key = self._read_scalar_node(key_node, path)
             key_path = (*path, key)
             if key == "<<" and key_node.style is None:
-                self._error(key_node, path, MERGE)
+                self._add_error(key_node, path, MERGE)
                 continue
             if key in data:
-                self._error(
+                self._add_error(
                     key_node, key_path, f"duplicate key, already given in line {self.lines[key_path]}", unread=False
                 )
                 continue
             self.lines[key_path] = key_node.start_mark.line + 1
-            data[key] = self.read(value_node, key_path)
+            data[key] = self.read_node(value_node, key_path)
         return data
 
-    def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
+    def _read_scalar_node(self, node: yaml.ScalarNode, path: Path) -> Any:
         kind, text = node.tag.removeprefix("tag:yaml.org,2002:"), node.value
         try:
             if kind == "str":
@@ -197,16 +199,16 @@ class _Reader:
             if kind == "int":
                 number = int(text, 0) if text[:2] in ("0x", "0o") else int(text)
                 if number.bit_length() > LONGEST_INT:
-                    return self._error(
+                    return self._add_error(
                         node, path, f"{text:.20}... has {number.bit_length()} bits; use a smaller number"
                     )
                 return number
             if kind == "float":
                 return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
         except (ValueError, KeyError):
-            return self._error(node, path, f"{text!r:.60} is not a valid {kind}")
-        return self._error(node, path, f"tag {node.tag} is not supported")
+            return self._add_error(node, path, f"{text!r:.60} is not a valid {kind}")
+        return self._add_error(node, path, f"tag {node.tag} is not supported")
 
-    def _error(self, node: yaml.Node, path: Path, message: str, unread: bool = True) -> None:
-        text = f"{dotted(path)}: {message}" if path else message
+    def _add_error(self, node: yaml.Node, path: Path, message: str, unread: bool = True) -> None:
+        text = f"{dotted_path(path)}: {message}" if path else message
         self.errors.append(Error(node.start_mark.line + 1, text, path if unread else None))

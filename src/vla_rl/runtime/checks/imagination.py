@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from vla_rl.core.errors import SpecError
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.plan import Plan
-from vla_rl.core.spec.source import Item, located
+from vla_rl.core.spec.source import Item, format_problems
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo
 
@@ -67,7 +67,7 @@ def check_episodes(spec: Spec, algorithm: Algorithm, info: EnvInfo) -> None:
     limit = spec.rollout.max_steps or max(task.max_steps for task in info.tasks)
     problems = [] if algorithm.needs.values else list(_horizon_problems(spec, limit))
     if problems:
-        raise SpecError(located(problems, spec.source))
+        raise SpecError(format_problems(problems, spec.source))
 
 
 def _horizon_problems(spec: Spec, limit: int) -> Iterator[Item]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vla_rl.core.catalogue import load
-from vla_rl.core.paths import expanded
+from vla_rl.core.paths import expand_tilde
 from vla_rl.core.spec.known_checkpoints import KnownCheckpoint, known_checkpoints
 from vla_rl.core.spec.source import Item
 from vla_rl.core.spec.spec import Spec, has_own_policy, known_checkpoint, suites_of
@@ -26,7 +26,7 @@ def checkpoint_lines(spec: Spec) -> Iterator[str]:
     if row is None:
         return
     keys = row.keys_with(spec.env.type)
-    listed = ", ".join(f"{key}={_brief(known.value)}" for key, known in keys.items()) or "no key"
+    listed = ", ".join(f"{key}={_format_value(known.value)}" for key, known in keys.items()) or "no key"
     yield f"checkpoint {row.name} is known, and goes with {listed} (vla-rl models {row.name}: who says so)"
     if "limits" in row.facts:
         yield f"checkpoint {row.name}: {row.facts['limits'].value}"
@@ -35,7 +35,7 @@ def checkpoint_lines(spec: Spec) -> Iterator[str]:
 def checkpoint_problems(spec: Spec) -> Iterator[Item]:
     """Yield what a known checkpoint of the hub lacks and the spec does not name. A folder is the plugin's to check."""
     row = known_checkpoint(spec)
-    if row is None or expanded(spec.model.config.checkpoint).is_dir():
+    if row is None or expand_tilde(spec.model.config.checkpoint).is_dir():
         return
     for key, text in row.required.items():
         if value_at(spec.to_dict(), key.split(".")) is None:
@@ -68,7 +68,7 @@ def checkpoint_warnings(spec: Spec) -> Iterator[Item]:
         return
     if Path(name).exists():
         path = str(Path(name).absolute())
-        for namesake in known_checkpoints(path).namesakes(path):
+        for namesake in known_checkpoints(path).find_namesakes(path):
             yield from _namesake_warnings(spec, namesake)
         return
     tell = known_checkpoints().tell.get(spec.model.type, {})
@@ -98,9 +98,9 @@ def _namesake_warnings(spec: Spec, row: KnownCheckpoint) -> Iterator[Item]:
         section, _, rest = key.partition(".")
         value = plain.get(section, {}).get(rest)
         if value != known.value and value not in known.also:
-            different.append(f"{key}={_brief(known.value)} (here {_brief(value)})")
-    if spec.model.type not in row.types:
-        different.insert(0, f"model.type={row.types[0]} (here {spec.model.type})")
+            different.append(f"{key}={_format_value(known.value)} (here {_format_value(value)})")
+    if spec.model.type not in row.model_types:
+        different.insert(0, f"model.type={row.model_types[0]} (here {spec.model.type})")
     if different:
         text = f"a folder of this name is known as {row.name}, which goes with {', '.join(different)}"
         yield PATH, f"{text}; set them if it is that one"
@@ -122,5 +122,5 @@ def _is_given(spec: Spec, key: str) -> bool:
     return attribute is None or to_plain(getattr(part, attribute.name)) != to_plain(attribute.default)
 
 
-def _brief(value: object) -> str:
+def _format_value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)

@@ -130,24 +130,24 @@ def _steps_warnings(spec: Spec) -> Iterator[Item]:
         yield ("asynchrony", "replay", "uses"), text
 
 
-def _limit(spec: Spec) -> int | None:
+def _ticket_step_limit(spec: Spec) -> int | None:
     """Return the most environment steps of a ticket; None: only the simulator knows."""
     env_limit = getattr(spec.env.config, "max_steps", None)
     return spec.rollout.steps or spec.rollout.max_steps or (env_limit if isinstance(env_limit, int) else None)
 
 
 def _rollout_warnings(spec: Spec) -> Iterator[Item]:
-    rollout, limit = spec.rollout, _limit(spec)
+    rollout, limit = spec.rollout, _ticket_step_limit(spec)
     if limit is not None and rollout.chunk > limit:
         text = f"{rollout.chunk} actions are chosen at once, and an episode ends after {limit}: the rest is never done"
         yield ("rollout", "chunk"), text
 
 
 def _samples_warnings(spec: Spec) -> Iterator[Item]:
-    limit, global_batch = _limit(spec), spec.train.global_batch
+    limit, global_batch = _ticket_step_limit(spec), spec.train.global_batch
     if limit is None or global_batch is None:
         return
-    shape = RunShape.of(spec)
+    shape = RunShape.from_spec(spec)
     tickets = (shape.groups_per_step + shape.added_groups) * shape.group_size
     chunks = -(-limit // shape.chunk)
     samples = tickets * chunks * shape.uses
@@ -160,7 +160,7 @@ def _samples_warnings(spec: Spec) -> Iterator[Item]:
 
 
 def _replay_warnings(spec: Spec) -> Iterator[Item]:
-    replay, per_step = spec.asynchrony.replay, RunShape.of(spec).groups_per_step
+    replay, per_step = spec.asynchrony.replay, RunShape.from_spec(spec).groups_per_step
     if replay.uses == 1 or replay.sampling != "oldest":
         return
     needed = (replay.uses - 1) * per_step
@@ -212,10 +212,10 @@ def _transition_warnings(spec: Spec) -> Iterator[Item]:
 
 def _early_transition_warnings(spec: Spec) -> Iterator[Item]:
     """Yield numbers of transitions and updates that the run does not reach."""
-    limit = _limit(spec)
+    limit = _ticket_step_limit(spec)
     if limit is None:
         return
-    shape, steps, config = RunShape.of(spec), spec.train.steps, spec.trainer.config
+    shape, steps, config = RunShape.from_spec(spec), spec.train.steps, spec.trainer.config
     transitions = steps * shape.groups_per_step * shape.group_size * -(-limit // shape.chunk)
     min_data = getattr(config, "min_data", 0)
     critic_updates = getattr(config, "critic_updates", 0)

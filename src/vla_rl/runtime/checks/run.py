@@ -12,25 +12,25 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from vla_rl.core.augmentation import AugmentSpec
-from vla_rl.core.catalogue import installed, keep_build, load, unmet_base
+from vla_rl.core.catalogue import installed_plugins, keep_build, load, unmet_base
 from vla_rl.core.declarations import TrainingData
 from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError, did_you_mean
 from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
 from vla_rl.core.installation import OWN_DIST
-from vla_rl.core.manager import offers
+from vla_rl.core.manager import offers_method
 from vla_rl.core.paths import path_error
 from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan
 from vla_rl.core.run.runtime import Scaling
-from vla_rl.core.run.session import listeners
+from vla_rl.core.run.session import build_listeners
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.sections import ImitationSpec
-from vla_rl.core.spec.source import Item, located
+from vla_rl.core.spec.source import Item, format_problems
 from vla_rl.core.spec.spec import (
     Component,
     Spec,
     asks_expert,
+    find_missing_packages,
     has_own_policy,
-    missing,
     suites_of,
     takes_data_statistics,
     trains_on_transitions,
@@ -67,11 +67,11 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
         cluster: machine that is to run it; None: this one, or the one at `runtime.address`, which only a run can see.
     """
     reads_data = imitation or (training and trains_on_transitions(spec))
-    problems = list(missing(spec, reads_data))
+    problems = list(find_missing_packages(spec, reads_data))
     lacking = {path for path, _ in problems}
     problems += checkpoint_problems(spec)
     by_data = takes_data_statistics(spec) and not training  # cloned, or evaluated after cloning
-    for path, kind, part in _components(spec, reads_data):
+    for path, kind, part in _local_components(spec, reads_data):
         if path not in lacking:
             problems += _plugin_problems(spec, path, kind, part, scaling={} if by_data and kind == "model" else None)
     if training or imitation:
@@ -89,12 +89,12 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
     cluster = cluster or (None if spec.runtime.address is not None else this_machine(spec))
     plan = None
     if cluster is not None:
-        plan, plan_problems = _planned(spec, training, cluster)
+        plan, plan_problems = _plan_with_problems(spec, training, cluster)
         if plan is not None:
             plan_problems += _compile_problems(spec, plan, learns=training or imitation)
         problems += plan_problems
     if problems:
-        raise SpecError(located(problems, spec.source))
+        raise SpecError(format_problems(problems, spec.source))
     if unmet := unmet_base():
         logger.warning("warning: %s needs %s: %s", OWN_DIST, ", ".join(unmet), keep_build(unmet))
     for line in checkpoint_lines(spec):
@@ -102,7 +102,7 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
     warnings = [*checkpoint_warnings(spec), *without_effect(spec, training=training, imitation=imitation)]
     if plan is not None:
         warnings += transfer_warnings(spec, plan)
-    for text in located(warnings, spec.source):
+    for text in format_problems(warnings, spec.source):
         logger.warning("warning: %s", text)
 
 
@@ -126,7 +126,7 @@ def run_preflight(spec: Spec) -> None:
 
 def check_offload(env: SimEnv, name: str) -> None:
     """Raise PluginError for a simulator that cannot be offloaded."""
-    if not (offers(env, "snapshot") and offers(env, "restore")):
+    if not (offers_method(env, "snapshot") and offers_method(env, "restore")):
         raise PluginError(
             f"env {name!r} cannot be offloaded: it has no snapshot and restore; leave out placement.offload.sim, or "
             f"give simulators separate devices (placement: disaggregated)"
@@ -135,7 +135,7 @@ def check_offload(env: SimEnv, name: str) -> None:
 
 def check_critic(model: VLAModel, spec: Spec) -> None:
     """Raise PluginError for a model without the critic that the algorithm needs."""
-    if model.critic is None or not offers(model, "values"):
+    if model.critic is None or not offers_method(model, "values"):
         raise PluginError(
             f"algorithm {spec.algorithm.type!r} needs values, and model {spec.model.type!r} has no value head; choose "
             f"an algorithm without a critic, or a model that has `values` and says which part its `critic` is"
@@ -160,7 +160,7 @@ def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
 # ------------------------------------------------------------------------------------------------ internal
 
 
-def _components(spec: Spec, reads_data: bool) -> Iterator[tuple[tuple[str | int, ...], str, Component]]:
+def _local_components(spec: Spec, reads_data: bool) -> Iterator[tuple[tuple[str | int, ...], str, Component]]:
     """Yield (path, kind, component) of the components whose files and packages are on this machine."""
     yield ("algorithm",), "algorithm", spec.algorithm
     if spec.runtime.address is not None:
@@ -302,7 +302,7 @@ def check_cameras(spec: Spec, info: EnvInfo, *, training: bool, imitation: bool)
     """
     problems = list(_camera_problems(spec, info, training, imitation))
     if problems:
-        raise SpecError(located(problems, spec.source))
+        raise SpecError(format_problems(problems, spec.source))
 
 
 def _camera_problems(spec: Spec, info: EnvInfo, training: bool, imitation: bool) -> Iterator[Item]:
@@ -320,7 +320,7 @@ def _expert_problems(spec: Spec) -> Iterator[Item]:
     if not asks_expert(spec) or load("env", spec.env.type, spec.plugins).expert:
         return
     with_expert = []
-    for name in installed("env", spec.plugins):
+    for name in installed_plugins("env", spec.plugins):
         with suppress(PluginError):  # a plugin that cannot be imported offers nothing
             if load("env", name, spec.plugins).expert:
                 with_expert.append(name)
@@ -349,7 +349,7 @@ def _hook_problems(spec: Spec, lacking: set[tuple[str | int, ...]]) -> Iterator[
         yield from _plugin_problems(spec, ("hooks", i), "hook", hook)
     yield from _file_problems(spec)
     try:
-        listeners(spec)
+        build_listeners(spec)
     except PluginError as exc:
         yield ("hooks",), str(exc)
 
@@ -389,7 +389,7 @@ def _interpreter_problems(spec: Spec) -> Iterator[Item]:
         yield ("env", "python"), "runtime.backend: local has one process and so one interpreter; use ray"
 
 
-def _planned(spec: Spec, training: bool, cluster: Cluster) -> tuple[Plan | None, list[Item]]:
+def _plan_with_problems(spec: Spec, training: bool, cluster: Cluster) -> tuple[Plan | None, list[Item]]:
     """Return the plan, where it can be made without measuring, and its problems."""
     from vla_rl.runtime.planning.plan import NoCuda, plan_for
 
@@ -412,9 +412,9 @@ def this_machine(spec: Spec) -> Cluster:
     """Return the resources of this machine as the backend will see them. Ray counts all processors, also those that
     this process may not use.
     """
-    from vla_rl.runtime.placement.hardware import machine
+    from vla_rl.runtime.placement.hardware import machine_resources
 
-    local_machine = machine()
+    local_machine = machine_resources()
     if spec.runtime.backend == "local":
         return local_machine
     cpus = float(os.cpu_count() or local_machine.cpus)
@@ -434,7 +434,7 @@ def check_plan(spec: Spec, plan: Plan, cluster: Cluster) -> None:
         *world_model_placement_problems(spec, plan),
     ]
     if problems:
-        raise SpecError(located(problems, spec.source))
+        raise SpecError(format_problems(problems, spec.source))
 
 
 def _learner_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
@@ -578,7 +578,7 @@ def _unmet_requirements(algorithm: Algorithm, spec: Spec) -> list[Item]:
         text = f"it replaces groups that are filtered; algorithm {name!r} has none"
         problems.append((("rollout", "resample"), text))
     config = spec.algorithm.config
-    if rollout.resample is not None and isinstance(config, GroupSettings) and not config.filters:
+    if rollout.resample is not None and isinstance(config, GroupSettings) and not config.drops_groups:
         text = f"it replaces groups that are filtered, and algorithm {name!r}, as it is set, keeps all; add a filter"
         problems.append((("rollout", "resample"), text))
     return [*problems, *_replay_problems(algorithm, spec)]
@@ -586,7 +586,7 @@ def _unmet_requirements(algorithm: Algorithm, spec: Spec) -> list[Item]:
 
 def _replay_problems(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     """Check the replay buffer's settings."""
-    replay, per_step = spec.asynchrony.replay, RunShape.of(spec).groups_per_step
+    replay, per_step = spec.asynchrony.replay, RunShape.from_spec(spec).groups_per_step
     if replay.uses == 1:
         return
     section = ("asynchrony", "replay")

@@ -14,7 +14,7 @@ from vla_rl.runtime.comm.remote import ConcurrencyGroup
 from vla_rl.runtime.comm.status_line import StatusLine
 from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment
-from vla_rl.toolkit.waiting import Work, summed
+from vla_rl.toolkit.waiting import Work, merge_works
 
 TICK_S = 0.5
 """Seconds between two ticks while the driver waits: it checks for a stop request, checks that Ray is alive, and shows
@@ -54,29 +54,29 @@ class Backend(ABC):
         self._tick = tick
 
     def _show_start(self) -> None:
-        work = summed(self.starting())
+        work = merge_works(self.starting_work())
         if work is not None:
-            self._line.show(work.title, work.done, work.total)
+            self._line.show_progress(work.title, work.done, work.total)
 
     @abstractmethod
-    def starting(self) -> tuple[Work, ...]:
+    def starting_work(self) -> tuple[Work, ...]:
         """Return the long-running work of all workers."""
 
     @abstractmethod
-    def cluster(self) -> Cluster: ...
+    def cluster_resources(self) -> Cluster: ...
 
     @abstractmethod
-    def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None: ...
+    def launch_workers(self, spec: Spec, assignments: Sequence[Assignment]) -> None: ...
 
     @abstractmethod
-    def call(
+    def call_worker(
         self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, group: ConcurrencyGroup = "call"
     ) -> Any:
         """Call a method of a worker's role. Return a reference, or a list of `returns` references. Arguments may be
         references.
         """
 
-    def connect(self, worker: int, others: Sequence[int]) -> Ref[None]:
+    def connect_worker(self, worker: int, others: Sequence[int]) -> Ref[None]:
         """Connect a worker to others, so that it can call them."""
         raise AssertionError("one process has no others")
 
@@ -90,24 +90,24 @@ class Backend(ABC):
         """
         left = list(references)
         while left:
-            for reference in self.ready(left):
+            for reference in self.wait_for_any(left):
                 left.remove(reference)
                 self.get(reference)
         return [self.get(reference) for reference in references]
 
     @abstractmethod
-    def ready(self, references: Sequence[Ref[T]]) -> list[Ref[T]]:
+    def wait_for_any(self, references: Sequence[Ref[T]]) -> list[Ref[T]]:
         """Wait until at least one result is there. Return the references of those that are."""
 
     @abstractmethod
-    def progress(self, workers: Sequence[int]) -> RolloutProgress:
+    def read_progress(self, workers: Sequence[int]) -> RolloutProgress:
         """Return the last known progress of these workers; does not wait."""
 
-    def dead(self) -> list[int]:
+    def dead_workers(self) -> list[int]:
         """Return the workers whose process has ended."""
         return []
 
-    def revive(self, workers: Sequence[int]) -> None:
+    def revive_workers(self, workers: Sequence[int]) -> None:
         """Start dead workers again, on their device, or on a node that came back under the name of a lost one."""
         assert not workers, "none of these die"
 

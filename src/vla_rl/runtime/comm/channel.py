@@ -39,22 +39,22 @@ class Channel:
                 try:
                     rest = rest[self.connection.send(rest, socket.MSG_DONTWAIT) :]
                 except BlockingIOError:
-                    if readable([self], 0.01):
+                    if wait_for_readable([self], 0.01):
                         while_full()
 
     def receive(self) -> bytearray:
         """Wait for the next message. Raises EOFError when the other end is gone."""
-        return self._exactly(LENGTH.unpack(self._exactly(LENGTH.size))[0])
+        return self._receive_exactly(LENGTH.unpack(self._receive_exactly(LENGTH.size))[0])
 
     def close(self) -> None:
         self.connection.close()
 
-    def stop(self) -> None:
+    def end_connection(self) -> None:
         """Shut the connection down: both ends read EOF from now on."""
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
-    def _exactly(self, count: int) -> bytearray:
+    def _receive_exactly(self, count: int) -> bytearray:
         data = bytearray(count)
         view = memoryview(data)
         got = 0
@@ -66,7 +66,7 @@ class Channel:
         return data
 
 
-def readable(channels: Iterable[Any], seconds: float | None) -> list[Any]:
+def wait_for_readable(channels: Iterable[Any], seconds: float | None) -> list[Any]:
     """Wait at most `seconds`. Return those of the channels (or of objects with a `fileno`) that have something to
     read.
     """

@@ -1,7 +1,7 @@
 """Typed handles for the driver's calls to the workers of a run.
 
-`fleet.policies[0].call(PolicyInterface.take, samples)` is type-checked like a call of the method itself. `Ref[T]` is a
-T that may still be on its way in another process.
+`fleet.policies[0].call(PolicyInterface.take_samples, samples)` is type-checked like a call of the method itself.
+`Ref[T]` is a T that may still be on its way in another process.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from vla_rl.runtime.comm.interfaces import (
     PolicyInterface,
     RolloutInterface,
 )
-from vla_rl.runtime.comm.remote import ConcurrencyGroup, Phase, declared
+from vla_rl.runtime.comm.remote import ConcurrencyGroup, Phase, read_declaration
 from vla_rl.runtime.placement.assignments import Assignment
-from vla_rl.toolkit.waiting import summed
+from vla_rl.toolkit.waiting import merge_works
 
 Host = TypeVar("Host")
 P = ParamSpec("P")
@@ -49,7 +49,7 @@ class Handle(Generic[Host]):
     assignment: Assignment
 
     @property
-    def worker(self) -> int:
+    def worker_index(self) -> int:
         return self.assignment.index
 
     def call(self, method: Callable[Concatenate[Host, P], T], *args: P.args, **kwargs: P.kwargs) -> Ref[T]:
@@ -57,14 +57,14 @@ class Handle(Generic[Host]):
         except those of methods in another concurrency group.
         """
         assert not kwargs, "arguments of remote calls are positional"
-        return cast(Ref[T], self.fleet.send(self, method, args, 1))
+        return cast(Ref[T], self.fleet.send_call(self, method, args, 1))
 
     def call_for_two(
         self, method: Callable[Concatenate[Host, P], tuple[T, U]], *args: P.args, **kwargs: P.kwargs
     ) -> tuple[Ref[T], Ref[U]]:
         """Call a method with two results, as `call` does. Return a reference to each of them."""
         assert not kwargs, "arguments of remote calls are positional"
-        first, second = self.fleet.send(self, method, args, 2)
+        first, second = self.fleet.send_call(self, method, args, 2)
         return first, second
 
 
@@ -81,7 +81,7 @@ class Phases:
         self.seconds = 0.0
         self.freed = 0
 
-    def enter(self, phase: Phase | None) -> None:
+    def enter_phase(self, phase: Phase | None) -> None:
         """Let all workers free what the phase does not need, then bring back what it needs. None: the call runs in any
         phase.
         """
@@ -93,7 +93,7 @@ class Phases:
         self.now = phase  # set last: if a worker dies before, all of it is repeated
         self.seconds += perf_counter() - before
 
-    def metrics(self) -> dict[str, float]:
+    def take_metrics(self) -> dict[str, float]:
         """Return the metrics since the last call; empty without offload."""
         if not self.moving:
             return {}
@@ -112,7 +112,7 @@ class Fleet:
         self.workers = [Handle[HostInterface](self, "worker", assignment) for assignment in assignments]
         self.sims = [Handle[EnvInterface](self, "sim", a) for a in assignments if a.lanes]
         self.policies = [Handle[PolicyInterface](self, "policy", a) for a in assignments if a.served]
-        self.rollouts = {p.worker: Handle[RolloutInterface](self, "rollout", p.assignment) for p in self.policies}
+        self.rollouts = {p.worker_index: Handle[RolloutInterface](self, "rollout", p.assignment) for p in self.policies}
         """Worker with a policy -> handle of its rollouts."""
         ranked = sorted((a for a in assignments if a.rank >= 0), key=lambda a: a.rank)
         self.learners = [Handle[LearnerInterface](self, "learner", assignment) for assignment in ranked]
@@ -122,8 +122,8 @@ class Fleet:
         """Lane -> handle of the sim role that hosts it."""
         self.policy_of = {lane.index: policy for policy in self.policies for lane in policy.assignment.served}
         """Lane -> handle of the policy that acts for it."""
-        learner_workers = {learner.worker for learner in self.learners}
-        self.remote_policies = [policy for policy in self.policies if policy.worker not in learner_workers]
+        learner_workers = {learner.worker_index for learner in self.learners}
+        self.remote_policies = [policy for policy in self.policies if policy.worker_index not in learner_workers]
         """Policies that share no worker with a learner, so that weights have to reach them."""
         self.version = 0
         """Version of the weights that was published last: the number of finished training steps."""
@@ -131,13 +131,15 @@ class Fleet:
         """True where weights reach them through the object store."""
         self.phases = Phases(offload, self.workers, self.get_all)
 
-    def send(self, handle: Handle[Any], method: Callable[..., Any], arguments: Sequence[Any], returns: int) -> Any:
+    def send_call(self, handle: Handle[Any], method: Callable[..., Any], arguments: Sequence[Any], returns: int) -> Any:
         """Call a method of a handle's role, in the phase and the concurrency group that the method declares."""
-        declaration = declared(method)
-        self.phases.enter(declaration.phase)
+        declaration = read_declaration(method)
+        self.phases.enter_phase(declaration.phase)
         in_lane = handle.role == "sim" and declaration.lane is not None and handle.assignment.concurrent_lanes
         group: ConcurrencyGroup = "lane" if in_lane else declaration.group
-        return self.backend.call(handle.worker, handle.role, method.__name__, *arguments, returns=returns, group=group)
+        return self.backend.call_worker(
+            handle.worker_index, handle.role, method.__name__, *arguments, returns=returns, group=group
+        )
 
     def get(self, reference: Ref[T]) -> T:
         """Wait for a result. Raises what the call raised, WorkerDied, or CallHung."""
@@ -149,17 +151,17 @@ class Fleet:
 
     def worker_of(self, handle: Handle[Any]) -> Handle[HostInterface]:
         """Return the handle of the worker that hosts a role."""
-        return self.workers[handle.worker]
+        return self.workers[handle.worker_index]
 
     def connect_policies(self, workers: Collection[int]) -> None:
         """Connect policy workers to the simulators that they act for: those policy workers of which at least one
         simulator is in `workers`.
         """
         assignments = [policy.assignment for policy in self.policies]
-        acting = [a for a in assignments if set(a.peers) & set(workers)]
-        self.get_all([self.backend.connect(a.index, a.peers) for a in acting])
+        acting = [a for a in assignments if set(a.peer_workers) & set(workers)]
+        self.get_all([self.backend.connect_worker(a.index, a.peer_workers) for a in acting])
 
-    def publish(self, version: int, check: bool) -> list[Ref[Any]]:
+    def publish_weights(self, version: int, check: bool) -> list[Ref[Any]]:
         """Publish the learners' weights as this version, with checksums if `check`.
 
         Policies in a learner's process already hold the weights. The call does not wait: the learners send, and
@@ -175,23 +177,25 @@ class Fleet:
             calls += [policy.call(PolicyInterface.load, version, loaded) for policy in self.remote_policies]
             if check:
                 known = by_reference(checksums)
-                calls += [policy.call(PolicyInterface.verify, version, known) for policy in self.remote_policies]
+                calls += [
+                    policy.call(PolicyInterface.verify_weights, version, known) for policy in self.remote_policies
+                ]
         collocated = [policy for policy in self.policies if policy not in self.remote_policies]
-        return [*calls, *(policy.call(PolicyInterface.adopt, version) for policy in collocated)]
+        return [*calls, *(policy.call(PolicyInterface.adopt_version, version) for policy in collocated)]
 
-    def skip(self, version: int) -> None:
+    def skip_version(self, version: int) -> None:
         """Count a version whose weights equal those of the version before."""
         self.version = version
-        self.get_all([policy.call(PolicyInterface.adopt, version) for policy in self.policies])
+        self.get_all([policy.call(PolicyInterface.adopt_version, version) for policy in self.policies])
 
-    def progress(self, spec: Spec, info: EnvInfo, phase: str, done: int, total: int) -> tuple[str, int, int]:
+    def describe_progress(self, spec: Spec, info: EnvInfo, phase: str, done: int, total: int) -> tuple[str, int, int]:
         """Return (title, done, total) of what the run is doing.
 
         That is other work that takes long (loading the model, say), or else the phase: chunk steps of a rollout,
         episodes of an evaluation or of the scripted expert, and for other phases `done` and `total` as given.
         """
-        collected = self.backend.progress([worker.worker for worker in self.workers])
-        if work := summed(collected.works):
+        collected = self.backend.read_progress([worker.worker_index for worker in self.workers])
+        if work := merge_works(collected.works):
             return work.title, work.done, work.total
         if phase != "rollout":
             done = {"demonstrations": collected.solved, "eval": collected.tickets}.get(phase, done)

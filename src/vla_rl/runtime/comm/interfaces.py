@@ -55,16 +55,16 @@ class HostInterface(ABC):
         """Call a remote method of a role of this worker; role "worker" is this object."""
 
     @abstractmethod
-    def connect(self, peers: RayPeers) -> None:
+    def connect_peers(self, peers: RayPeers) -> None:
         """Connect to the workers whose simulators this worker's policy acts for."""
 
     @property
     @abstractmethod
-    def activity(self) -> tuple[str, float]:
+    def longest_activity(self) -> tuple[str, float]:
         """Return the activity that has gone on longest without a heartbeat, and the time of its last heartbeat."""
 
     @abstractmethod
-    def progress(self) -> RolloutProgress:
+    def rollout_progress(self) -> RolloutProgress:
         """Return how far this worker is with what it rolls out."""
 
     # ------------------------------------------------- by other processes
@@ -118,7 +118,7 @@ class HostInterface(ABC):
 
     @remote(track="none")
     @abstractmethod
-    def rendezvous(self) -> str:
+    def open_rendezvous(self) -> str:
         """Return the address at which the learners join each other: this node's, as the Ray of the run knows it."""
 
     @remote(track="last")
@@ -133,17 +133,17 @@ class HostInterface(ABC):
 
     @remote(track="none", group="concurrent")
     @abstractmethod
-    def clock(self) -> tuple[str, float]:
+    def read_clock(self) -> tuple[str, float]:
         """Return this machine's identity and its monotonic clock, in seconds."""
 
     @remote(track="none")
     @abstractmethod
-    def device(self) -> WorkerDevice:
+    def worker_device(self) -> WorkerDevice:
         """Return the device that this worker computes on."""
 
     @remote(track="none")
     @abstractmethod
-    def location(self) -> WorkerLocation:
+    def worker_location(self) -> WorkerLocation:
         """Return this worker's machine and device, as a weight transfer needs them."""
 
     @remote(track="none")
@@ -154,7 +154,7 @@ class HostInterface(ABC):
 
     @remote(track="none", group="concurrent")
     @abstractmethod
-    def compilation(self) -> CompilationReport | None:
+    def compilation_report(self) -> CompilationReport | None:
         """Return what the compiler did since the last time; None: the model is not compiled."""
 
     @remote(track="none", group="concurrent")
@@ -240,7 +240,9 @@ class EnvInterface(ABC):
 
     @remote(phase="act", lane=0)
     @abstractmethod
-    def demonstrate(self, lane: int, count: int, noise: float) -> tuple[Demonstrations | None, tuple[int, int, int]]:
+    def collect_demonstrations(
+        self, lane: int, count: int, noise: float
+    ) -> tuple[Demonstrations | None, tuple[int, int, int]]:
         """Let the scripted expert act until `count` episodes succeeded (at most 3 tries for each).
 
         Gaussian noise with this standard deviation is added to the executed actions, never to the labels.
@@ -250,12 +252,12 @@ class EnvInterface(ABC):
 
     @remote(track="none", group="concurrent")
     @abstractmethod
-    def recorded(self, what: str) -> list[RecordingKey]:
+    def recorded_keys(self, what: str) -> list[RecordingKey]:
         """Return the keys of the recorded episodes of a "rollout" or an "evaluation"."""
 
     @remote(track="none", group="concurrent")
     @abstractmethod
-    def recording(self, what: str, key: RecordingKey) -> Recording:
+    def get_recording(self, what: str, key: RecordingKey) -> Recording:
         """Return one recorded episode."""
 
     @remote(track="none", group="concurrent")
@@ -276,12 +278,12 @@ class PolicyInterface(ABC):
 
     @remote(group="concurrent")
     @abstractmethod
-    def take(self, samples: Array) -> SampleBatch:
+    def take_samples(self, samples: Array) -> SampleBatch:
         """Return samples by their ids, int64 ascending, ready to cross processes."""
 
     @remote(group="concurrent")
     @abstractmethod
-    def release(self, tickets: Sequence[int] | None = None) -> None:
+    def release_tickets(self, tickets: Sequence[int] | None = None) -> None:
         """Free the samples of these tickets; None: all samples."""
 
     @remote()
@@ -307,12 +309,12 @@ class PolicyInterface(ABC):
 
     @remote(group="weights")
     @abstractmethod
-    def verify(self, version: int, checksums: Mapping[str, int]) -> None:
+    def verify_weights(self, version: int, checksums: Mapping[str, int]) -> None:
         """Raise PluginError naming the parameter where the model does not hold the weights with these checksums."""
 
     @remote(group="weights")
     @abstractmethod
-    def adopt(self, version: int) -> None:
+    def adopt_version(self, version: int) -> None:
         """Take note that the model already has the weights of this version."""
 
     @remote(group="concurrent")
@@ -331,12 +333,12 @@ class LearnerInterface(ABC):
 
     @remote()
     @abstractmethod
-    def join(self, address: str, rank: int) -> None:
+    def join_group(self, address: str, rank: int) -> None:
         """Enter the torch.distributed group of all learners, and shard the model where the spec says so."""
 
     @remote(phase="learn")
     @abstractmethod
-    def score(self, request: ScoreRequest) -> SampleScores:
+    def score_samples(self, request: ScoreRequest) -> SampleScores:
         """Compute values and log-probs of samples that this rank holds, with the current weights; all ranks
         together.
         """
@@ -350,7 +352,7 @@ class LearnerInterface(ABC):
 
     @remote(track="none", group="concurrent")
     @abstractmethod
-    def release(self, sample_ids: Mapping[int, Array]) -> int:
+    def release_samples(self, sample_ids: Mapping[int, Array]) -> int:
         """Free those of these samples (worker -> sample ids) that this rank holds. Return the bytes that are left."""
 
     @remote()

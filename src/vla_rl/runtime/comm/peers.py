@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from vla_rl.runtime.comm.channel import Channel, readable
+from vla_rl.runtime.comm.channel import Channel, wait_for_readable
 from vla_rl.runtime.comm.remote import OWN_ROLES, ConcurrencyGroup
 from vla_rl.runtime.comm.rpc_client import LOOK_S, PendingCall, RpcClient
 from vla_rl.runtime.comm.shared_memory import host_key
@@ -38,7 +38,7 @@ class RayPeers:
         self.channels: dict[int, Channel] = {}
         self.clients: dict[int, RpcClient] = {}
 
-    def connect(self, lanes: Mapping[int, Sequence[int]]) -> None:
+    def open_channels(self, lanes: Mapping[int, Sequence[int]]) -> None:
         """Open a channel to each of the workers that is on this machine. `lanes`: worker -> lanes that this policy acts
         for.
         """
@@ -71,11 +71,11 @@ class RayPeers:
         An error closes all channels, without waiting for the answers that are still to come: a later rollout counts its
         calls from 0 again, and would take them for its own.
         """
-        self.clients = {worker: self._client(worker, channel) for worker, channel in self.channels.items()}
+        self.clients = {worker: self._make_client(worker, channel) for worker, channel in self.channels.items()}
         try:
             yield
             for client in self.clients.values():
-                client.end()
+                client.end_rollout()
         except BaseException:
             self.close()
             raise
@@ -107,7 +107,7 @@ class RayPeers:
                 raise exc.cause from exc
             raise
 
-    def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
+    def wait_for_any(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
         """Wait until at least one result is there, or the timeout (seconds). Return the references of those that
         are.
         """
@@ -117,8 +117,10 @@ class RayPeers:
         patience: float | None = 0.0
         while True:
             clients = {call.client for call in pending if not call.done}
-            for client in readable(clients, patience) if clients else ():
-                while not all(call.done for call in pending if call.client is client) and readable([client], 0):
+            for client in wait_for_readable(clients, patience) if clients else ():
+                while not all(call.done for call in pending if call.client is client) and wait_for_readable(
+                    [client], 0
+                ):
                     client.receive()
             ready: list[Any] = [call for call in pending if call.done]
             if calls:
@@ -134,11 +136,11 @@ class RayPeers:
                 for client in clients:
                     client.check(False)
 
-    def _client(self, worker: int, channel: Channel) -> RpcClient:
+    def _make_client(self, worker: int, channel: Channel) -> RpcClient:
         serving = self.call(worker, "worker", "serve", self.own)
 
-        def check(wait: bool) -> None:
+        def check_server(wait: bool) -> None:
             if wait or self.ray.wait([serving], timeout=0)[0]:
                 self.value_of(serving)
 
-        return RpcClient(channel, check)
+        return RpcClient(channel, check_server)

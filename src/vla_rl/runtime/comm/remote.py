@@ -53,14 +53,14 @@ def remote(
 ) -> Callable[[F], F]:
     """Mark a method of a role, or of a worker, as one that other processes call."""
 
-    def mark(method: F) -> F:
+    def mark_method(method: F) -> F:
         cast(Any, method).remote = Remote(phase=phase, lane=lane, main=main, track=track, group=group)
         return method
 
-    return mark
+    return mark_method
 
 
-def declared(method: Callable[..., Any]) -> Remote:
+def read_declaration(method: Callable[..., Any]) -> Remote:
     """Return what an interface declares of its method. Raises TypeError for one that is not declared with `@remote`."""
     declaration: object = getattr(method, "remote", None)
     if not isinstance(declaration, Remote):
@@ -70,11 +70,11 @@ def declared(method: Callable[..., Any]) -> Remote:
 
 def declaration_of(role: object, method: str) -> Remote:
     """Return what the interface of a role declares of its method. Raises TypeError where no interface declares it."""
-    return _declaration(type(role), method)  # type: ignore[arg-type] # a class is hashable
+    return _find_declaration(type(role), method)  # type: ignore[arg-type] # a class is hashable
 
 
 @cache
-def _declaration(role: type, method: str) -> Remote:
+def _find_declaration(role: type, method: str) -> Remote:
     for base in role.__mro__:
         declaration: object = getattr(base.__dict__.get(method), "remote", None)
         if isinstance(declaration, Remote):

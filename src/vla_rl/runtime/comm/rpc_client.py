@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import define
 
-from vla_rl.runtime.comm.channel import Channel, readable
+from vla_rl.runtime.comm.channel import Channel, wait_for_readable
 from vla_rl.runtime.comm.rpc_server import END, FAILED, NUMBER
 
 LOOK_S = 1.0
@@ -53,12 +53,12 @@ class RpcClient:
         pending = PendingCall(self)
         self.waiting[number] = pending
         message = NUMBER.pack(number) + pickle.dumps(request, protocol=5)
-        self._through(lambda: self.channel.send(message, self.receive))
+        self._run_checked(lambda: self.channel.send(message, self.receive))
         return pending
 
     def receive(self) -> None:
         """Wait for the next answer. Raises what its call raised."""
-        answer = memoryview(self._next())
+        answer = memoryview(self._next_message())
         (number,) = NUMBER.unpack(answer[1 : 1 + NUMBER.size])
         content = answer[1 + NUMBER.size :]
         if answer[:1] == FAILED:
@@ -68,19 +68,19 @@ class RpcClient:
         pending.done = True
         pending.value = pickle.loads(content)  # noqa: S301 - from our own workers
 
-    def end(self) -> None:
+    def end_rollout(self) -> None:
         """Tell the server that the rollout has ended, and drop the answers that are still to come."""
-        self._through(lambda: self.channel.send(END))
-        while self._next() != END:
+        self._run_checked(lambda: self.channel.send(END))
+        while self._next_message() != END:
             pass
 
-    def _next(self) -> bytearray:
-        while not readable([self], LOOK_S):
+    def _next_message(self) -> bytearray:
+        while not wait_for_readable([self], LOOK_S):
             self.check(False)
-        message: bytearray = self._through(self.channel.receive)
+        message: bytearray = self._run_checked(self.channel.receive)
         return message
 
-    def _through(self, action: Callable[[], Any]) -> Any:
+    def _run_checked(self, action: Callable[[], Any]) -> Any:
         try:
             return action()
         except (EOFError, ConnectionError):

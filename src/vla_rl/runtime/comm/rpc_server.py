@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from vla_rl.runtime.comm.channel import Channel, readable
+from vla_rl.runtime.comm.channel import Channel, wait_for_readable
 from vla_rl.runtime.comm.shared_memory import host_key
 
 NUMBER = struct.Struct("!Q")
@@ -28,14 +28,14 @@ class RpcServer:
         """Create a server that runs `threads` calls concurrently; 0: one after another, in the thread that serves."""
         self.channels: dict[int, Channel] = {}
         self.ended: set[int] = set()
-        """Policies whose rollout ended before their call of `serve` began."""
+        """Policies whose rollout ended before their call of `answer_calls` began."""
         self.pool = ThreadPoolExecutor(threads, "lane") if threads else None
         self.running: dict[int, list[Future[None]]] = {}
         """Policy -> its calls that run in threads."""
         self.broken: BaseException | None = None
-        """Error of a thread that could not be sent to any policy; `serve` raises it."""
+        """Error of a thread that could not be sent to any policy; `answer_calls` raises it."""
 
-    def connect(self, policy: int, reader: Any, address: str) -> bool:
+    def connect_policy(self, policy: int, reader: Any, address: str) -> bool:
         """Connect to a policy's worker on the machine `reader` (its `host_key()`). Return False where that is not
         possible.
         """
@@ -53,13 +53,13 @@ class RpcServer:
         self.ended.discard(policy)
         return True
 
-    def serve(self, policy: int, call: Callable[..., Any]) -> None:
+    def answer_calls(self, policy: int, call: Callable[..., Any]) -> None:
         """Answer calls of all policies until this policy's rollout ends or its worker is gone."""
         try:
             while policy not in self.ended:
                 open_channels = {channel: other for other, channel in self.channels.items() if other not in self.ended}
-                for channel in readable(open_channels, None):
-                    self._answer(open_channels[channel], channel, call)
+                for channel in wait_for_readable(open_channels, None):
+                    self._answer_message(open_channels[channel], channel, call)
         except BaseException:
             for channel in self.channels.values():  # otherwise the policies would wait for answers forever
                 channel.close()
@@ -70,7 +70,7 @@ class RpcServer:
             self.broken = None
             raise error
 
-    def _answer(self, policy: int, channel: Channel, call: Callable[..., Any]) -> None:
+    def _answer_message(self, policy: int, channel: Channel, call: Callable[..., Any]) -> None:
         try:
             request = channel.receive()
             if request != END and self.pool is None:
@@ -92,11 +92,11 @@ class RpcServer:
         try:
             channel.send(_answer_to(request, call))
         except OSError:
-            pass  # the policy is gone; the thread in `serve` reads EOF
+            pass  # the policy is gone; the thread in `answer_calls` reads EOF
         except BaseException as exc:
             self.broken = exc
             for other in tuple(self.channels.values()):
-                other.stop()
+                other.end_connection()
 
 
 def _answer_to(request: bytearray, call: Callable[..., Any]) -> bytes:

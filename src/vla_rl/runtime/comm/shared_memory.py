@@ -30,7 +30,7 @@ LOOKS = 8
 
 
 def _references_to_an_unused_block() -> int:
-    """Return the reference count of a block that only `Pool._free` holds, taken in the same way as there.
+    """Return the reference count of a block that only `Pool._find_unused_block` holds, taken in the same way as there.
 
     It is 2 on CPython 3.11 to 3.13 (the local variable, and the argument of `getrefcount`). CPython 3.14 may borrow the
     argument's reference (LOAD_FAST_BORROW), which makes it one less.
@@ -87,8 +87,8 @@ class SharedMemoryWriter:
         self.key = ""
         self.memory: mmap | None = None
 
-    def put(self, value: Any, *, shared: bool) -> Any:
-        """Return the message, which `SharedMemoryReader.take` opens, or the value itself where no memory can be
+    def make_message(self, value: Any, *, shared: bool) -> Any:
+        """Return the message, which `SharedMemoryReader.open_message` opens, or the value itself where no memory can be
         shared.
         """
         buffers: list[pickle.PickleBuffer] = []
@@ -102,7 +102,7 @@ class SharedMemoryWriter:
         for array in arrays:
             spans.append((end, array.nbytes))
             end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-        if (self.memory is None or len(self.memory) < end) and not self._grow(end):
+        if (self.memory is None or len(self.memory) < end) and not self._grow_memory(end):
             return value
         assert self.memory is not None
         for array, (offset, size) in zip(arrays, spans, strict=True):
@@ -118,7 +118,7 @@ class SharedMemoryWriter:
             os.close(self.file)
             self.file = -1
 
-    def _grow(self, size: int) -> bool:
+    def _grow_memory(self, size: int) -> bool:
         self.close()
         try:
             self.file = os.memfd_create("vla-rl")
@@ -139,7 +139,7 @@ class SharedMemoryReader:
         self.memory: mmap | None = None
         self.pool = Pool()
 
-    def take(self, message: Any) -> Any:
+    def open_message(self, message: Any) -> Any:
         """Return the value that was put into a message. Its arrays are copies, so that they can be kept as records."""
         if not isinstance(message, bytes):
             return message
@@ -156,7 +156,7 @@ class SharedMemoryReader:
         assert self.memory is not None
         with memoryview(self.memory) as view:
             parts = [view[offset : offset + size] for offset, size in value.spans]
-            arrays = [self.pool.copy(part) if part.nbytes > SMALL else bytearray(part) for part in parts]
+            arrays = [self.pool.copy_data(part) if part.nbytes > SMALL else bytearray(part) for part in parts]
         return pickle.loads(value.header, buffers=arrays)  # noqa: S301 - from our own actors
 
 
@@ -170,9 +170,9 @@ class Pool:
         self.blocks: deque[Array] = deque()
         """Blocks in the order in which they were filled."""
 
-    def copy(self, data: memoryview) -> Array:
+    def copy_data(self, data: memoryview) -> Array:
         """Return a copy of the data, uint8 [n]."""
-        block = self._free(data.nbytes)
+        block = self._find_unused_block(data.nbytes)
         if block is None:
             block = np.empty(data.nbytes, np.uint8)
             self.blocks.append(block)
@@ -180,7 +180,7 @@ class Pool:
         copied[:] = np.frombuffer(data, np.uint8)
         return copied
 
-    def _free(self, size: int) -> Array | None:
+    def _find_unused_block(self, size: int) -> Array | None:
         """Return an unused block of this size or up to twice as large, if one is among the next `LOOKS`. Unused blocks
         of other sizes are dropped.
         """

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from vla_rl.toolkit.waiting import PATIENCE_S, listening, summed, works_now
+from vla_rl.toolkit.waiting import PATIENCE_S, listen_to_work, merge_works, works_now
 
 EVERY_S = 30.0
 REDRAW_S = 0.2
@@ -35,7 +35,7 @@ class StatusLine:
         self._since = self._begun
         self._shown = False
 
-    def show(self, title: str, done: int, total: int) -> None:
+    def show_progress(self, title: str, done: int, total: int) -> None:
         """Show the progress of "starting envs", say, or of "starting envs: TASK". Prints nothing in the first
         `PATIENCE_S` seconds.
         """
@@ -65,16 +65,16 @@ class StatusLine:
 
 
 @contextmanager
-def shown() -> Iterator[None]:
+def showing_progress() -> Iterator[None]:
     """Show the long-running work of this process while the block runs."""
     line = StatusLine()
 
-    def look() -> None:
-        if work := summed(works_now()):
-            line.show(work.title, work.done, work.total)
+    def update_line() -> None:
+        if work := merge_works(works_now()):
+            line.show_progress(work.title, work.done, work.total)
 
     try:
-        with listening(look):
+        with listen_to_work(update_line):
             yield
     finally:
         line.clear()

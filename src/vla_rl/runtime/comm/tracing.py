@@ -55,7 +55,7 @@ class CallRecorder:
             self.count += 1
             self.events.append(event)
 
-    def drain(self) -> tuple[list[Event], int]:
+    def drain_events(self) -> tuple[list[Event], int]:
         """Return the events since the last call, and the number of events that were dropped."""
         with self._changing:
             events, count = list(self.events), self.count
@@ -64,7 +64,7 @@ class CallRecorder:
         return events, count - len(events)
 
 
-def clock() -> tuple[str, float]:
+def read_machine_clock() -> tuple[str, float]:
     """Return an identity of this machine since its boot, and its monotonic clock. Processes of one machine share the
     clock.
     """
@@ -75,10 +75,10 @@ def clock() -> tuple[str, float]:
 
 
 def clock_ahead(ask: Callable[[], tuple[str, float]]) -> float:
-    """Return how many seconds another process's `clock`, read by `ask`, is ahead of ours; 0 on the same machine. The
-    quickest of five round trips decides.
+    """Return how many seconds another process's `read_machine_clock`, read by `ask`, is ahead of ours; 0 on the same
+    machine. The quickest of five round trips decides.
     """
-    here = clock()[0]
+    here = read_machine_clock()[0]
     trips: list[tuple[float, float]] = []
     for _ in range(5):
         before = monotonic()

@@ -32,7 +32,7 @@ from vla_rl.runtime.driver.training.part import StepContext, StepPart
 from vla_rl.runtime.driver.training.step_samples import StepSamples
 from vla_rl.runtime.driver.training.streaming_update import StreamingUpdate
 from vla_rl.runtime.driver.training.update import StepUpdate, UpdateStrategy
-from vla_rl.runtime.placement.assignments import assign
+from vla_rl.runtime.placement.assignments import assign_workers
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.placement.hardware import smallest_gpu_memory
 from vla_rl.runtime.planning.plan import plan_for
@@ -75,7 +75,7 @@ class Driver:
             parts: parts of the training step that a run can do without.
         """
         self.spec = spec
-        self.shape = RunShape.of(spec)
+        self.shape = RunShape.from_spec(spec)
         self.algorithm = build_algorithm(spec)
         self.parts = parts
         check_simulators(spec)
@@ -83,7 +83,7 @@ class Driver:
         self.backend.interrupts = interrupts or self.backend.interrupts
         try:
             self.plan = self._choose_plan(plan, measure, acts_only)
-            self._start(imitation, scaling, None if folder is None else folder.absolute())
+            self._start_fleet(imitation, scaling, None if folder is None else folder.absolute())
         except BaseException:
             self.backend.close()
             raise
@@ -92,22 +92,22 @@ class Driver:
         self, plan: Plan | None, measure: Callable[[Spec, Cluster], Profile] | None, acts_only: bool
     ) -> Plan:
         """Return the plan, or the one for the spec's placement."""
-        cluster = self.backend.cluster()
+        cluster = self.backend.cluster_resources()
         chosen = plan or plan_for(self.spec, cluster, measure, acts_only=acts_only)
         if self.spec.runtime.backend != "local":
             check_plan(self.spec, chosen, cluster)
         return chosen
 
-    def _start(self, imitation: bool, scaling: Scaling, folder: Path | None) -> None:
+    def _start_fleet(self, imitation: bool, scaling: Scaling, folder: Path | None) -> None:
         """Start the workers, and build the driver's parts around them."""
         spec = self.spec
         local = spec.runtime.backend == "local"
         acts = any(part.acts for part in self.parts)
-        assignments = assign(self.plan, self.shape.envs, one_process=local, adds_envs=acts)
+        assignments = assign_workers(self.plan, self.shape.envs, one_process=local, adds_envs=acts)
         trace = Trace(assignments)
         fleet = Fleet(self.backend, assignments, self.plan.offload)
         self.fleet = fleet
-        self.backend.start(spec, assignments)
+        self.backend.launch_workers(spec, assignments)
         started = start_workers(
             fleet,
             spec,
@@ -125,14 +125,14 @@ class Driver:
         fault_log = FaultLog(spec)
         compilation = CompilationMonitor(fleet, spec)
         memory = SampleMemory(fleet, spec, self.plan, self.info)
-        restarts = Restarts(fleet, spec.runtime.restarts, fault_log.announce, stateful=bool(self.parts))
+        restarts = Restarts(fleet, spec.runtime.restarts, fault_log.announce_fault, stateful=bool(self.parts))
         router = SampleRouter(fleet, spec, self.algorithm.needs)
         self.collector = Collector(
             fleet,
             restarts,
-            runs_ahead=self.shape.overlaps,
+            runs_ahead=self.shape.has_overlap,
             reports_each=self.shape.streaming,
-            on_collected=router.transfers.prefetch if router.transfers.prefetches else None,
+            on_collected=router.transfers.prefetch_inputs if router.transfers.prefetches else None,
         )
         requests = EpisodeRequests(spec, started.train_states, self.algorithm.needs)
         strategy: UpdateStrategy = StepUpdate(spec, self.collector, router)
@@ -164,4 +164,4 @@ class Driver:
             on_progress=self.workers.report_progress,
         )
         for part in self.parts:
-            part.connect(context)
+            part.connect_to_run(context)

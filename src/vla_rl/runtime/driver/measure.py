@@ -20,7 +20,7 @@ CHUNK_STEPS = 2
 logger = logging.getLogger(__name__)
 
 
-def measure(start: Callable[[Spec, Plan], Driver], spec: Spec, cluster: Cluster) -> Profile:
+def measure_profile(start: Callable[[Spec, Plan], Driver], spec: Spec, cluster: Cluster) -> Profile:
     """Start one worker with all roles, roll out two chunk steps twice, and train on the samples of the second time. The
     trained weights are dropped.
     """
@@ -50,7 +50,7 @@ def measure(start: Callable[[Spec, Plan], Driver], spec: Spec, cluster: Cluster)
         flow = flow_of(short, State())
         collect_rollout(runtime, flow, 1)  # a warm-up: allocations and compilations are not part of a step's cost
         finish_step(runtime, 1, trained=False)
-        flow.finish("discarded")
+        flow.finish_step("discarded")
         measured, _, metrics = collect_rollout(runtime, flow, 2)
         prepared = runtime.samples.prepare(measured, np.arange(measured.valid.shape[1]))
         update_metrics = runtime.learners.train(prepared, runtime.algorithm.advantages(prepared))

@@ -10,12 +10,12 @@ from attrs import frozen
 from vla_rl.core.catalogue import load
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.plan import Cluster, MeasureFirst, Plan
-from vla_rl.core.spec.source import located
+from vla_rl.core.spec.source import format_problems
 from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.checks.run import this_machine
 from vla_rl.runtime.gpu_memory.model_memory import measure_model
-from vla_rl.runtime.placement.assignments import Assignment, assign
+from vla_rl.runtime.placement.assignments import Assignment, assign_workers
 from vla_rl.runtime.planning.device_memory import GIB, DeviceMemory, ModelMemory, check_device_memory
 from vla_rl.runtime.planning.plan import plan_for
 
@@ -35,7 +35,7 @@ class Prediction:
 NOT_PREDICTED = Prediction()
 
 
-def predict(spec: Spec) -> Prediction:
+def predict_model_memory(spec: Spec) -> Prediction:
     """Count the memory of the spec's model for the simulator that its plugin describes."""
     if has_own_policy(spec):
         return Prediction(reason="the engine acts with its own policy")
@@ -60,19 +60,19 @@ def predicted_memory(spec: Spec, plan: Plan, cluster: Cluster) -> str:
     than it has."""
     if not on_gpus(plan):
         return ""
-    prediction = predict(spec)
+    prediction = predict_model_memory(spec)
     if prediction.memory is None or prediction.info is None:
         return f"memory of GPUs: not predicted ({prediction.reason})"
     info = prediction.info
-    assignments = assign(plan, spec.env.num_envs, one_process=spec.runtime.backend == "local")
+    assignments = assign_workers(plan, spec.env.num_envs, one_process=spec.runtime.backend == "local")
     capacity = cluster.gpu_memory
     devices = check_device_memory(
         spec, plan, assignments, capacity, prediction.memory, lambda changed: measure_model(changed, info)
     )
-    return f"memory of GPUs: {_summary(devices[0], capacity)}" if devices else ""
+    return f"memory of GPUs: {_summarise_device(devices[0], capacity)}" if devices else ""
 
 
-def _summary(device: DeviceMemory, capacity: int | None) -> str:
+def _summarise_device(device: DeviceMemory, capacity: int | None) -> str:
     size, phases = device.peak
     known = "" if capacity is None else f" of {capacity / GIB:.1f}"
     return f"{size / GIB:.1f}{known} GiB on the fullest, in its {' and '.join(dict.fromkeys(phases.values()))}"
@@ -93,7 +93,7 @@ def check_gpu_memory(spec: Spec, cluster: Cluster | None) -> str:
     except MeasureFirst:
         return ""
     except UserError as exc:
-        raise SpecError(located([(("train", "micro_batch"), str(exc))], spec.source)) from exc
+        raise SpecError(format_problems([(("train", "micro_batch"), str(exc))], spec.source)) from exc
 
 
 def check_before_building(

@@ -19,7 +19,7 @@ from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.core.types import EnvInfo, TaskInfo
 from vla_rl.runtime.gpu_memory.checks import Prediction
 from vla_rl.runtime.gpu_memory.model_memory import ModelCosts, measure_costs, without_adapters
-from vla_rl.runtime.placement.assignments import assign
+from vla_rl.runtime.placement.assignments import assign_workers
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.planning.device_time import (
     CALIBRATED_MODELS,
@@ -28,7 +28,7 @@ from vla_rl.runtime.planning.device_time import (
     call_seconds,
     optimizer_seconds,
 )
-from vla_rl.runtime.planning.hardware import GpuRates, SimulatorRates, hardware
+from vla_rl.runtime.planning.hardware import GpuRates, SimulatorRates, read_hardware
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Cost, Profile
 from vla_rl.toolkit.models.adapters import merge_mode
@@ -81,7 +81,7 @@ class Estimate:
     """What is assumed, in words."""
 
 
-def estimate(spec: Spec, cluster: Cluster, gpu: GpuRates) -> Estimate:
+def estimate_job(spec: Spec, cluster: Cluster, gpu: GpuRates) -> Estimate:
     """Estimate the latencies of a spec's job on a GPU with these rates. Raises UserError where its model cannot be
     counted."""
     if has_own_policy(spec):
@@ -89,19 +89,19 @@ def estimate(spec: Spec, cluster: Cluster, gpu: GpuRates) -> Estimate:
     guesses: list[str] = []
     sized = of_public_size(spec, guesses)
     info = known_info(sized, guesses)
-    rows = _rows(sized, cluster)
+    rows = _largest_inference(sized, cluster)
     try:
-        calls = ModelCalls.count(sized, info, (max(1, rows // 4), rows) if rows > 1 else (1, 2), gpu)
+        calls = ModelCalls.count_operators(sized, info, (max(1, rows // 4), rows) if rows > 1 else (1, 2), gpu)
     except Exception as exc:  # of any plugin
         logger.debug("operators of model %r", spec.model.type, exc_info=True)
         raise UserError(f"the operators of model {spec.model.type!r} cannot be counted: {exc}") from exc
-    acting, learning = _modes(spec)
+    acting, learning = _compile_modes(spec)
     merges = merge_mode(spec.model.config) != "off"
-    inferences = {count: calls.inference(count, acting, merges) for count in calls.costs.acting}
+    inferences = {count: calls.inference_seconds(count, acting, merges) for count in calls.costs.acting}
     pass_seconds = calls.learner_pass(learning)
-    simulation = _simulation(spec, info, guesses)
+    simulation = _simulation_cost(spec, info, guesses)
     return Estimate(
-        profile=_profile(spec, info, calls.costs, gpu, cluster, inferences, pass_seconds, simulation, guesses),
+        profile=_build_profile(spec, info, calls.costs, gpu, cluster, inferences, pass_seconds, simulation, guesses),
         prediction=Prediction(memory=calls.costs.memory, info=info),
         parameters=calls.costs.parameters,
         calibrated=gpu.measured and spec.model.type in CALIBRATED_MODELS,
@@ -109,7 +109,7 @@ def estimate(spec: Spec, cluster: Cluster, gpu: GpuRates) -> Estimate:
         rows=rows,
         learner_pass=pass_seconds,
         simulation_s=None if simulation is None else simulation.mean / simulation.num_envs,
-        faster=tuple(_faster(spec, calls, rows, acting, learning, merges)),
+        faster=tuple(_faster_settings(spec, calls, rows, acting, learning, merges)),
         guesses=tuple(guesses),
     )
 
@@ -138,7 +138,7 @@ def known_info(spec: Spec, guesses: list[str]) -> EnvInfo:
     plugin = load("env", name, spec.plugins)
     if plugin.env_info is not None:
         return plugin.env_info(config)
-    rates = hardware().simulators.get(name)
+    rates = read_hardware().simulators.get(name)
     if rates is None:
         raise UserError(f"nothing is known of env {name!r} before it is built; plan with --profile RUN/trace.json")
     limit = spec.rollout.max_steps or _step_limit(config, rates)
@@ -171,11 +171,11 @@ def _step_limit(config: Any, rates: SimulatorRates) -> int:
     return own or max(rates.max_steps.get(suite or "default", longest) for suite in suites)
 
 
-def _rows(spec: Spec, cluster: Cluster) -> int:
+def _largest_inference(spec: Spec, cluster: Cluster) -> int:
     """Return the rows of the largest inference under the spec's placement; for one that does not fit, an even share."""
     try:
         plan = plan_for(spec, cluster)
-        workers = assign(plan, spec.env.num_envs, one_process=False)
+        workers = assign_workers(plan, spec.env.num_envs, one_process=False)
     except (DoesNotFit, MeasureFirst, UserError):
         return max(1, spec.env.num_envs // max(cluster.gpus, 1))
     served = [w.batching.max_batch or sum(lane.num_envs for lane in w.served) for w in workers if w.served]
@@ -185,7 +185,7 @@ def _rows(spec: Spec, cluster: Cluster) -> int:
 # ---------------------------------------------------------------------------------------------------- seconds of calls
 
 
-def _modes(spec: Spec) -> tuple[Compiled, Compiled]:
+def _compile_modes(spec: Spec) -> tuple[Compiled, Compiled]:
     """Return how acting and learning are compiled on a GPU."""
     sharded = spec.train.sharding == "full"
     learning: Compiled = spec.train.compile or ("off" if sharded else "blocks")
@@ -204,7 +204,7 @@ class ModelCalls:
     gpu: GpuRates
 
     @classmethod
-    def count(cls, spec: Spec, info: EnvInfo, rows: tuple[int, ...], gpu: GpuRates) -> ModelCalls:
+    def count_operators(cls, spec: Spec, info: EnvInfo, rows: tuple[int, ...], gpu: GpuRates) -> ModelCalls:
         """Count the operators of the spec's model, for inferences of this many rows."""
         costs = measure_costs(spec, info, rows=rows)
         merged = None
@@ -212,7 +212,7 @@ class ModelCalls:
             merged = measure_costs(without_adapters(spec), info, rows=rows, learns=False)
         return cls(spec=spec, costs=costs, merged=merged, gpu=gpu)
 
-    def inference(self, rows: int, compiled: Compiled, merges: bool) -> CallSeconds:
+    def inference_seconds(self, rows: int, compiled: Compiled, merges: bool) -> CallSeconds:
         """Return the seconds of an inference; `merges`: adapters are merged."""
         if merges and self.merged is not None:
             counts = self.merged.acting[rows]
@@ -226,10 +226,10 @@ class ModelCalls:
         return call_seconds(self.costs.learning, self.gpu, compiled, learns=True, selective=selective)
 
 
-def _simulation(spec: Spec, info: EnvInfo, guesses: list[str]) -> Cost | None:
+def _simulation_cost(spec: Spec, info: EnvInfo, guesses: list[str]) -> Cost | None:
     """Return the seconds of a chunk step; None where no rate is known."""
     chunk, name = spec.rollout.chunk, spec.env.type
-    rates = hardware().simulators.get(name)
+    rates = read_hardware().simulators.get(name)
     pixels = sum(height * width for height, width in info.cameras.values())
     if rates is not None and rates.gpu is not None:
         fixed = chunk * rates.gpu.fixed_s
@@ -246,7 +246,7 @@ def _simulation(spec: Spec, info: EnvInfo, guesses: list[str]) -> Cost | None:
     return Cost(seconds=seconds, num_envs=1, cpus=1.0)
 
 
-def _profile(
+def _build_profile(
     spec: Spec,
     info: EnvInfo,
     costs: ModelCosts,
@@ -264,14 +264,16 @@ def _profile(
     chunk_steps = math.ceil(limit / spec.rollout.chunk)
     guesses.append(f"episodes run to their limit of {limit} actions; no group is filtered")
     memory = costs.memory
-    weights = memory.weights
+    weights = memory.total_weights
     guesses.append("resets, messages between workers and the driver's own work take no time")
-    ranks = _ranks(spec, cluster)
+    ranks = _learner_count(spec, cluster)
     return Profile(
         chunk_steps=chunk_steps,
         sim=simulation or Cost(seconds=0.0),
         policy=Cost(seconds=high, num_envs=last, fixed=min(max(1 - slope * last / high, 0.0), 1.0)),
-        learner=Cost(seconds=_update(spec, costs, gpu, pass_seconds, chunk_steps, ranks, guesses), num_envs=ranks),
+        learner=Cost(
+            seconds=_update_seconds(spec, costs, gpu, pass_seconds, chunk_steps, ranks, guesses), num_envs=ranks
+        ),
         publish=weights / gpu.link_bytes_per_s,
         offload={
             "policy": 2 * weights / PINNED,
@@ -284,7 +286,7 @@ def _profile(
     )
 
 
-def _ranks(spec: Spec, cluster: Cluster) -> int:
+def _learner_count(spec: Spec, cluster: Cluster) -> int:
     """Return the number of learners under the spec's placement."""
     try:
         plan: Plan = plan_for(spec, cluster)
@@ -293,7 +295,7 @@ def _ranks(spec: Spec, cluster: Cluster) -> int:
     return max(len(plan.hosting("learner")), 1)
 
 
-def _update(
+def _update_seconds(
     spec: Spec,
     costs: ModelCosts,
     gpu: GpuRates,
@@ -303,12 +305,12 @@ def _update(
     guesses: list[str],
 ) -> float:
     """Return the seconds of all optimiser steps of an iteration on this many learners."""
-    shape, train, memory = RunShape.of(spec), spec.train, costs.memory
+    shape, train, memory = RunShape.from_spec(spec), spec.train, costs.memory
     samples = shape.tickets_per_step * chunk_steps * shape.uses
     share = samples / ranks
     seconds = pass_seconds.total
     if train.sharding == "full" and ranks > 1:
-        gathered = (2 * memory.weights + memory.gradients) / gpu.link_bytes_per_s
+        gathered = (2 * memory.total_weights + memory.gradients) / gpu.link_bytes_per_s
         seconds = max(seconds, gathered)
         guesses.append(f"weights of sharded layers travel at {gpu.link_gb_per_s:g} GB/s while others compute")
     passes = train.epochs * math.ceil(share / train.micro_batch)
@@ -329,18 +331,18 @@ def _update(
 # ------------------------------------------------------------------------------------------------- what would be faster
 
 
-def _faster(
+def _faster_settings(
     spec: Spec, calls: ModelCalls, rows: int, acting: Compiled, learning: Compiled, merges: bool
 ) -> Iterator[Speedup]:
     """Yield the keys that would shorten a call by at least a twentieth."""
     sharded = spec.train.sharding == "full"
-    now = calls.inference(rows, acting, merges).total
+    now = calls.inference_seconds(rows, acting, merges).total
     changes: list[tuple[str, str, float, float]] = []
     if not merges and calls.merged is not None:
-        after = calls.inference(rows, acting, True).total
+        after = calls.inference_seconds(rows, acting, True).total
         changes.append(("model.lora.merge_for_acting: in_place", "inference", now, after))
     if acting != "graphs" and not sharded:
-        after = calls.inference(rows, "graphs", merges).total
+        after = calls.inference_seconds(rows, "graphs", merges).total
         changes.append(("rollout.compile: graphs", "inference", now, after))
     if learning == "off":
         change = "train.compile: blocks" + ", train.sharding: replicated" * sharded

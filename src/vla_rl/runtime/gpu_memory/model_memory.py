@@ -95,10 +95,10 @@ def measure_costs(
         chunk: Chunk | None = None
         with collect_called_blocks(model) as blocks:
             for count in rows:
-                counter.restart()
-                needs[count], sampled = _acting(model, info, memory, count)
+                counter.restart_counts()
+                needs[count], sampled = _measure_acting(model, info, memory, count)
                 chunk = chunk or sampled
-                acting[count] = counter.counts
+                acting[count] = counter.operation_counts
         assert chunk is not None
         module = model.module
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad and learns}
@@ -106,14 +106,14 @@ def measure_costs(
         masters = MasterWeights(trained).masters
         optimized = list((trained | masters).values())
         gradients = float(sum(p.nbytes for p in optimized))
-        counter.restart()
+        counter.restart_counts()
         saved, peak = 0.0, 0.0
         if learns:
             for parameter in optimized:  # gradients of an earlier micro-batch, as in most passes of an optimiser step
                 parameter.grad = torch.zeros_like(parameter)
-            saved, peak = _learning(model, info, memory, spec.train.micro_batch, chunk, algorithm)
-        in_blocks = [_bytes(block) for block in blocks]
-        everything = _bytes(module)
+            saved, peak = _measure_learning(model, info, memory, spec.train.micro_batch, chunk, algorithm)
+        in_blocks = [_module_bytes(block) for block in blocks]
+        everything = _module_bytes(module)
         layers = list(adapted_layers(module))
     (first, low), *_, (last, high) = sorted(needs.items())
     return ModelCosts(
@@ -125,14 +125,14 @@ def measure_costs(
             gradients=gradients,
             optimizer_state=MOMENTS * gradients,
             adapted_weights=float(sum(layer.get_base_layer().weight.nbytes for layer in layers)),
-            acting=Line.through((first, low), (last, high)),
+            acting=Line.through_points((first, low), (last, high)),
             activations=saved,
             learning=peak,
             largest_block=max(in_blocks, default=0.0),
             outside_blocks=everything - sum(in_blocks),
         ),
         acting=acting if counts_operators else {},
-        learning=counter.counts if counts_operators and learns else None,
+        learning=counter.operation_counts if counts_operators and learns else None,
         parameters=sum(p.numel() for p in module.parameters()),
         adapted_layers=len(layers),
     )
@@ -148,16 +148,16 @@ def without_adapters(spec: Spec) -> Spec:
     return evolve(spec, model=evolve(spec.model, config=config))
 
 
-def _acting(model: VLAModel, info: EnvInfo, memory: LiveMemory, rows: int) -> tuple[float, Chunk]:
+def _measure_acting(model: VLAModel, info: EnvInfo, memory: LiveMemory, rows: int) -> tuple[float, Chunk]:
     """Return the most that an inference needs in addition to the weights, and its chunk."""
     before = memory.now
-    memory.restart()
+    memory.restart_peak()
     noise = Noise(0, "memory", range(rows), [0] * rows, [0] * rows)
-    chunk = model.sample_chunk(observation(info, rows), noise, False)
+    chunk = model.sample_chunk(meta_observation(info, rows), noise, False)
     return memory.peak - before, chunk
 
 
-def _learning(
+def _measure_learning(
     model: VLAModel, info: EnvInfo, memory: LiveMemory, samples: int, sampled: Chunk, algorithm: Algorithm
 ) -> tuple[float, float]:
     """Run a pass of a micro-batch. Return the bytes that the forward pass keeps, and the most that the pass needs in
@@ -167,15 +167,15 @@ def _learning(
         sampled: chunk of one sample, for the shapes.
     """
     before = memory.now
-    obs = observation(info, samples)
+    obs = meta_observation(info, samples)
     chunk = Chunk(
-        actions=_repeated(sampled.actions, samples),
-        log_probs=_repeated(sampled.log_probs, samples),
-        extras={name: _repeated(tensor, samples) for name, tensor in sampled.extras.items()},
+        actions=_repeat_samples(sampled.actions, samples),
+        log_probs=_repeat_samples(sampled.log_probs, samples),
+        extras={name: _repeat_samples(tensor, samples) for name, tensor in sampled.extras.items()},
     )
     inputs = memory.now - before
     before = memory.now
-    memory.restart()
+    memory.restart_peak()
     if algorithm.needs.reference:
         model.reference_log_probs(obs, chunk)
     scores = model.chunk_log_probs(obs, chunk)
@@ -188,12 +188,12 @@ def _learning(
     return saved, inputs + memory.peak - before
 
 
-def _repeated(tensor: Any, count: int) -> Any:
+def _repeat_samples(tensor: Any, count: int) -> Any:
     """Return a tensor like that of one sample for `count` samples, on the meta device."""
     return torch.empty(count, *tensor.shape[1:], dtype=tensor.dtype, device=META)
 
 
-def observation(info: EnvInfo, rows: int) -> Observation:
+def meta_observation(info: EnvInfo, rows: int) -> Observation:
     """Return an observation with images on the meta device, and a state of zeros in host memory, where prompts may
     read it."""
     return Observation(
@@ -205,5 +205,5 @@ def observation(info: EnvInfo, rows: int) -> Observation:
     )
 
 
-def _bytes(module: torch.nn.Module) -> float:
+def _module_bytes(module: torch.nn.Module) -> float:
     return float(sum(p.nbytes for p in module.parameters()))

@@ -16,7 +16,7 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, ResetState
 from vla_rl.runtime.checks.imagination import check_episodes
 from vla_rl.runtime.comm.handles import Handle, by_reference
-from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, joined, joined_advantages
+from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, join_batches, joined_advantages
 from vla_rl.runtime.driver.reports.trace import traced
 from vla_rl.runtime.driver.training.part import StepContext, StepPart
 from vla_rl.runtime.imagination.imagined_rollouts import ImaginedRollouts
@@ -55,7 +55,7 @@ class Imagination(StepPart):
         settings = ImaginationRoles(folder=self.folder, lanes=None if worker else lanes)
         return AddedRoles(build="vla_rl.runtime.imagination.worker.roles:build_roles", settings=settings)
 
-    def connect(self, context: StepContext) -> None:
+    def connect_to_run(self, context: StepContext) -> None:
         check_episodes(self.spec, context.algorithm, context.info)
         fleet = context.fleet
         self.fleet = fleet
@@ -81,10 +81,10 @@ class Imagination(StepPart):
 
         The newest version of the weights acts in imagination, however far rollouts run ahead.
         """
-        batch = self.real_rollouts.batch
+        batch = self.real_rollouts.current_batch
         self.collector.wait_for_weights()
         self.on_progress("imagination", 0, 0)
-        fit = self._fit(step, last_ticket=int(batch.numbers[-1]))
+        fit = self._fit_world_model(step, last_ticket=int(batch.numbers[-1]))
         metrics = {
             **fit.metrics,
             **threshold_metrics(fit),
@@ -94,13 +94,13 @@ class Imagination(StepPart):
         if not pause:
             states = self.fleet.get(self.world_model.call(WorldModelInterface.draw_starts, self.rollouts.next_groups))
             if states:
-                metrics |= self._imagine(step, states, fit.version)
+                metrics |= self._collect_imagined(step, states, fit.version)
             else:
                 pause = "there are no episodes to start from"
-        if pause != self._totals.paused and step > self.section.warm_start:
+        if pause != self._totals.pause_reason and step > self.section.warm_start:
             logger.warning("step %d: %s", step, f"imagination pauses: {pause}" if pause else "imagination continues")
         metrics["imagination/paused"] = float(bool(pause))
-        self._totals.record(metrics, fit.updates, pause)
+        self._totals.record_step(metrics, fit.updates, pause)
         return metrics
 
     def add_samples(self, samples: RolloutBatch, advantages: Advantages) -> tuple[RolloutBatch, Advantages]:
@@ -110,51 +110,51 @@ class Imagination(StepPart):
         if self._prepared is None:
             return samples, advantages
         imagined, imagined_advantages = self._prepared
-        return joined([imagined, samples]), joined_advantages(imagined_advantages, advantages)
+        return join_batches([imagined, samples]), joined_advantages(imagined_advantages, advantages)
 
     def finish_step(self, trained: bool) -> None:
-        self.rollouts.finish(self.batch, "trained" if trained and self._prepared is not None else "discarded")
+        self.rollouts.end_step(self.batch, "trained" if trained and self._prepared is not None else "discarded")
         self.fleet.get(self.world_model.call(WorldModelInterface.finish_step))
         self.batch = None
         self._prepared = None
-        self._totals.finish()
+        self._totals.add_step()
 
     def save(self, folder: Path) -> None:
         self.fleet.get(self.world_model.call(WorldModelInterface.save, folder / "world_model.pt"))
         self._totals.save(folder, self.rollouts.flow.ledger)
 
     def load(self, folder: Path) -> None:
-        self.rollouts.resume(self._totals.load(folder))
+        self.rollouts.resume_tickets(self._totals.load(folder))
         self.fleet.get(self.world_model.call(WorldModelInterface.load, folder / "world_model.pt"))
 
     # -------------------------------------------------------------------------------------------------- inside
 
-    def _fit(self, step: int, last_ticket: int) -> FitResult:
+    def _fit_world_model(self, step: int, last_ticket: int) -> FitResult:
         """Fit the world model to the recorded episodes of tickets up to the last one of the step."""
         recorded = [
-            by_reference(recordings.call(WorldModelRecordingInterface.take, last_ticket))
+            by_reference(recordings.call(WorldModelRecordingInterface.take_episodes, last_ticket))
             for recordings in self.recordings
         ]
         return self.fleet.get(self.world_model.call(WorldModelInterface.fit, step, *recorded))
 
-    def _imagine(self, step: int, states: list[ResetState], world_version: int) -> dict[str, float]:
+    def _collect_imagined(self, step: int, states: list[ResetState], world_version: int) -> dict[str, float]:
         """Let the policy act in the world model of this version, from these states, and prepare what is trained on.
         Return metrics.
         """
         start = perf_counter()
-        batch = self.rollouts.collect(step, states, world_version)
+        batch = self.rollouts.collect_groups(step, states, world_version)
         shaped = self.algorithm.shape_rewards(batch.rollout)
         keep = self.algorithm.select(shaped)
-        self.rollouts.keep(shaped.groups[keep].unique().tolist())
+        self.rollouts.keep_groups(shaped.groups[keep].unique().tolist())
         columns = keep.nonzero().flatten().numpy()
         metrics: dict[str, float] = {}
         if len(columns):
-            prepared = self.router.prepare(batch, take_columns(shaped, columns), columns)
+            prepared = self.router.prepare_samples(batch, take_columns(shaped, columns), columns)
             advantages = self.algorithm.advantages(prepared.rollout)
             self._prepared = prepared, advantages
             metrics |= {f"imagination/{n.replace('/', '_')}": value for n, value in advantages.metrics.items()}
         self.batch = batch
-        metrics |= self.rollouts.metrics(evolve(batch, rollout=shaped))
+        metrics |= self.rollouts.imagination_metrics(evolve(batch, rollout=shaped))
         metrics["imagination/kept"] = len(columns) / len(keep)
         metrics["time/imagination"] = perf_counter() - start
         return metrics

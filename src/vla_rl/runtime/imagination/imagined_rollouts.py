@@ -10,7 +10,7 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import ResetState
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.driver.collecting import rollout_metrics
-from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, assemble
+from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, assemble_rollout
 from vla_rl.runtime.driver.collecting.collector import Collector
 from vla_rl.runtime.driver.collecting.restarts import Restarts
 from vla_rl.runtime.driver.reports.faults import FaultLog
@@ -26,38 +26,38 @@ class ImaginedRollouts:
         self.spec = spec
         self.fault_log = fault_log
         self.collector = Collector(fleet, restarts, runs_ahead=False, purpose=TRAINING, role=IMAGINED)
-        self.flow = self._flow(Ledger())
+        self.flow = self._make_flow(Ledger())
 
     @property
     def next_groups(self) -> list[int]:
         """Groups of the next rollout."""
         return list(range(self.flow.next_group, self.flow.next_group + self.flow.groups_per_step))
 
-    def resume(self, ledger: Ledger) -> None:
+    def resume_tickets(self, ledger: Ledger) -> None:
         """Continue with the tickets after those that were counted."""
-        self.flow = self._flow(ledger)
+        self.flow = self._make_flow(ledger)
 
-    def collect(self, step: int, states: Sequence[ResetState], world_version: int) -> RolloutBatch:
+    def collect_groups(self, step: int, states: Sequence[ResetState], world_version: int) -> RolloutBatch:
         """Roll out the next groups from these states, one for each group, in the world model of this version. Waits."""
         first_group = self.flow.next_group
         offset = IMAGINED_GROUPS * self.flow.group_size
         requests = [
             EpisodeRequest(state=states[ticket.group - first_group], number=offset + ticket.number, world=world_version)
-            for ticket in self.flow.issue()
+            for ticket in self.flow.issue_tickets()
         ]
-        self.collector.collect([requests])
-        while self.flow.take() is None:
-            for number in self.collector.wait_for_tickets([offset + number for number in self.flow.needed]):
-                self.flow.add(number - offset)
-            self.fault_log.report(self.collector.work.faults)
+        self.collector.submit_tickets([requests])
+        while self.flow.take_groups() is None:
+            for number in self.collector.wait_for_tickets([offset + number for number in self.flow.tickets_needed]):
+                self.flow.record_ticket(number - offset)
+            self.fault_log.report_faults(self.collector.work.faults)
         trajectories = [self.collector.trajectories[request.number] for request in requests]
-        return assemble(step, trajectories, self.flow.group_size)
+        return assemble_rollout(step, trajectories, self.flow.group_size)
 
-    def keep(self, groups: Sequence[int]) -> None:
+    def keep_groups(self, groups: Sequence[int]) -> None:
         """Set the groups that the filters keep, by their numbers in the rollout batch."""
-        self.flow.keep([group - IMAGINED_GROUPS for group in groups])
+        self.flow.keep_groups([group - IMAGINED_GROUPS for group in groups])
 
-    def metrics(self, batch: RolloutBatch) -> dict[str, float]:
+    def imagination_metrics(self, batch: RolloutBatch) -> dict[str, float]:
         """Return metrics under "imagination/": of the episodes, and the oldest versions of policy and world model that
         made a chunk.
         """
@@ -72,16 +72,16 @@ class ImaginedRollouts:
             "imagination/env_steps": float(self.collector.work.env_steps),
         }
 
-    def finish(self, batch: RolloutBatch | None, end: End) -> None:
+    def end_step(self, batch: RolloutBatch | None, end: End) -> None:
         """End the step, whose rollout was `batch` (None: nothing was imagined) and ended in this way."""
         if batch is not None:
-            self.collector.drop(batch.numbers.tolist())
-            self.flow.finish(end)
+            self.collector.drop_tickets(batch.numbers.tolist())
+            self.flow.finish_step(end)
         self.collector.reset_work()
 
-    def _flow(self, ledger: Ledger) -> Flow:
+    def _make_flow(self, ledger: Ledger) -> Flow:
         return Flow(
-            groups_per_step=RunShape.of(self.spec).added_groups,
+            groups_per_step=RunShape.from_spec(self.spec).added_groups,
             steps=self.spec.train.steps,
             group_size=self.spec.rollout.group_size,
             ledger=ledger,

@@ -75,5 +75,5 @@ class WorldModelRecordingInterface(ABC):
 
     @remote(track="background", group="background")
     @abstractmethod
-    def take(self, last: int) -> list[RecordedEpisode]:
+    def take_episodes(self, last: int) -> list[RecordedEpisode]:
         """Return the episodes of tickets up to this number, and forget them here."""

@@ -63,12 +63,14 @@ def measure_over_estimation(
     ]
     reports = fleet.get_all(
         [
-            fleet.rollouts[policy.worker].call(RolloutInterface.evaluate_in_background, share, MEASURING, IMAGINED)
+            fleet.rollouts[policy.worker_index].call(
+                RolloutInterface.evaluate_in_background, share, MEASURING, IMAGINED
+            )
             for policy, share in split_over_policies(fleet, requests)
         ]
     )
     for report in reports:
-        fault_log.report(report.faults)
+        fault_log.report_faults(report.faults)
     trajectories = [trajectory.env_part for report in reports for trajectory in report.collected]
     imagined = {trajectory.number: trajectory.episodes[0].success_once for trajectory in trajectories}
     pairs = zip(requests, fit.last_episodes, strict=True)

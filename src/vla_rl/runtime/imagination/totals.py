@@ -32,12 +32,12 @@ class ImaginationTotals:
         """Increments of the running step, added when it is over."""
 
     @property
-    def paused(self) -> str:
+    def pause_reason(self) -> str:
         """Reason why nothing was imagined in the last finished step; "" where something was."""
         reason: str = self.values["paused"]
         return reason
 
-    def record(self, metrics: Mapping[str, float], fit_updates: int, paused: str) -> None:
+    def record_step(self, metrics: Mapping[str, float], fit_updates: int, paused: str) -> None:
         """Record the running step. `paused`: reason why nothing was imagined, or ""."""
         self._of_step = {
             "imagined_steps": int(metrics.get("imagination/env_steps", 0)),
@@ -48,7 +48,7 @@ class ImaginationTotals:
             "paused": paused,
         }
 
-    def finish(self) -> None:
+    def add_step(self) -> None:
         """Add the step, which is over."""
         for name, value in self._of_step.items():
             self.values[name] = value if isinstance(value, str) else self.values[name] + value

@@ -32,7 +32,7 @@ class SampleId:
         return inferences, positions
 
     @staticmethod
-    def inferences(ids: Array, workers: Array) -> Array:
+    def inference_keys(ids: Array, workers: Array) -> Array:
         """Return int64 [B], equal for samples of one inference of one policy worker.
 
         Args:

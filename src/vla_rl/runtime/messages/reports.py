@@ -38,7 +38,7 @@ class RolloutReport:
     faults: list[str] = field(factory=list)
     """Descriptions of faults that were repaired."""
 
-    def add(self, other: RolloutReport) -> None:
+    def add_work(self, other: RolloutReport) -> None:
         """Add the work of another report, but not its tickets."""
         for worker, seconds in other.env_seconds.items():
             self.env_seconds[worker] = self.env_seconds.get(worker, 0.0) + seconds

@@ -52,7 +52,7 @@ class EpisodeRequest:
     """Probability that the simulator's expert acts in a chunk instead of the policy."""
 
     @property
-    def key(self) -> int:
+    def random_key(self) -> int:
         """Key of the episode's random numbers, together with `episode`."""
         return self.number if self.env_id is None else self.env_id
 
@@ -81,8 +81,8 @@ class StepRequest:
     """Request of one lane to its policy (act on `obs`, value `final`), with the results of the last chunk step."""
 
     asking: Array
-    """Six numbers for each env that needs a chunk, int64 [6, R]: `positions`, `numbers`, `keys`, `episodes`, `chunks`,
-    `versions`. They form one array because one array is faster to send than six.
+    """Six numbers for each env that needs a chunk, int64 [6, R]: `positions`, `ticket_numbers`, `noise_keys`,
+    `episodes`, `chunk_numbers`, `weight_versions`. They form one array because one array is faster to send than six.
     """
     obs: Observation | None
     """Observations of these R envs."""
@@ -120,40 +120,40 @@ class StepRequest:
         """int64 [R]: indices within the lane of the envs that need a chunk; empty when the lane has nothing to roll
         out.
         """
-        return _row(self.asking, 0)
+        return _take_row(self.asking, 0)
 
     @property
-    def numbers(self) -> Array:
+    def ticket_numbers(self) -> Array:
         """int64 [R]: tickets of these envs."""
-        return _row(self.asking, 1)
+        return _take_row(self.asking, 1)
 
     @property
-    def keys(self) -> Array:
-        """int64 [R]: together with `episodes` and `chunks`, [R] too, the key of the policy's noise."""
-        return _row(self.asking, 2)
+    def noise_keys(self) -> Array:
+        """int64 [R]: together with `episodes` and `chunk_numbers`, [R] too, the key of the policy's noise."""
+        return _take_row(self.asking, 2)
 
     @property
-    def episodes(self) -> Array:
-        return _row(self.asking, 3)
+    def episode_numbers(self) -> Array:
+        return _take_row(self.asking, 3)
 
     @property
-    def chunks(self) -> Array:
-        return _row(self.asking, 4)
+    def chunk_numbers(self) -> Array:
+        return _take_row(self.asking, 4)
 
     @property
-    def versions(self) -> Array:
+    def weight_versions(self) -> Array:
         """int64 [R]: versions of the weights that act; below 0: the newest."""
-        return _row(self.asking, 5)
+        return _take_row(self.asking, 5)
 
     @property
     def final_numbers(self) -> Array:
         """int64 [F]: tickets whose last chunk needs a bootstrap value."""
-        return _row(self.ended, 0)
+        return _take_row(self.ended, 0)
 
     @property
     def final_versions(self) -> Array:
         """int64 [F]: versions of the weights that compute the bootstrap value; below 0: the newest."""
-        return _row(self.ended, 1)
+        return _take_row(self.ended, 1)
 
     @property
     def done(self) -> bool:
@@ -161,7 +161,7 @@ class StepRequest:
         return not len(self.positions)
 
 
-def _row(of: Array, index: int) -> Array:
+def _take_row(of: Array, index: int) -> Array:
     row: Array = of[index]
     return row
 

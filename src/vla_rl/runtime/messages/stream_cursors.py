@@ -14,12 +14,12 @@ class StreamCursors:
     last: dict[int, tuple[int, EpisodeRequest]] = field(factory=dict)
     """Env (index in the run) -> its last finished ticket, and the request from which its stream continues."""
 
-    def note(self, ticket: EnvTrajectory) -> None:
+    def note_ticket(self, ticket: EnvTrajectory) -> None:
         if ticket.after is not None:
             assert ticket.after.env_id is not None
             self.last[ticket.after.env_id] = ticket.number, ticket.after
 
-    def placed(self, start: EpisodeRequest) -> EpisodeRequest:
+    def with_position(self, start: EpisodeRequest) -> EpisodeRequest:
         """Return the ticket with the position from which it continues, if that is known; otherwise the ticket
         itself.
         """

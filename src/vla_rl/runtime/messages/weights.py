@@ -49,7 +49,7 @@ class Bucket:
     def nbytes(self) -> int:
         return self.end - self.start
 
-    def views(self, memory: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    def named_views(self, memory: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         """Return (name, view) of each tensor in the bucket's memory, uint8 [bytes]."""
         return [(tensor.name, tensor.view(memory, self.start)) for tensor in self.tensors]
 
@@ -66,7 +66,7 @@ class WeightLayout:
         return self.buckets[-1].end
 
     @property
-    def largest(self) -> int:
+    def largest_bytes(self) -> int:
         """Bytes of the largest bucket."""
         return max(bucket.nbytes for bucket in self.buckets)
 
@@ -75,7 +75,7 @@ class WeightLayout:
         return tuple(tensor for bucket in self.buckets for tensor in bucket.tensors)
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> WeightLayout:
+    def of_weights(cls, pairs: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> WeightLayout:
         """Return the layout of a model's weights, in buckets of at most this size; a larger tensor has its own."""
         buckets: list[Bucket] = []
         tensors: list[TensorLayout] = []
@@ -90,10 +90,10 @@ class WeightLayout:
             end += -(-one.nbytes // ALIGNMENT) * ALIGNMENT
         return cls(buckets=(*buckets, Bucket(start=bucket_start, end=end, tensors=tuple(tensors))))
 
-    def compare(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def check_layout(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Raise PluginError naming the parameter where the weights of a policy do not have this layout."""
-        sent = {tensor.name: described(tensor) for tensor in self.tensors}
-        held = {name: described(tensor) for name, tensor in weights}
+        sent = {tensor.name: describe_tensor(tensor) for tensor in self.tensors}
+        held = {name: describe_tensor(tensor) for name, tensor in weights}
         for name in sorted(sent.keys() | held.keys()):
             if sent.get(name) != held.get(name):
                 raise PluginError(
@@ -120,21 +120,21 @@ class WeightTransfer:
     deadline_s: float
 
 
-def described(tensor: torch.Tensor | TensorLayout) -> str:
+def describe_tensor(tensor: torch.Tensor | TensorLayout) -> str:
     """Return shape and type of a tensor as text."""
     return f"{list(tensor.shape)} {tensor.dtype}"
 
 
-def checksum(tensor: torch.Tensor) -> int:
+def compute_checksum(tensor: torch.Tensor) -> int:
     """Return the CRC-32 of a tensor's bits."""
     return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
-def verify(weights: Iterable[tuple[str, torch.Tensor]], checksums: Mapping[str, int], version: int) -> None:
+def verify_checksums(weights: Iterable[tuple[str, torch.Tensor]], checksums: Mapping[str, int], version: int) -> None:
     """Raise PluginError naming the parameter where a model does not hold the weights that were sent."""
     held = dict(weights)
     for name, wanted in checksums.items():
-        if checksum(held[name]) != wanted:
+        if compute_checksum(held[name]) != wanted:
             raise PluginError(
                 f"parameter {name!r} of version {version} is not what the learner sent (runtime.check_weights); look "
                 f"at the model's load_weights, and at wrappers around it"

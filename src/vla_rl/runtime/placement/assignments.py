@@ -12,7 +12,7 @@ from vla_rl.core.plan import Batching, Plan, Slot
 from vla_rl.core.types import Array
 
 
-def assign(plan: Plan, num_envs: int, one_process: bool, adds_envs: bool = False) -> list[Assignment]:
+def assign_workers(plan: Plan, num_envs: int, one_process: bool, adds_envs: bool = False) -> list[Assignment]:
     """Return the lanes and ranks of every slot.
 
     `one_process` puts all of the plan's lanes into a single worker. `imagines`: policies train in imagination, with a
@@ -133,7 +133,7 @@ class Assignment:
     """Worker of the envs that a part of the training step adds; None: none are added."""
 
     @property
-    def local(self) -> bool:
+    def is_local(self) -> bool:
         """True where simulators and policy are in this worker and call each other directly."""
         return bool(self.served) and self.served == self.lanes
 
@@ -143,7 +143,7 @@ class Assignment:
         return sum(lane.num_envs for lane in self.served)
 
     @property
-    def threads(self) -> int:
+    def lane_threads(self) -> int:
         """Number of threads in which its lanes run concurrently; 0: one lane after another."""
         return len(self.lanes) if self.concurrent_lanes else 0
 
@@ -153,7 +153,7 @@ class Assignment:
         return sorted(set(self.homes) - {self.index})
 
     @property
-    def peers(self) -> list[int]:
+    def peer_workers(self) -> list[int]:
         """Other workers that its policy role calls."""
         added = () if self.added_envs_at is None or not self.served else (self.added_envs_at,)
         return sorted({*self.homes, *added} - {self.index})

@@ -8,11 +8,11 @@ from vla_rl.core.manager import Named, wrap
 from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.spec.sections import Component
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.spec.yaml import dotted
+from vla_rl.core.spec.yaml import dotted_path
 from vla_rl.core.types import Context, EnvInfo, ValueGranularity
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.algorithms.declarations import check_declarations
-from vla_rl.toolkit.algorithms.result_checks import guard
+from vla_rl.toolkit.algorithms.result_checks import guard_algorithm
 from vla_rl.toolkit.data.mixture import MixedDemonstrations
 from vla_rl.toolkit.data.samples import check_sample
 from vla_rl.toolkit.data.validation import CheckedDemonstrations
@@ -29,7 +29,7 @@ def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
         "algorithm",
         component,
         spec.algorithm.type,
-        [guard(spec.algorithm.type, component.extras), *hook_modules(spec.plugins)],
+        [guard_algorithm(spec.algorithm.type, component.extras), *hook_modules(spec.plugins)],
     )
 
 
@@ -74,7 +74,7 @@ def open_data(spec: Spec, info: EnvInfo, device: str, wrappers: Named) -> Demons
     assert spec.imitation is not None
     data_sets = spec.imitation.data_sets()
     names = (
-        [f"{dotted(path)} ({part.type})" for path, part in data_sets]
+        [f"{dotted_path(path)} ({part.type})" for path, part in data_sets]
         if len(data_sets) > 1
         else [f"data {part.type!r}" for _, part in data_sets]
     )

@@ -39,7 +39,7 @@ def own_device(kind: str) -> WorkerDevice:
     return WorkerDevice(int(outside) if outside.isdigit() else number, torch.cuda.get_device_name(number))
 
 
-def threads(cpus: float) -> int:
+def torch_threads(cpus: float) -> int:
     """Return the threads that torch may use in a worker with this many cores: one for each, but no more than
     OMP_NUM_THREADS where it is set.
     """
@@ -58,7 +58,7 @@ def check_device(name: str | None) -> str:
     return name
 
 
-def machine() -> Cluster:
+def machine_resources() -> Cluster:
     """Return the resources of this machine."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpus = torch.cuda.device_count()
@@ -94,7 +94,7 @@ def smallest_gpu_memory() -> int | None:
     return min(sizes, default=None)
 
 
-def describe(assignments: Sequence[Assignment], devices: Sequence[WorkerDevice]) -> str:
+def describe_placement(assignments: Sequence[Assignment], devices: Sequence[WorkerDevice]) -> str:
     """Return a description such as `sim cpu x2, policy cuda:0, learner cuda:0-3 (NVIDIA H200)`."""
     workers = [(assignment.slot, device.number) for assignment, device in zip(assignments, devices, strict=True)]
     parts = [
@@ -113,19 +113,19 @@ def _devices_text(workers: Sequence[tuple[str | None, int | None]]) -> str:
         cpus, gpus = numbers.count(None), Counter(number for number in numbers if number is not None)
         where = "" if node is None else f"{node}:"
         if cpus:
-            descriptions.append(f"{where}cpu{_times(cpus)}")
+            descriptions.append(f"{where}cpu{_times_text(cpus)}")
         descriptions += [
-            f"{where}cuda:{_ranges([n for n in gpus if gpus[n] == count])}{_times(count)}"
+            f"{where}cuda:{_ranges_text([n for n in gpus if gpus[n] == count])}{_times_text(count)}"
             for count in sorted(set(gpus.values()))
         ]
     return " + ".join(descriptions)
 
 
-def _times(count: int) -> str:
+def _times_text(count: int) -> str:
     return f" x{count}" if count > 1 else ""
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def _ranges_text(numbers: Sequence[int]) -> str:
     """Return ranges of numbers as text: [0, 1, 2, 4] -> "0-2,4"."""
     ordered = sorted(numbers)
     cuts = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(ordered)) if b != a + 1), len(ordered)]

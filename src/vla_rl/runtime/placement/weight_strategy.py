@@ -45,7 +45,7 @@ def choose_strategy(
     if not policies:
         return "shared"
     if requested == "auto":
-        return _best(learner, policies)
+        return _best_strategy(learner, policies)
     problem = {"shared": _shared_problem, "ipc": _ipc_problem, "nccl": _nccl_problem}.get(requested)
     text = problem(learner, policies) if problem else ""
     if text:
@@ -77,7 +77,7 @@ def planned_strategy(
     return choose_strategy(requested, locations[learners[0]], remote)
 
 
-def _best(learner: WorkerLocation, policies: Sequence[WorkerLocation]) -> WeightStrategy:
+def _best_strategy(learner: WorkerLocation, policies: Sequence[WorkerLocation]) -> WeightStrategy:
     everyone = (learner, *policies)
     if any(each.device != "cuda" or each.gpu is None for each in everyone):
         return "host"
@@ -88,7 +88,8 @@ def _best(learner: WorkerLocation, policies: Sequence[WorkerLocation]) -> Weight
 
 def _shared_problem(learner: WorkerLocation, policies: Sequence[WorkerLocation]) -> str:
     return (
-        f"shared needs policy and learner in one worker, and {_named(policies)} and learner worker {learner.worker} "
+        f"shared needs policy and learner in one worker, and {_name_policies(policies)} and learner worker "
+        f"{learner.worker} "
         f"are different workers; use placement {{type: collocated}}, or {CHECKED}"
     )
 
@@ -97,11 +98,13 @@ def _ipc_problem(learner: WorkerLocation, policies: Sequence[WorkerLocation]) ->
     everyone = (learner, *policies)
     need = "ipc needs the policies and the first learner on one CUDA device of one node"
     if on_cpu := [each for each in everyone if each.device != "cuda"]:
-        return f"{need}, and {_workers(on_cpu)} on CPUs; use host, or {CHECKED}"
-    if elsewhere := _others(learner.machine, [(each, each.machine) for each in policies]):
-        return f"{need}, and {_workers(elsewhere)} on another node than worker {learner.worker}; use nccl, or {CHECKED}"
-    if elsewhere := _others(learner.gpu, [(each, each.gpu) for each in policies]):
-        return f"{need}, and {_workers(elsewhere)} on another GPU than worker {learner.worker}; use nccl, or {CHECKED}"
+        return f"{need}, and {_name_workers(on_cpu)} on CPUs; use host, or {CHECKED}"
+    if elsewhere := _other_locations(learner.machine, [(each, each.machine) for each in policies]):
+        others = _name_workers(elsewhere)
+        return f"{need}, and {others} on another node than worker {learner.worker}; use nccl, or {CHECKED}"
+    if elsewhere := _other_locations(learner.gpu, [(each, each.gpu) for each in policies]):
+        others = _name_workers(elsewhere)
+        return f"{need}, and {others} on another GPU than worker {learner.worker}; use nccl, or {CHECKED}"
     return ""
 
 
@@ -113,7 +116,7 @@ def _nccl_problem(learner: WorkerLocation, policies: Sequence[WorkerLocation]) -
     if on_cpu:
         return (
             f"nccl needs the first learner and all policies on CUDA devices, or all of them on CPUs, and "
-            f"{_workers(on_cpu)} on CPUs while others are on GPUs; use host, or {CHECKED}"
+            f"{_name_workers(on_cpu)} on CPUs while others are on GPUs; use host, or {CHECKED}"
         )
     if lacking := [each for each in everyone if each.nccl is False]:
         return (
@@ -127,22 +130,23 @@ def _nccl_problem(learner: WorkerLocation, policies: Sequence[WorkerLocation]) -
     for sharing in workers.values():
         if len(sharing) > 1:
             return (
-                f"nccl needs a GPU for each of its ranks, and {_workers(sharing)} on the same one; use ipc where all "
+                f"nccl needs a GPU for each of its ranks, and {_name_workers(sharing)} on the same one; use ipc "
+                f"where all "
                 f"policies share the GPU of the first learner, or host"
             )
     return ""
 
 
-def _others(key: Hashable, known: Sequence[tuple[WorkerLocation, Hashable]]) -> list[WorkerLocation]:
+def _other_locations(key: Hashable, known: Sequence[tuple[WorkerLocation, Hashable]]) -> list[WorkerLocation]:
     """Return the workers whose key is known to differ from this one."""
     return [each for each, other in known if key is not None and other is not None and other != key]
 
 
-def _named(policies: Sequence[WorkerLocation]) -> str:
+def _name_policies(policies: Sequence[WorkerLocation]) -> str:
     numbers = ", ".join(str(each.worker) for each in policies)
     return f"policy worker{'s' if len(policies) > 1 else ''} {numbers}"
 
 
-def _workers(workers: Sequence[WorkerLocation]) -> str:
+def _name_workers(workers: Sequence[WorkerLocation]) -> str:
     numbers = ", ".join(str(each.worker) for each in workers)
     return f"worker {numbers} is" if len(workers) == 1 else f"workers {numbers} are"

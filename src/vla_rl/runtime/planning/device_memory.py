@@ -32,11 +32,11 @@ class Line:
     fixed: float
     each: float
 
-    def at(self, count: int) -> float:
+    def bytes_at(self, count: int) -> float:
         return self.fixed + self.each * count
 
     @classmethod
-    def through(cls, first_point: tuple[int, float], last_point: tuple[int, float]) -> Line:
+    def through_points(cls, first_point: tuple[int, float], last_point: tuple[int, float]) -> Line:
         """Return the line through two points."""
         (first, low), (last, high) = first_point, last_point
         each = (high - low) / (last - first)
@@ -71,7 +71,7 @@ class ModelMemory:
     """Weights outside of blocks, which stay gathered during a pass."""
 
     @property
-    def weights(self) -> float:
+    def total_weights(self) -> float:
         return self.frozen_weights + self.trained_weights + self.other
 
 
@@ -99,7 +99,7 @@ class WorkerMemory:
         return sum(part.size for part in self.phases[phase])
 
     @property
-    def most(self) -> str:
+    def peak_phase(self) -> str:
         """Phase that needs most."""
         return max(self.phases, key=self.bytes_in)
 
@@ -119,7 +119,7 @@ class DeviceMemory:
         PyTorch's allocator keeps what it once took, so that every process counts with its own peak, also in a phase in
         which another one works. Only offload gives memory back.
         """
-        choices = [{worker.worker: worker.most for worker in self.workers}]
+        choices = [{worker.worker: worker.peak_phase for worker in self.workers}]
         if self.moved:
             choices = [dict.fromkeys((worker.worker for worker in self.workers), phase) for phase in (ACT, LEARN)]
         return max(
@@ -134,13 +134,13 @@ def device_memory(plan: Plan, assignments: Sequence[Assignment], memory: ModelMe
     devices: dict[Hashable, list[WorkerMemory]] = {}
     for assignment in assignments:
         if assignment.slot.device.startswith("cuda") and (assignment.served or assignment.rank >= 0):
-            worker = _worker(plan, assignment, memory, spec)
+            worker = _worker_memory(plan, assignment, memory, spec)
             devices.setdefault(worker.device, []).append(worker)
     memories = [DeviceMemory(workers=tuple(workers), moved=plan.offload) for workers in devices.values()]
     return sorted(memories, key=lambda device: -device.peak[0])
 
 
-def _worker(plan: Plan, assignment: Assignment, memory: ModelMemory, spec: Spec) -> WorkerMemory:
+def _worker_memory(plan: Plan, assignment: Assignment, memory: ModelMemory, spec: Spec) -> WorkerMemory:
     slot = assignment.slot
     acts, learns = bool(assignment.served), assignment.rank >= 0
     world = assignment.world if spec.train.sharding == "full" and assignment.world > 1 else 1
@@ -148,7 +148,7 @@ def _worker(plan: Plan, assignment: Assignment, memory: ModelMemory, spec: Spec)
         MemoryPart(name="frozen weights", size=(memory.frozen_weights + memory.other) / world),
         MemoryPart(name="trained weights", size=memory.trained_weights if world == 1 else memory.gradients / world),
     )
-    gathered = MemoryPart(name="gathered weights", size=memory.weights if world > 1 else 0.0)
+    gathered = MemoryPart(name="gathered weights", size=memory.total_weights if world > 1 else 0.0)
     kept = (
         MemoryPart(name="gradients", size=memory.gradients / world),
         MemoryPart(name="optimiser state", size=memory.optimizer_state / world),
@@ -160,17 +160,17 @@ def _worker(plan: Plan, assignment: Assignment, memory: ModelMemory, spec: Spec)
     if acts and not learns:
         unsharded = (
             MemoryPart(name="frozen weights", size=memory.frozen_weights + memory.other + memory.trained_weights),
-            MemoryPart(name=f"inference of {rows} rows", size=memory.acting.at(rows)),
+            MemoryPart(name=f"inference of {rows} rows", size=memory.acting.bytes_at(rows)),
         )
         act += unsharded
         learn += [] if "policy" in plan.offload else unsharded[:1]
     if learns:
-        learn += [*weights, *kept, *_pass(memory, spec.train.micro_batch, world, assignment.world)]
+        learn += [*weights, *kept, *_pass_parts(memory, spec.train.micro_batch, world, assignment.world)]
         if acts or "learner" not in plan.offload:
             act += weights
         act += [] if "learner" in plan.offload else kept
         if acts:
-            act += [gathered, MemoryPart(name=f"inference of {rows} rows", size=memory.acting.at(rows))]
+            act += [gathered, MemoryPart(name=f"inference of {rows} rows", size=memory.acting.bytes_at(rows))]
     if acts and merge_mode(spec.model.config) == "copy":
         second = MemoryPart(name="merged weights", size=memory.adapted_weights)
         act.append(second)
@@ -184,13 +184,13 @@ def _worker(plan: Plan, assignment: Assignment, memory: ModelMemory, spec: Spec)
     )
 
 
-def _pass(memory: ModelMemory, samples: int, world: int, ranks: int) -> list[MemoryPart]:
+def _pass_parts(memory: ModelMemory, samples: int, world: int, ranks: int) -> list[MemoryPart]:
     """Return what a learner step needs in addition to weights, gradients and the optimiser's state: for a pass of this
     many samples, or to reduce gradients if that is more. A fused optimiser needs nothing.
     """
     gathered = 0.0
     if world > 1:
-        gathered = min(memory.weights, memory.outside_blocks + GATHERED_BLOCKS * memory.largest_block)
+        gathered = min(memory.total_weights, memory.outside_blocks + GATHERED_BLOCKS * memory.largest_block)
     reduced = memory.gradients if ranks > 1 and world == 1 else 0.0
     if reduced > memory.learning:
         return [MemoryPart(name="gradients of all ranks in one buffer", size=reduced)]
@@ -213,9 +213,9 @@ def check_capacity(devices: Sequence[DeviceMemory], capacity: int | None) -> Non
             (part for worker in devices[0].workers for part in worker.phases[phases[worker.worker]]),
             key=lambda part: -part.size,
         )
-        largest = ", ".join(f"{_gib(part.size)} of {part.name}" for part in parts[:2])
+        largest = ", ".join(f"{_format_gib(part.size)} of {part.name}" for part in parts[:2])
         raise DoesNotFit(
-            f"a GPU needs {_gib(need)} GiB in its {phase} ({largest}), and it has {_gib(capacity)} GiB; "
+            f"a GPU needs {_format_gib(need)} GiB in its {phase} ({largest}), and it has {_format_gib(capacity)} GiB; "
             "`vla-rl check` names the keys that help"
         )
 
@@ -239,10 +239,10 @@ def check_device_memory(
     devices = device_memory(plan, assignments, memory, spec)
     if capacity is None or not devices or devices[0].peak[0] <= capacity:
         return devices
-    raise UserError("\n".join(_refusal(spec, plan, assignments, capacity, memory, measure, devices[0])))
+    raise UserError("\n".join(_refusal_lines(spec, plan, assignments, capacity, memory, measure, devices[0])))
 
 
-def _refusal(
+def _refusal_lines(
     spec: Spec,
     plan: Plan,
     assignments: Sequence[Assignment],
@@ -252,25 +252,27 @@ def _refusal(
     device: DeviceMemory,
 ) -> list[str]:
     need, phases = device.peak
-    lines = [f"this run does not fit: a GPU needs {_gib(need)} GiB, and it has {_gib(capacity)} GiB"]
+    lines = [f"this run does not fit: a GPU needs {_format_gib(need)} GiB, and it has {_format_gib(capacity)} GiB"]
     for worker in device.workers:
         phase = phases[worker.worker]
         lines.append(
-            f"  worker {worker.worker} ({', '.join(worker.roles)}), {phase}: {_gib(worker.bytes_in(phase))} GiB"
+            f"  worker {worker.worker} ({', '.join(worker.roles)}), {phase}: {_format_gib(worker.bytes_in(phase))} GiB"
         )
         lines += [
-            f"    {_gib(part.size):>8} GiB  {part.name}" for part in worker.phases[phase] if part.size >= GIB / 100
+            f"    {_format_gib(part.size):>8} GiB  {part.name}"
+            for part in worker.phases[phase]
+            if part.size >= GIB / 100
         ]
     remedies = [
-        f"    {key}: {_gib(size)} GiB{'' if size <= capacity else ', still too much'}"
-        for key, size in _remedies(spec, plan, assignments, capacity, memory, measure)
+        f"    {key}: {_format_gib(size)} GiB{'' if size <= capacity else ', still too much'}"
+        for key, size in _find_remedies(spec, plan, assignments, capacity, memory, measure)
         if size < need - GIB / 20
     ]
     lines += ["  what would help:", *remedies] if remedies else ["  no key helps: use GPUs with more memory"]
     return lines
 
 
-def _remedies(
+def _find_remedies(
     spec: Spec,
     plan: Plan,
     assignments: Sequence[Assignment],
@@ -280,34 +282,40 @@ def _remedies(
 ) -> list[tuple[str, float]]:
     """Return changes of the spec, and what a GPU needs with each."""
 
-    def need(spec: Spec, memory: ModelMemory, plan: Plan = plan, workers: Sequence[Assignment] = assignments) -> float:
+    def bytes_needed(
+        spec: Spec, memory: ModelMemory, plan: Plan = plan, workers: Sequence[Assignment] = assignments
+    ) -> float:
         devices = device_memory(plan, workers, memory, spec)
         return devices[0].peak[0] if devices else 0.0
 
     remedies: list[tuple[str, float]] = []
     train = spec.train
     if train.micro_batch > 1:
-        spare = need(spec, memory) - memory.learning  # of all that does not grow with the micro-batch
+        spare = bytes_needed(spec, memory) - memory.learning  # of all that does not grow with the micro-batch
         count = int(train.micro_batch * (capacity - spare) / memory.learning) if capacity > spare else 1
         count = 2 ** int(math.log2(min(max(count, 1), train.micro_batch - 1)))
         smaller = evolve(spec, train=evolve(train, micro_batch=count))
-        remedies.append((f"train.micro_batch: {count}", need(smaller, measure(smaller))))
+        remedies.append((f"train.micro_batch: {count}", bytes_needed(smaller, measure(smaller))))
     for key, changed in _changed_models(spec):
-        remedies.append((key, need(changed, measure(changed))))
+        remedies.append((key, bytes_needed(changed, measure(changed))))
     learners = len(plan.hosting("learner"))
     if train.sharding != "full" and learners > 1:
-        remedies.append(("train.sharding: full", need(evolve(spec, train=evolve(train, sharding="full")), memory)))
+        remedies.append(
+            ("train.sharding: full", bytes_needed(evolve(spec, train=evolve(train, sharding="full")), memory))
+        )
     if len({worker.slot.roles for worker in assignments if worker.served or worker.rank >= 0}) > 1 and not plan.offload:
         moved = evolve(plan, offload=frozenset({"policy", "learner"}))
         workers = [evolve(worker, offload=moved.offload) for worker in assignments]
-        remedies.append(("placement.offload: {policy: true, learner: true}", need(spec, memory, moved, workers)))
+        remedies.append(
+            ("placement.offload: {policy: true, learner: true}", bytes_needed(spec, memory, moved, workers))
+        )
     rows = max((worker.batching.max_batch or 0 for worker in assignments), default=0)
     if rows > 1:
         half = [
             evolve(worker, batching=evolve(worker.batching, max_batch=(worker.batching.max_batch or 2) // 2))
             for worker in assignments
         ]
-        remedies.append((f"placement.batching.max_batch: {rows // 2}", need(spec, memory, workers=half)))
+        remedies.append((f"placement.batching.max_batch: {rows // 2}", bytes_needed(spec, memory, workers=half)))
     return remedies
 
 
@@ -333,5 +341,5 @@ def _changed_models(spec: Spec) -> list[tuple[str, Spec]]:
     return changed_specs
 
 
-def _gib(size: float) -> str:
+def _format_gib(size: float) -> str:
     return f"{size / GIB:,.1f}"

@@ -12,11 +12,11 @@ from vla_rl.core.catalogue import load
 from vla_rl.core.plan import Plan
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
-from vla_rl.runtime.placement.assignments import Assignment, assign
+from vla_rl.runtime.placement.assignments import Assignment, assign_workers
 from vla_rl.runtime.planning.job_model import JobModel, reduce_job
 from vla_rl.runtime.planning.profile import NOTHING, Profile
 from vla_rl.runtime.planning.simulate import ROLES, Simulation
-from vla_rl.toolkit.waiting import waiting
+from vla_rl.toolkit.waiting import register_work
 
 GRADIENT_BYTES, MOMENT_BYTES, MASTER_BYTES = 4, 8, 4
 """Bytes for each trainable parameter: its gradient, the two moments of AdamW, and its master if it has one."""
@@ -81,29 +81,29 @@ class Overlap:
     by_lag: dict[int, Forecast]
 
     @property
-    def bound(self) -> float:
+    def lower_bound(self) -> float:
         """Seconds that no overlap can undercut."""
         return max(self.rollout, self.training)
 
-    def share(self, lag: int) -> float:
+    def bound_share(self, lag: int) -> float:
         """Return the share of the bound that a lag reaches."""
         seconds = self.by_lag[lag].iteration
-        return self.bound / seconds if seconds else 1.0
+        return self.lower_bound / seconds if seconds else 1.0
 
     @property
-    def least(self) -> int | None:
+    def smallest_lag(self) -> int | None:
         """Smallest lag that reaches enough of the bound; None: none of those tried."""
-        return next((lag for lag in self.by_lag if self.share(lag) >= ENOUGH), None)
+        return next((lag for lag in self.by_lag if self.bound_share(lag) >= ENOUGH), None)
 
 
-def periodic(rollout: float, training: float, parts: int) -> float:
+def periodic_seconds(rollout: float, training: float, parts: int) -> float:
     """Return the seconds of a step whose rollout, in this many parts, is trained on part by part, with a barrier at its
     end: the law of RL-VLA3's tables (arXiv:2602.05765, Tables 3 and 4, for 4 parts).
     """
     return max(rollout, training) + min(rollout, training) / parts
 
 
-def forecast(
+def forecast_job(
     plan: Plan,
     assignments: Sequence[Assignment],
     profile: Profile,
@@ -134,7 +134,7 @@ def forecast(
     job = reduce_job(plan, assignments, profile, tickets, rollout_offload + update_offload)
     measured = _measured_steps(job, profile, max_lag) if steps is None else steps
     before = min(max_lag + 1, max(LAGS) + 1) * (max_lag > 0)
-    simulated = Simulation(job, profile, max_lag, part_size * job.tickets / tickets).run(before + measured)
+    simulated = Simulation(job, profile, max_lag, part_size * job.tickets / tickets).run_steps(before + measured)
     last = simulated[-1]
     start = simulated[before - 1].end if before else 0.0
     busy_before = simulated[before - 1].busy if before else dict.fromkeys(ROLES, 0.0)
@@ -147,7 +147,7 @@ def forecast(
         publish=profile.publish if job.publishes else 0.0,
         iteration=seconds / measured,
         env_steps=tickets * (length * chunk if profile.env_steps is None else profile.env_steps),
-        idle={role: 1 - busy[role] / (job.count(role) * seconds) if seconds else 1.0 for role in ROLES},
+        idle={role: 1 - busy[role] / (job.worker_count(role) * seconds) if seconds else 1.0 for role in ROLES},
         device_bytes=_device_bytes(plan, assignments, profile, sharded),
         host_bytes=max(sum(lane.num_envs for lane in assignment.lanes) for assignment in assignments) * env_memory,
         lag=max(step.lag for step in simulated),
@@ -162,15 +162,15 @@ def forecast_spec(
 
     The local backend has one process whatever the plan says; this is what Ray would do.
     """
-    rollout, envs, length = spec.rollout, spec.env.num_envs, profile.steady.chunk_steps
+    rollout, envs, length = spec.rollout, spec.env.num_envs, profile.steady_profile.chunk_steps
     assert isinstance(length, int)
     streams = spec.asynchrony.streaming_update if stream is None else stream
     samples = spec.train.micro_batch * len(plan.hosting("learner"))
-    return forecast(
+    return forecast_job(
         plan,
-        assign(plan, envs, one_process=False),
+        assign_workers(plan, envs, one_process=False),
         profile,
-        tickets=RunShape.of(spec).tickets_per_step,
+        tickets=RunShape.from_spec(spec).tickets_per_step,
         chunk=rollout.chunk,
         max_lag=spec.asynchrony.max_lag if max_lag is None else max_lag,
         part_size=max(1.0, samples / length) if streams else 0.0,
@@ -201,7 +201,7 @@ def has_dedicated_learners(plan: Plan) -> bool:
 def overlap(plan: Plan, spec: Spec, profile: Profile) -> Overlap:
     """Forecast the effect of running ahead, under a plan whose learners have separate workers."""
     by_lag: dict[int, Forecast] = {}
-    with waiting("forecasting what running ahead brings", total=len(LAGS)) as note:
+    with register_work("forecasting what running ahead brings", total=len(LAGS)) as note:
         for lag in LAGS:
             note(len(by_lag))
             by_lag[lag] = forecast_spec(plan, spec, profile, lag)
@@ -216,7 +216,7 @@ def overlap(plan: Plan, spec: Spec, profile: Profile) -> Overlap:
 
 def _measured_steps(job: JobModel, profile: Profile, max_lag: int) -> int:
     """Return the training steps whose mean is taken: fewer for a big job."""
-    if not profile.varies:
+    if not profile.has_variation:
         return max_lag + 1
     lanes = sum(len(worker.lanes) for worker in job.workers.values())
     envs = sum(lane.num_envs for worker in job.workers.values() for lane in worker.lanes)

@@ -11,7 +11,7 @@ from attrs import validators as v
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.paths import read_text
 from vla_rl.core.spec.structure import Problems, Structurer
-from vla_rl.core.spec.yaml import dotted, parse
+from vla_rl.core.spec.yaml import dotted_path, parse_yaml
 
 FILE = Path(__file__).with_name("hardware.yaml")
 LONGEST_FILE = 100_000
@@ -102,26 +102,26 @@ class Hardware:
 
 
 @cache
-def hardware() -> Hardware:
+def read_hardware() -> Hardware:
     """Return the data of hardware.yaml."""
-    data: Hardware = Structurer().read_class(parse(read_text(FILE, LONGEST_FILE)).data, Hardware)
+    data: Hardware = Structurer().read_class(parse_yaml(read_text(FILE, LONGEST_FILE)).data, Hardware)
     return data
 
 
 def gpu_rates(name: str) -> GpuRates:
     """Return the rates of a GPU by its name, or those in a YAML file of the same keys. Raises UserError."""
-    gpus = hardware().gpus
+    gpus = read_hardware().gpus
     if name.lower() in gpus:
         return gpus[name.lower()]
     if name.endswith((".yaml", ".yml")):
         try:
-            rates: GpuRates = Structurer().read_class(parse(read_text(Path(name), LONGEST_FILE)).data, GpuRates)
+            rates: GpuRates = Structurer().read_class(parse_yaml(read_text(Path(name), LONGEST_FILE)).data, GpuRates)
         except UnicodeDecodeError as exc:
             raise UserError(f"--gpu {name} is not UTF-8 text ({exc.reason} at byte {exc.start})") from exc
         except OSError as exc:
             raise UserError(f"--gpu {name} cannot be read: {exc.strerror or exc}") from exc
         except Problems as exc:
-            raise UserError("\n".join(f"{name}: {dotted(path)}: {text}" for path, text in exc.items)) from exc
+            raise UserError("\n".join(f"{name}: {dotted_path(path)}: {text}" for path, text in exc.items)) from exc
         return rates
     listed = ", ".join(gpus)
     raise UserError(

@@ -56,15 +56,15 @@ class JobModel:
     """Number of envs, and of tickets, that one simulated env or ticket stands for."""
 
     @property
-    def policies(self) -> list[Assignment]:
+    def policy_workers(self) -> list[Assignment]:
         return [worker for worker in self.workers.values() if worker.served]
 
-    def count(self, role: str) -> int:
+    def worker_count(self, role: str) -> int:
         """Return the number of a role's workers."""
         if role == "sim":
             lanes = [[self.widths.get(lane.index, 1) for lane in worker.lanes] for worker in self.workers.values()]
             return sum(max(widths) for widths in lanes if widths)
-        return len(self.policies if role == "policy" else self.learners)
+        return len(self.policy_workers if role == "policy" else self.learners)
 
 
 def reduce_job(
@@ -73,17 +73,17 @@ def reduce_job(
     """Return the part of a plan that has to be simulated. `tickets`: tickets of a training step; `moving`: as in
     `JobModel`.
     """
-    servers = _servers(assignments)
+    servers = _make_servers(assignments)
     policies = [assignment for assignment in assignments if assignment.served]
     envs = sum(lane.num_envs for assignment in assignments for lane in assignment.lanes)
-    simulated = _typical(_teams(assignments, servers), servers, profile.varies)
+    simulated = _typical_workers(_group_teams(assignments, servers), servers, profile.has_variation)
     simulated_envs = sum(lane.num_envs for worker in simulated for lane in worker.lanes)
     widths = dict[int, int]()
     fold = 1
     exact = tickets == envs or all(len(policy.served) == 1 for policy in policies)
-    if not profile.varies and tickets % envs == 0 and (exact or simulated_envs > ENVS):
+    if not profile.has_variation and tickets % envs == 0 and (exact or simulated_envs > ENVS):
         simulated, widths = _in_step(simulated, servers)
-        simulated, fold = _folded(simulated)
+        simulated, fold = _fold_envs(simulated)
     return JobModel(
         workers={worker.index: worker for worker in simulated},
         learners=tuple(assignment for assignment in assignments if assignment.rank >= 0),
@@ -97,7 +97,7 @@ def reduce_job(
     )
 
 
-def _servers(assignments: Sequence[Assignment]) -> dict[int, Server]:
+def _make_servers(assignments: Sequence[Assignment]) -> dict[int, Server]:
     """Return a server for each worker; workers on one GPU share a server."""
     shared: dict[Hashable, Server] = {}
     servers = {}
@@ -108,7 +108,7 @@ def _servers(assignments: Sequence[Assignment]) -> dict[int, Server]:
     return servers
 
 
-def _teams(assignments: Sequence[Assignment], servers: Mapping[int, Server]) -> list[list[Assignment]]:
+def _group_teams(assignments: Sequence[Assignment], servers: Mapping[int, Server]) -> list[list[Assignment]]:
     """Group the workers with simulators and policies: workers that call each other or share a device form a team."""
     team = {assignment.index: assignment.index for assignment in assignments}
 
@@ -132,28 +132,30 @@ def _teams(assignments: Sequence[Assignment], servers: Mapping[int, Server]) -> 
     return list(teams.values())
 
 
-def _typical(teams: Sequence[Sequence[Assignment]], servers: Mapping[int, Server], varies: bool) -> list[Assignment]:
+def _typical_workers(
+    teams: Sequence[Sequence[Assignment]], servers: Mapping[int, Server], varies: bool
+) -> list[Assignment]:
     """Return the workers of some teams of each kind, so that the shares of the kinds stay about the same."""
     kinds: dict[Hashable, list[Sequence[Assignment]]] = {}
     for team in teams:
-        kinds.setdefault(_kind(team, servers), []).append(team)
+        kinds.setdefault(_team_kind(team, servers), []).append(team)
     lanes = sum(len(worker.lanes) for team in teams for worker in team) / len(teams)
     most = math.ceil(LANES / lanes) if varies else 1 if len(kinds) == 1 else KINDS
     share = min(1.0, most / len(teams))
     return [worker for kind in kinds.values() for team in kind[: math.ceil(len(kind) * share)] for worker in team]
 
 
-def _kind(team: Sequence[Assignment], servers: Mapping[int, Server]) -> Hashable:
+def _team_kind(team: Sequence[Assignment], servers: Mapping[int, Server]) -> Hashable:
     """Return a key that is equal for teams that do the same."""
     position = {worker.index: i for i, worker in enumerate(team)}
     devices: dict[int, int] = {}
 
-    def properties(worker: Assignment) -> tuple[Any, ...]:
+    def worker_properties(worker: Assignment) -> tuple[Any, ...]:
         device = devices.setdefault(id(servers[worker.index]), len(devices))
         lanes = (len(worker.lanes), len(worker.served), *{lane.num_envs for lane in (*worker.lanes, *worker.served)})
         return worker.slot.roles, worker.slot.cpus, device, lanes, tuple(position[host] for host in worker.homes)
 
-    return tuple(properties(worker) for worker in team)
+    return tuple(worker_properties(worker) for worker in team)
 
 
 def _in_step(workers: Sequence[Assignment], servers: Mapping[int, Server]) -> tuple[list[Assignment], dict[int, int]]:
@@ -173,7 +175,7 @@ def _in_step(workers: Sequence[Assignment], servers: Mapping[int, Server]) -> tu
         merged_lanes = list[LaneSlice]()
         merged_homes = list[int]()
         host_of_lane = {lane.index: host for lane, host in zip(worker.served, homes, strict=True)}
-        for group in inference_groups([Lane(slice=lane, sim=_never) for lane in worker.served], worker.batching):
+        for group in inference_groups([Lane(slice=lane, sim=_never_called) for lane in worker.served], worker.batching):
             first = evolve(group[0].slice, num_envs=sum(lane.slice.num_envs for lane in group))
             host = host_of_lane[first.index]
             widths[first.index] = len(group)
@@ -186,20 +188,21 @@ def _in_step(workers: Sequence[Assignment], servers: Mapping[int, Server]) -> tu
     return list(by_index.values()), widths
 
 
-def _folded(workers: Sequence[Assignment]) -> tuple[list[Assignment], int]:
+def _fold_envs(workers: Sequence[Assignment]) -> tuple[list[Assignment], int]:
     """Reduce the envs of all workers in the same proportion. Return (workers, divisor). Nothing may vary."""
     fold = math.gcd(*(lane.num_envs for worker in workers for lane in worker.lanes))
 
-    def fewer(lanes: Sequence[LaneSlice]) -> tuple[LaneSlice, ...]:
+    def fewer_envs(lanes: Sequence[LaneSlice]) -> tuple[LaneSlice, ...]:
         return tuple(evolve(lane, num_envs=lane.num_envs // fold) for lane in lanes)
 
-    def smaller(batching: Batching) -> Batching:
+    def smaller_batching(batching: Batching) -> Batching:
         return batching if batching.max_batch is None else evolve(batching, max_batch=batching.max_batch // fold)
 
     return [
-        evolve(w, lanes=fewer(w.lanes), served=fewer(w.served), batching=smaller(w.batching)) for w in workers
+        evolve(w, lanes=fewer_envs(w.lanes), served=fewer_envs(w.served), batching=smaller_batching(w.batching))
+        for w in workers
     ], fold
 
 
-def _never(*_: Any) -> None:
+def _never_called(*_: Any) -> None:
     raise AssertionError("lanes are only grouped here")

@@ -18,7 +18,7 @@ def waiting_bytes(spec: Spec, trajectory: float, max_lag: int) -> float:
     one; `max_lag` replaces the spec's.
     """
     ahead = evolve(spec, asynchrony=evolve(spec.asynchrony, max_lag=max_lag))
-    shape = RunShape.of(ahead)
+    shape = RunShape.from_spec(ahead)
     return shape.groups_held * shape.group_size * trajectory
 
 
@@ -36,7 +36,7 @@ def check_memory(spec: Spec, plan: Plan, cluster: Cluster, info: EnvInfo, sample
     """Raises UserError where the most trajectories that learners hold do not fit into the host memory of their machine.
     `sample`: bytes of a chunk step.
     """
-    shape = RunShape.of(spec)
+    shape = RunShape.from_spec(spec)
     trajectories = shape.groups_held * shape.group_size
     one = trajectory_bytes(spec, info, sample)
     learners = plan.hosting("learner")
@@ -48,12 +48,13 @@ def check_memory(spec: Spec, plan: Plan, cluster: Cluster, info: EnvInfo, sample
         if needed > available:
             raise UserError(
                 f"{trajectories} trajectories may be on the learners at once, {one / 2**20:.1f} MiB each: "
-                f"{needed / 2**30:.1f} GiB of host memory{_on(name)}, and there are {available / 2**30:.1f} GiB; lower "
+                f"{needed / 2**30:.1f} GiB of host memory{_on_node(name)}, and there are {available / 2**30:.1f} "
+                f"GiB; lower "
                 f"asynchrony.replay.capacity or uses, asynchrony.max_lag, {_per_step(spec)}, or the pixels of cameras"
             )
 
 
-def _on(node: str | None) -> str:
+def _on_node(node: str | None) -> str:
     return "" if node is None else f" on node {node!r}"
 
 

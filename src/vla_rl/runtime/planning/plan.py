@@ -8,15 +8,15 @@ from itertools import count
 from attrs import evolve
 
 from vla_rl.core.catalogue import build, hook_modules, load
-from vla_rl.core.errors import UserError, counted
+from vla_rl.core.errors import UserError, format_count
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.manager import wrap
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst, Plan, Slot
 from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.runtime.planning.forecast import compared_seconds
 from vla_rl.runtime.planning.profile import Profile
-from vla_rl.toolkit.placement.checks import checked
-from vla_rl.toolkit.waiting import waiting
+from vla_rl.toolkit.placement.checks import validate_plan
+from vla_rl.toolkit.waiting import register_work
 
 WITHOUT = "leave runtime.require out to run on CPUs"
 
@@ -39,7 +39,8 @@ def plan_for(
     """
     if spec.runtime.require == "cuda" and not cluster.gpus:
         raise NoCuda(
-            f"cuda is required, and there is no GPU: {counted(cluster.cpus, 'CPU')} and 0 GPUs were found; {WITHOUT}"
+            f"cuda is required, and there is no GPU: {format_count(cluster.cpus, 'CPU')} and 0 GPUs were found; "
+            f"{WITHOUT}"
         )
     component = build("placement", spec.placement.type, spec.placement.config, None, spec.plugins)
     placement: Placement = wrap("placement", component, spec.placement.type, hook_modules(spec.plugins))
@@ -59,16 +60,16 @@ def plan_for(
             raise DoesNotFit(f"{text}; choose another placement") from exc
         if measure is None:
             raise
-        steady = measure(spec, cluster).steady
-        with waiting("comparing plans", about=spec.placement.type) as note:
+        steady = measure(spec, cluster).steady_profile
+        with register_work("comparing plans", about=spec.placement.type) as note:
             tried = count(1)
 
-            def forecast(plan: Plan) -> float:
+            def forecast_plan(plan: Plan) -> float:
                 note(next(tried))
                 return compared_seconds(plan, spec, steady)
 
-            plan = placement.plan(cluster, evolve(job, forecast=forecast))
-    plan = checked(plan, cluster, job)
+            plan = placement.plan(cluster, evolve(job, forecast=forecast_plan))
+    plan = validate_plan(plan, cluster, job)
     if acts_only or has_own_policy(spec):
         plan = _without_learners(plan)
     slow = [r for r in ("policy", "learner") if any(plan.slots[i].device == "cpu" for i in plan.hosting(r))]

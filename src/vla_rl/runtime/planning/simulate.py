@@ -1,5 +1,5 @@
-"""Simulation of a run on virtual time: the run's own `Flow`, `TicketQueue` and `drive`, with workers that take virtual
-seconds.
+"""Simulation of a run on virtual time: the run's own `Flow`, `TicketQueue` and `drive_lanes`, with workers that take
+virtual seconds.
 
 A worker runs one call after another, in the order in which they were issued, as a Ray actor does. So the end of a call
 is known as soon as it is issued, and a reference is that time. The driver issues tickets, hands them out, waits for
@@ -24,7 +24,7 @@ from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
 from vla_rl.runtime.planning.job_model import JobModel, Server
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.scheduling.admission import most_held
-from vla_rl.runtime.scheduling.batching import Driving, Lane, drive
+from vla_rl.runtime.scheduling.batching import Driving, Lane, drive_lanes
 from vla_rl.runtime.scheduling.ticket_queue import TicketQueue
 
 ROLES = ("sim", "policy", "learner")
@@ -125,10 +125,10 @@ class Simulation:
 
     def __attrs_post_init__(self) -> None:
         self.flow = Flow(groups_per_step=self.job.tickets, steps=ENDLESS, max_lag=self.max_lag)
-        self._queues = {p.index: TicketQueue(p.served) for p in self.job.policies}
+        self._queues = {p.index: TicketQueue(p.served) for p in self.job.policy_workers}
         self._held_tickets = dict.fromkeys(self._queues, 0)
 
-    def run(self, steps: int) -> list[Step]:
+    def run_steps(self, steps: int) -> list[Step]:
         """Simulate this many training steps."""
         self._begin_step()
         while len(self.steps) < steps:
@@ -137,31 +137,31 @@ class Simulation:
             action()
         return self.steps
 
-    def _at(self, time: float, action: Callable[[], None]) -> None:
+    def _schedule_action(self, time: float, action: Callable[[], None]) -> None:
         heappush(self._events, (time, next(self._order), action))
 
     # -------------------------------------------------------------------------------------------------- the driver
 
     def _begin_step(self) -> None:
         self._step_start = self.now
-        self._waiting.extend(EpisodeRequest(state=STATE, number=ticket.number) for ticket in self.flow.issue())
+        self._waiting.extend(EpisodeRequest(state=STATE, number=ticket.number) for ticket in self.flow.issue_tickets())
         self._most_held = max(self._most_held, self.flow.groups_held * self.job.fold)
-        self._dispatch()
+        self._dispatch_tickets()
         self._begin_update()
-        self._train()
+        self._train_if_ready()
 
-    def _receive(self, numbers: Sequence[int]) -> None:
+    def _receive_tickets(self, numbers: Sequence[int]) -> None:
         for number in numbers:
-            self.flow.add(number)
+            self.flow.record_ticket(number)
             self._held_tickets[self._worker_of_ticket.pop(number)] -= 1
         if not self._training:
-            self._dispatch()
+            self._dispatch_tickets()
             self._begin_update()
-            self._train()
+            self._train_if_ready()
 
-    def _dispatch(self) -> None:
+    def _dispatch_tickets(self) -> None:
         """Give tickets to the worker that holds the fewest for each of its envs, as `Collector` does."""
-        envs = {p.index: p.envs_served for p in self.job.policies}
+        envs = {p.index: p.envs_served for p in self.job.policy_workers}
         coming: dict[int, list[EpisodeRequest]] = {}
         while self._waiting:
             worker = min(envs, key=lambda worker: self._held_tickets[worker] / envs[worker])
@@ -172,21 +172,21 @@ class Simulation:
             self._worker_of_ticket[request.number] = worker
             self._held_tickets[worker] += 1
         for worker, requests in coming.items():
-            if not self._queues[worker].give([requests]):
-                self._queues[worker].begin([requests])
-                self._at(self.now, lambda worker=worker: self._advance(worker))  # type: ignore[misc]
+            if not self._queues[worker].add_tickets([requests]):
+                self._queues[worker].begin_rollout([requests])
+                self._schedule_action(self.now, lambda worker=worker: self._advance_worker(worker))  # type: ignore[misc]
 
     def _begin_update(self) -> None:
         """Let learners begin with the tickets that are there, in the order of their numbers."""
-        new = len(self.flow.ready) - self._begun_tickets
+        new = len(self.flow.groups_ready) - self._begun_tickets
         if self.part_size and new >= self.part_size:
             self._begun_tickets += new
             for learner in self.job.learners:
-                self._update(learner, new / self.job.tickets)
+                self._run_update(learner, new / self.job.tickets)
 
-    def _train(self) -> None:
+    def _train_if_ready(self) -> None:
         """Begin the update once the step's tickets are there."""
-        groups = self.flow.take()
+        groups = self.flow.take_groups()
         if groups is None:
             return
         self._training = True
@@ -194,29 +194,29 @@ class Simulation:
         lag = self.flow.step - min(self._version.pop(number) for number in groups)
         left = 1 - self._begun_tickets / self.job.tickets
         self._begun_tickets = 0
-        done = max(self._update(learner, left) for learner in self.job.learners)
+        done = max(self._run_update(learner, left) for learner in self.job.learners)
         update = done - self.now
         profile = self.profile
         end = done + self.job.moving + profile.rest + (profile.publish if self.job.publishes else 0.0)
 
-        def over() -> None:
-            self.flow.finish()
+        def end_step() -> None:
+            self.flow.finish_step()
             self._training = False
             self.steps.append(
                 Step(rollout=rollout, update=update, end=end, busy=dict(self._busy), lag=lag, held=self._most_held)
             )
             self._begin_step()
 
-        self._at(end, over)
+        self._schedule_action(end, end_step)
 
-    def _update(self, learner: Assignment, part: float) -> float:
+    def _run_update(self, learner: Assignment, part: float) -> float:
         """Let a learner run this part of the step's update. Return the time at which it is done."""
         cost = self.profile.learner
-        share = cost.share(cost.num_envs / len(self.job.learners), learner.slot.cpus)
-        seconds = part * cost.draw(self._random, share)
-        return self._work(self.job.servers[learner.index], "learner", seconds, self.now)
+        share = cost.load_share(cost.num_envs / len(self.job.learners), learner.slot.cpus)
+        seconds = part * cost.draw_seconds(self._random, share)
+        return self._add_work(self.job.servers[learner.index], "learner", seconds, self.now)
 
-    def _work(self, server: Server, role: str, seconds: float, after: float, workers: int = 1) -> float:
+    def _add_work(self, server: Server, role: str, seconds: float, after: float, workers: int = 1) -> float:
         """Add a call to a server. Return the time at which it is done."""
         server.free = max(self.now, server.free, after) + seconds
         self._busy[role] += seconds * workers
@@ -235,78 +235,86 @@ class Simulation:
 
     # -------------------------------------------------------------------------------------------------- the workers
 
-    def _advance(self, worker: int) -> None:
+    def _advance_worker(self, worker: int) -> None:
         """Advance a policy's worker until it has to wait."""
         queue = self._queues[worker]
-        driving = self._drives.get(worker) or self._drive(worker)
+        driving = self._drives.get(worker) or self._drive_lanes(worker)
         while (wait := next(driving, None)) is None:
             self._drives.pop(worker, None)
-            if queue.end():
+            if queue.end_if_empty():
                 return
-            driving = self._drive(worker)
+            driving = self._drive_lanes(worker)
         self._drives[worker] = driving
         references, until = wait
         first = min(reference.at for reference in references)
-        self._at(first if until is None else min(first, until + TICK), lambda: self._advance(worker))
+        self._schedule_action(
+            first if until is None else min(first, until + TICK), lambda: self._advance_worker(worker)
+        )
 
-    def _drive(self, worker: int) -> Driving:
+    def _drive_lanes(self, worker: int) -> Driving:
         """Return the driving of a worker's lanes, from their next tickets on."""
         policy = self.job.workers[worker]
         profile = self.profile
-        message, turn = (0.0, 0.0) if policy.local else (profile.message, profile.turn)
+        message, turn = (0.0, 0.0) if policy.is_local else (profile.message, profile.turn)
         server = self.job.servers[worker]
         lanes = [
-            Lane(slice=lane, sim=self._simulator(lane, self.job.workers[host], message, turn))
+            Lane(slice=lane, sim=self._make_simulator(lane, self.job.workers[host], message, turn))
             for lane, host in zip(policy.served, policy.homes, strict=True)
         ]
 
-        def act(method: str, mode: PolicyMode, indices: tuple[int, ...], *requests: _Request) -> _Reference:
+        def run_inference(method: str, mode: PolicyMode, indices: tuple[int, ...], *requests: _Request) -> _Reference:
             envs = self.job.fold * sum(len(request.positions) for request in requests)
             cost = profile.policy
-            share = cost.share(envs / cost.num_envs, policy.slot.cpus)
-            at = self._work(server, "policy", cost.draw(self._random, share) if envs else 0.0, server.free + turn)
+            share = cost.load_share(envs / cost.num_envs, policy.slot.cpus)
+            at = self._add_work(
+                server, "policy", cost.draw_seconds(self._random, share) if envs else 0.0, server.free + turn
+            )
             if finished := [number for request in requests for number in request.finished]:
-                self._at(at, lambda: self._receive(finished))
+                self._schedule_action(at, lambda: self._receive_tickets(finished))
             return _Reference(at, [_Reference(at) for _ in requests])
 
-        batching = evolve(policy.batching, max_wait_s=None) if policy.local else policy.batching
-        tickets = self._queues[worker].tickets
-        return drive(lanes, act, MODE, batching, tickets, self._value_of, self._ready, lambda: self.now)
+        batching = evolve(policy.batching, max_wait_s=None) if policy.is_local else policy.batching
+        tickets = self._queues[worker].take_tickets
+        return drive_lanes(
+            lanes, run_inference, MODE, batching, tickets, self._value_of, self._ready_references, lambda: self.now
+        )
 
-    def _simulator(self, lane: LaneSlice, host: Assignment, message: float, turn: float) -> Callable[..., _Reference]:
+    def _make_simulator(
+        self, lane: LaneSlice, host: Assignment, message: float, turn: float
+    ) -> Callable[..., _Reference]:
         profile = self.profile
         width = self.job.widths.get(lane.index, 1)
         server = Server() if host.concurrent_lanes else self.job.servers[host.index]
         times = self.job.fold / width
 
-        def call(method: str, index: int, actions: Any, tickets: Sequence[EpisodeRequest]) -> _Reference:
+        def call_simulator(method: str, index: int, actions: Any, tickets: Sequence[EpisodeRequest]) -> _Reference:
             envs = self._envs[index] = _Envs() if method == "begin" else self._envs[index]
             envs.waiting.extend(ticket.number for ticket in tickets)
             seconds, finished = 0.0, list[int]()
             if envs.active:
-                share = profile.sim.share(envs.active * times / profile.sim.num_envs, host.slot.cpus)
-                seconds = profile.sim.draw(self._random, share, envs.active)
+                share = profile.sim.load_share(envs.active * times / profile.sim.num_envs, host.slot.cpus)
+                seconds = profile.sim.draw_seconds(self._random, share, envs.active)
                 envs.steps += 1
                 finished = envs.ends.pop(envs.steps, [])
                 envs.active -= len(finished)
-            if new := self._fill(envs, lane.num_envs - envs.active):
-                share = profile.reset.share(new * times / profile.reset.num_envs, host.slot.cpus)
-                seconds += profile.reset.draw(self._random, share, new)
+            if new := self._fill_envs(envs, lane.num_envs - envs.active):
+                share = profile.reset.load_share(new * times / profile.reset.num_envs, host.slot.cpus)
+                seconds += profile.reset.draw_seconds(self._random, share, new)
             after = actions.at + message if isinstance(actions, _Reference) else 0.0
             after = max(after, server.free + turn)
             if host.concurrent_lanes:
                 at = self._work_in_lane(host, server, seconds, after)
             else:
-                at = self._work(server, "sim", seconds, after, width)
+                at = self._add_work(server, "sim", seconds, after, width)
             # Drawn lengths stand for episodes that end before their limit, of which no simulator knows beforehand.
             ending = 0 if isinstance(profile.chunk_steps, tuple) else len(envs.ends.get(envs.steps + 1, ()))
             waiting = len(envs.waiting)
             request = _Request(positions=range(envs.active), ending=ending, waiting=waiting, finished=finished)
             return _Reference(at + message, request)
 
-        return call
+        return call_simulator
 
-    def _fill(self, envs: _Envs, free: int) -> int:
+    def _fill_envs(self, envs: _Envs, free: int) -> int:
         """Start waiting tickets in free envs. Return their number."""
         new = min(free, len(envs.waiting))
         for _ in range(new):
@@ -320,5 +328,5 @@ class Simulation:
     def _value_of(self, reference: Any) -> Any:
         return reference.value if isinstance(reference, _Reference) else reference
 
-    def _ready(self, references: Sequence[_Reference], timeout: float | None) -> list[_Reference]:
+    def _ready_references(self, references: Sequence[_Reference], timeout: float | None) -> list[_Reference]:
         return [reference for reference in references if reference.at <= self.now]

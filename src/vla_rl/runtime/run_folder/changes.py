@@ -11,7 +11,7 @@ from attrs import frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.spec.yaml import parse
+from vla_rl.core.spec.yaml import parse_yaml
 
 
 class Effect(Enum):
@@ -101,10 +101,10 @@ class Change:
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.key}: {_shown(self.before)} -> {_shown(self.now)} ({self.rule[1]})"
+        return f"{self.key}: {_format_value(self.before)} -> {_format_value(self.now)} ({self.key_rule[1]})"
 
     @property
-    def rule(self) -> tuple[Effect, str]:
+    def key_rule(self) -> tuple[Effect, str]:
         return rule_of(self.key)
 
     @property
@@ -113,7 +113,7 @@ class Change:
         there.
         """
         in_both = NOTHING_THERE not in (self.before, self.now)
-        return self.rule[0] if in_both or self.rule[0] is NONE else NUMBERS
+        return self.key_rule[0] if in_both or self.key_rule[0] is NONE else NUMBERS
 
 
 def rule_of(key: str) -> tuple[Effect, str]:
@@ -126,50 +126,50 @@ def changes_of(spec_file: Path, spec: Spec, mode: str) -> list[Change]:
     """Return the keys whose values differ between the spec of a run and the spec to resume it with. Raises UserError
     when the file cannot be read.
     """
-    document = parse(spec_file.read_text(encoding="utf-8"))
+    document = parse_yaml(spec_file.read_text(encoding="utf-8"))
     if document.errors or not isinstance(document.data, dict):
         first = document.errors[0] if document.errors else None
         line, why = (first.line, first.message) if first else (1, "holds no spec")
         raise UserError(f"{spec_file}:{line}: {why}; it says what the run is: put back what it was")
-    changes = _differences(document.data, spec.to_dict())
+    changes = _find_differences(document.data, spec.to_dict())
     return [change for change in changes if change.key.partition(".")[0] not in NOT_READ[mode]]
 
 
-def refuse(changes: Sequence[Change], run: Path, checkpoint: Path | None) -> None:
+def refuse_changes(changes: Sequence[Change], run: Path, checkpoint: Path | None) -> None:
     """Raise UserError if any change makes it another run."""
     forbidden = [change for change in changes if change.effect is ANOTHER_RUN]
     if not forbidden:
         return
     weights = f", from its weights with model.checkpoint={checkpoint / 'model'}" if checkpoint is not None else ""
     raise UserError(
-        "\n".join([f"{run} is a run with other settings, and cannot continue with these:", *_lines(forbidden)])
+        "\n".join([f"{run} is a run with other settings, and cannot continue with these:", *_change_lines(forbidden)])
         + f"\n  continue with its own: give {run} in place of the spec"
         + f"\n  or start a new run in another --folder, without --resume{weights}"
     )
 
 
-def describe(changes: Sequence[Change]) -> str:
+def describe_changes(changes: Sequence[Change]) -> str:
     """Return the changes that change numbers, one line each."""
-    return "\n".join(_lines([change for change in changes if change.effect is NUMBERS]))
+    return "\n".join(_change_lines([change for change in changes if change.effect is NUMBERS]))
 
 
-def _lines(changes: Sequence[Change]) -> list[str]:
+def _change_lines(changes: Sequence[Change]) -> list[str]:
     return [f"  {change}" for change in changes]
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], start: str = "") -> Iterator[Change]:
+def _find_differences(before: Mapping[str, Any], now: Mapping[str, Any], start: str = "") -> Iterator[Change]:
     if before.get("type") != now.get("type"):  # another plugin has other keys
         yield Change(f"{start}type", before.get("type"), now.get("type"))
         return
     for key in dict.fromkeys((*before, *now)):
         old, new = before.get(key, NOTHING_THERE), now.get(key, NOTHING_THERE)
         if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(old, new, f"{start}{key}.")
+            yield from _find_differences(old, new, f"{start}{key}.")
         elif old == NOTHING_THERE and new is None:
             continue  # an optional key of a newer version that is left out, as the older version knew nothing of it
         elif old != new:
             yield Change(f"{start}{key}", old, new)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if value == NOTHING_THERE else f"{value!r:.60}"

@@ -24,7 +24,7 @@ def write_env_info(checkpoint: Path, info: EnvInfo) -> None:
     (checkpoint / NAME).write_text(text + "\n", encoding="utf-8")
 
 
-def _task(data: dict[str, Any]) -> TaskInfo:
+def _read_task(data: dict[str, Any]) -> TaskInfo:
     return TaskInfo(**{**data, "categories": tuple(data.get("categories", ()))})
 
 
@@ -36,7 +36,7 @@ def read_env_info(checkpoint: Path) -> EnvInfo:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         cameras = {name: (height, width) for name, (height, width) in data.pop("cameras").items()}
-        tasks = tuple(_task(task) for task in data.pop("tasks"))
+        tasks = tuple(_read_task(task) for task in data.pop("tasks"))
         data |= {name: tuple(data[name]) for name in TUPLES if name in data}
         return EnvInfo(cameras=cameras, tasks=tasks, **data)
     except FileNotFoundError:

@@ -8,7 +8,7 @@ import sys
 from importlib import metadata
 from typing import Any
 
-from vla_rl.core.catalogue import KINDS, installed
+from vla_rl.core.catalogue import KINDS, installed_plugins
 from vla_rl.core.spec.spec import Spec
 from vla_rl.version import __version__
 
@@ -26,7 +26,7 @@ LIBRARIES = (
 )
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """Return the versions of Python, of vla-rl and of the installed `LIBRARIES`."""
     installed = {"python": platform.python_version(), "vla-rl": __version__}
     for name in LIBRARIES:
@@ -37,15 +37,17 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def environment(spec: Spec) -> dict[str, Any]:
+def describe_environment(spec: Spec) -> dict[str, Any]:
     """Return versions, plugins, renderer, machine and argv, so that a run's results can be understood later."""
     import torch
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
-        "versions": versions(),
+        "versions": library_versions(),
         "plugins": {
-            kind: {name: [item.origin for item in items] for name, items in installed(kind, spec.plugins).items()}
+            kind: {
+                name: [item.origin for item in items] for name, items in installed_plugins(kind, spec.plugins).items()
+            }
             for kind in KINDS
         },
         "renderer": os.environ.get("MUJOCO_GL", "default"),

@@ -19,15 +19,15 @@ from typing import Any
 import attrs
 
 from vla_rl.core.errors import CheckpointError, UserError, WorkerDied
-from vla_rl.core.paths import about, resolved
+from vla_rl.core.paths import explain_path_errors, resolve_path
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec, checkpoint_record
-from vla_rl.core.spec.yaml import dump
-from vla_rl.runtime.run_folder.changes import changes_of, describe, refuse
-from vla_rl.runtime.run_folder.environment import environment, versions
+from vla_rl.core.spec.yaml import dump_yaml
+from vla_rl.runtime.run_folder.changes import changes_of, describe_changes, refuse_changes
+from vla_rl.runtime.run_folder.environment import describe_environment, library_versions
 from vla_rl.runtime.run_folder.lock import RunLock
 from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
-from vla_rl.runtime.run_folder.manifest import damage, same_manifest, write_manifest
+from vla_rl.runtime.run_folder.manifest import find_damage, same_manifest, write_manifest
 from vla_rl.runtime.run_folder.state_file import read_state_file, write_state
 from vla_rl.toolkit.models.checkpoints import open_to_readers
 
@@ -57,7 +57,7 @@ class RunFolder:
 
     # ------------------------------------------------------------------------------------------ start and resume
 
-    def claim(self, resume: bool) -> RunLock:
+    def claim_storage(self, resume: bool) -> RunLock:
         """Create the folder, or with `resume` expect a run in it, and lock it until the lock's release. Raises
         UserError where that is not possible, FolderInUse when another process holds the lock.
         """
@@ -76,7 +76,7 @@ class RunFolder:
             why = "it is a file" if isinstance(exc, FileExistsError) else exc.strerror or exc
             raise UserError(f"no run can be kept in {self.path}: {why}; choose another place with --folder") from exc
 
-    def begin(self, spec: Spec, mode: str, resume: bool) -> tuple[State, Path | None]:
+    def begin_run(self, spec: Spec, mode: str, resume: bool) -> tuple[State, Path | None]:
         """Return what to start from: the state, and the trainer folder of its checkpoint, if any.
 
         `mode` is as in `Run`. Raises UserError where the folder holds a run and `resume` is not asked for, or where
@@ -84,11 +84,11 @@ class RunFolder:
         """
         if not resume:
             self._refuse_to_overwrite()
-            self.record(spec)
+            self.record_training(spec)
             return State(mode=mode), None
         changed = changes_of(self.spec_file, spec, mode)
-        refuse(changed, self.path, self.latest())
-        state, trainer = self.restore() or (State(mode=mode), None)
+        refuse_changes(changed, self.path, self.latest_checkpoint())
+        state, trainer = self.restore_checkpoint() or (State(mode=mode), None)
         if state.mode != mode:
             raise UserError(
                 f"{self.path} is a run that does {state.mode}, not {mode}; choose another --folder, and give its "
@@ -96,7 +96,7 @@ class RunFolder:
             )
         if trainer is None:
             logger.warning("%s has no checkpoint yet: it starts over at step 0", self.path)
-        if advice := describe(changed):
+        if advice := describe_changes(changed):
             logger.warning(
                 "%s continues with other settings; those until step %d are kept next to its spec.yaml:\n%s",
                 self.path,
@@ -105,17 +105,17 @@ class RunFolder:
             )
         return state, trainer
 
-    def record(self, spec: Spec, resumed: int | None = None) -> None:
+    def record_training(self, spec: Spec, resumed: int | None = None) -> None:
         """Write the spec and the environment. If the spec was another one until the step from which a run is resumed, a
         copy of it is kept.
         """
-        self._write(ENVIRONMENT, _json(environment(spec)))
-        text = dump(spec.to_dict())
+        self._write_file(ENVIRONMENT, _to_json(describe_environment(spec)))
+        text = dump_yaml(spec.to_dict())
         if resumed is not None and self.spec_file.read_text(encoding="utf-8") != text:
             old_spec = self.path / f"spec-until_step_{resumed:06d}.yaml"
             if not old_spec.exists():  # an earlier attempt from this step saved no checkpoint, so its spec made nothing
                 shutil.copyfile(self.spec_file, old_spec)
-        self._write("spec.yaml", text)
+        self._write_file("spec.yaml", text)
 
     def _refuse_strangers(self) -> None:
         """Raise UserError for a folder that is neither empty nor of a run. Hidden files and logs do not count: people
@@ -140,20 +140,20 @@ class RunFolder:
         evaluation holds no run yet.
         """
         results = (file for pattern in RESULTS for file in self.path.glob(pattern))
-        if self.latest() or any(file.stat().st_size for file in results):
+        if self.latest_checkpoint() or any(file.stat().st_size for file in results):
             raise UserError(f"{self.path} already holds a run; add --resume to continue it, or choose another --folder")
 
     # ----------------------------------------------------------------------------------------------- checkpoints
 
-    def latest(self) -> Path | None:
+    def latest_checkpoint(self) -> Path | None:
         """Return the newest checkpoint, without a check of its files. It needs no link: `last` is for people."""
-        saved = self._saved()
+        saved = self._saved_checkpoints()
         if saved:
             return saved[0]
         last = self.checkpoints / LAST
         return last if (last / MANIFEST).is_file() else None  # a copy of a run may contain only the folder `last`
 
-    def save(self, state: State, write: Callable[[Path, Path], None], keep: int) -> Path:
+    def save_checkpoint(self, state: State, write: Callable[[Path, Path], None], keep: int) -> Path:
         """Write a checkpoint next to the others with its manifest, sync it, rename it and move `last`; only then delete
         those beyond `keep`. Raises CheckpointError, or WorkerDied where a worker died meanwhile; then the previous
         checkpoint is still the last one.
@@ -169,11 +169,11 @@ class RunFolder:
             open_to_readers(partial)
             write_manifest(partial)
             for file in sorted(partial.rglob("*")):
-                _sync(file)
+                _sync_file(file)
             if target.exists():
                 os.replace(target, replaced)
             os.replace(partial, target)
-            _sync(self.checkpoints)
+            _sync_file(self.checkpoints)
             self._point_last_to(target)
         except WorkerDied:  # the disk is not to blame, and the run may continue from an earlier checkpoint
             with suppress(OSError):
@@ -187,16 +187,18 @@ class RunFolder:
             raise CheckpointError(
                 f"the checkpoint of step {state.step} could not be written to {self.checkpoints}: {exc}\n"
                 f"  {free / 2**20:.1f} MiB were free on that disk\n"
-                f"  last complete checkpoint: {self.latest() or 'none'}; "
+                f"  last complete checkpoint: {self.latest_checkpoint() or 'none'}; "
                 f"{'make room' if full else 'mend that'}, and resume the run"
             ) from exc
         shutil.rmtree(replaced, ignore_errors=True)
-        for old in self._saved()[keep:]:
+        for old in self._saved_checkpoints()[keep:]:
             if old != target:
                 shutil.rmtree(old, ignore_errors=True)
         return target
 
-    def restore(self, refused: Mapping[Path, CheckpointError] = MappingProxyType({})) -> tuple[State, Path] | None:
+    def restore_checkpoint(
+        self, refused: Mapping[Path, CheckpointError] = MappingProxyType({})
+    ) -> tuple[State, Path] | None:
         """Return state and trainer folder of the newest sound checkpoint; None without any checkpoint. Newer
         ones that are damaged are named and set aside. Raises CheckpointError when all are damaged.
 
@@ -206,7 +208,7 @@ class RunFolder:
         """
         self._repair_checkpoints()
         damaged: dict[Path, CheckpointError] = {}
-        for checkpoint in self._saved():
+        for checkpoint in self._saved_checkpoints():
             trainer = checkpoint / "trainer"
             if trainer in refused:
                 continue
@@ -237,7 +239,7 @@ class RunFolder:
         if damaged:
             self._point_last_to(checkpoint)
 
-    def _saved(self) -> list[Path]:
+    def _saved_checkpoints(self) -> list[Path]:
         """Return the checkpoints, newest first."""
         folder_of_step = {
             int(match[1]): p for p in self.checkpoints.glob("step_*") if (match := STEP.fullmatch(p.name))
@@ -271,8 +273,8 @@ class RunFolder:
             )
             link.unlink() if names_one else self._keep_under_another_name(link)
             return
-        same = [saved for saved in self._saved() if same_manifest(saved, link)]
-        if any(not damage(saved) for saved in same):
+        same = [saved for saved in self._saved_checkpoints() if same_manifest(saved, link)]
+        if any(not find_damage(saved) for saved in same):
             shutil.rmtree(link)
             return
         try:
@@ -281,7 +283,7 @@ class RunFolder:
             logger.warning("%s\n  kept as %s", exc, self._keep_under_another_name(link).name)
             return
         target = self.checkpoints / f"step_{step:06d}"
-        if target.exists() and not damage(target):
+        if target.exists() and not find_damage(target):
             logger.warning(
                 "%s differs from %s; kept as %s", link, target.name, self._keep_under_another_name(link).name
             )
@@ -327,7 +329,7 @@ class RunFolder:
         Args:
             notes: remarks of the simulator on its settings.
             mode: as in `Run`.
-            roles: result of `Trace.roles` for this attempt at the run.
+            roles: result of `Trace.role_shares` for this attempt at the run.
         """
         last, before = state.last or {}, state.before or {}
         results = {
@@ -357,17 +359,17 @@ class RunFolder:
             "roles": roles,
             "notes": list(notes),
             "checkpoint": checkpoint_record(spec),
-            "versions": versions(),
+            "versions": library_versions(),
             "wall_seconds": state.wall_seconds,
         }
-        self._write("results.json", _json(results))
+        self._write_file("results.json", _to_json(results))
         return results
 
-    def _write(self, name: str, text: str) -> None:
+    def _write_file(self, name: str, text: str) -> None:
         partial = self.path / f".{name}.partial"
         try:
             partial.write_text(text, encoding="utf-8")
-            _sync(partial)
+            _sync_file(partial)
             os.replace(partial, self.path / name)
         except OSError as exc:
             raise UserError(f"{self.path / name} cannot be written: {exc.strerror or exc}") from exc
@@ -377,7 +379,7 @@ def read_state(checkpoint: Path) -> State:
     """Return the state in a checkpoint folder, after a check of all its files. Raises CheckpointError, which names the
     damaged files.
     """
-    if problems := damage(checkpoint):
+    if problems := find_damage(checkpoint):
         raise CheckpointError(f"{checkpoint} is damaged: {'; '.join(problems)}")
     return read_state_file(checkpoint / "trainer" / STATE)
 
@@ -388,9 +390,9 @@ def checkpoint_in(path: Path) -> Path:
     """
     names_last = path.name == LAST and path.parent.name == "checkpoints"
     run = path.parents[1] if names_last and not (path.is_symlink() and path.is_dir()) else path
-    newest = RunFolder(run).latest() if (run / "spec.yaml").is_file() else None
-    with about("RUN|CHECKPOINT", path):
-        folder = resolved(newest or path)
+    newest = RunFolder(run).latest_checkpoint() if (run / "spec.yaml").is_file() else None
+    with explain_path_errors("RUN|CHECKPOINT", path):
+        folder = resolve_path(newest or path)
     if not (folder / "model").is_dir() or not (folder.parents[1] / "spec.yaml").is_file():
         reason = "is neither a run with a checkpoint nor a checkpoint of a run" if path.exists() else "does not exist"
         raise UserError(
@@ -425,11 +427,11 @@ def _may_be_there(entry: Path) -> bool:
     return False
 
 
-def _json(data: Any) -> str:
+def _to_json(data: Any) -> str:
     return json.dumps(data, indent=1, default=str) + "\n"
 
 
-def _sync(path: Path) -> None:
+def _sync_file(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

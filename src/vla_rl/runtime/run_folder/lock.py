@@ -63,7 +63,7 @@ class Owner:
         return self.host == socket.gethostname()
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the process of an owner on this machine is still running."""
         with suppress(psutil.Error):
             process = psutil.Process(self.pid)
@@ -81,13 +81,13 @@ class RunLock:
         self._path = folder / NAME
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            self._take(patience_s)
+            self._take_lock(patience_s)
         except BaseException:
             os.close(self._file)
             raise
         _held.add(self._file)
         self._released = Event()
-        self._renewing = Thread(target=self._renew, name="run-lock", daemon=True)
+        self._renewing = Thread(target=self._renew_lock, name="run-lock", daemon=True)
         self._renewing.start()
 
     def __enter__(self) -> Self:
@@ -104,18 +104,18 @@ class RunLock:
             os.ftruncate(self._file, 0)
         os.close(self._file)
 
-    def _take(self, patience_s: float) -> None:
+    def _take_lock(self, patience_s: float) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise self._refusal(self._owner()) from None
+            raise self._in_use_error(self._read_owner()) from None
         except OSError as exc:
             logger.warning("%s cannot be locked: %s; do not start a second process there", self._path.parent, exc)
-        owner, file = self._owner(), os.fstat(self._file).st_ino
+        owner, file = self._read_owner(), os.fstat(self._file).st_ino
         copied = owner is not None and owner.is_here and owner.file not in (0, file)
         if owner is not None and not copied:
-            if owner.runs if owner.is_here else self._is_renewed(owner, patience_s):
-                raise self._refusal(owner)
+            if owner.is_running if owner.is_here else self._is_renewed(owner, patience_s):
+                raise self._in_use_error(owner)
             logger.warning("%s was held by %s, which is gone; taken over", self._path.parent, owner)
         me = psutil.Process()
         since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -123,7 +123,7 @@ class RunLock:
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, json.dumps(record).encode(), 0)
 
-    def _owner(self) -> Owner | None:
+    def _read_owner(self) -> Owner | None:
         """Return the owner that the file names; None after a release."""
         try:
             return Owner(**json.loads(self._path.read_text(encoding="utf-8")))
@@ -132,31 +132,31 @@ class RunLock:
 
     def _is_renewed(self, owner: Owner, patience_s: float) -> bool:
         logger.warning("%s is locked by %s; watching for %g s if it lives", self._path.parent, owner, patience_s)
-        before, end = self._date(), monotonic() + patience_s
+        before, end = self._read_date(), monotonic() + patience_s
         while monotonic() < end:
             sleep(min(1.0, patience_s / 4))
-            if self._date() != before:
+            if self._read_date() != before:
                 return True
         return False
 
-    def _date(self) -> int:
+    def _read_date(self) -> int:
         """Return the date of the file. It is opened again, since network file systems ask the server only then."""
         with self._path.open("rb") as file:
             return os.fstat(file.fileno()).st_mtime_ns
 
-    def _renew(self) -> None:
+    def _renew_lock(self) -> None:
         while not self._released.wait(RENEWAL_S):
             with suppress(OSError):
                 os.utime(self._file)
 
-    def _refusal(self, owner: Owner | None) -> FolderInUse:
+    def _in_use_error(self, owner: Owner | None) -> FolderInUse:
         text = f"{self._path.parent} is in use by {owner or 'another process'}; wait for its end, or stop it"
         if owner is not None and not owner.is_here:
             text += f"\n  if you know that it is gone, clear the lock: rm {self._path}"
         return FolderInUse(f"{text}\n  another run needs another --folder")
 
 
-def _drop() -> None:
+def _close_held_locks() -> None:
     """Close the locks in a forked process, which would hold them as long as it lives."""
     for file in _held:
         with suppress(OSError):
@@ -164,4 +164,4 @@ def _drop() -> None:
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_drop)
+os.register_at_fork(after_in_child=_close_held_locks)

@@ -22,7 +22,7 @@ def write_manifest(checkpoint: Path) -> None:
     """Write the manifest of all files in a checkpoint folder."""
     names = sorted(str(file.relative_to(checkpoint)) for file in checkpoint.rglob("*") if file.is_file())
     with ThreadPoolExecutor(THREADS) as pool:
-        hashes = list(pool.map(lambda name: _sha256(checkpoint / name), names))
+        hashes = list(pool.map(lambda name: _hash_file(checkpoint / name), names))
     entries = {
         name: {"size": (checkpoint / name).stat().st_size, "sha256": digest}
         for name, digest in zip(names, hashes, strict=True)
@@ -30,17 +30,17 @@ def write_manifest(checkpoint: Path) -> None:
     (checkpoint / NAME).write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
 
 
-def damage(checkpoint: Path) -> list[str]:
+def find_damage(checkpoint: Path) -> list[str]:
     """Return what is wrong with a checkpoint folder, one line for each file; empty if all files are as they were
     written.
     """
     if not (checkpoint / NAME).is_file():
         return [f"{NAME} is missing, which is written last: the checkpoint is incomplete"]
     try:
-        entries = _read(checkpoint)
+        entries = _read_manifest(checkpoint)
     except UserError as exc:
         return [f"{NAME} cannot be read: {exc}"]
-    if problems := [*_wrong_sizes(checkpoint, entries), *_unlisted(checkpoint, entries)]:
+    if problems := [*_wrong_sizes(checkpoint, entries), *_unlisted_files(checkpoint, entries)]:
         return problems
     with ThreadPoolExecutor(THREADS) as pool:
         contents = pool.map(lambda name: _wrong_content(checkpoint, name, entries[name][1]), entries)
@@ -55,14 +55,14 @@ def same_manifest(checkpoint: Path, other: Path) -> bool:
         return False
 
 
-def _read(checkpoint: Path) -> dict[str, tuple[int, str]]:
+def _read_manifest(checkpoint: Path) -> dict[str, tuple[int, str]]:
     """Return name of a file -> (size, hash). Raises UserError."""
     manifest = read_record(checkpoint / NAME)
     entries = {}
     for name in manifest.data:
         path_inside(checkpoint, name, manifest.source)
-        entry = manifest.record(name)
-        entries[name] = entry.integer("size"), entry.text("sha256")
+        entry = manifest.get_record(name)
+        entries[name] = entry.get_integer("size"), entry.get_text("sha256")
     return entries
 
 
@@ -75,7 +75,7 @@ def _wrong_sizes(checkpoint: Path, entries: dict[str, tuple[int, str]]) -> Itera
             yield f"{name} has {file.stat().st_size} bytes and had {size}"
 
 
-def _unlisted(checkpoint: Path, entries: dict[str, tuple[int, str]]) -> Iterator[str]:
+def _unlisted_files(checkpoint: Path, entries: dict[str, tuple[int, str]]) -> Iterator[str]:
     """Name weights and settings that no hash vouches for, and that a model or an export would read."""
     for file in sorted(checkpoint.rglob("*")):
         name = str(file.relative_to(checkpoint))
@@ -85,11 +85,11 @@ def _unlisted(checkpoint: Path, entries: dict[str, tuple[int, str]]) -> Iterator
 
 def _wrong_content(checkpoint: Path, name: str, digest: str) -> str:
     try:
-        return "" if _sha256(checkpoint / name) == digest else f"{name} has other content than was written (SHA-256)"
+        return "" if _hash_file(checkpoint / name) == digest else f"{name} has other content than was written (SHA-256)"
     except OSError as exc:
         return f"{name} cannot be read: {exc}"
 
 
-def _sha256(file: Path) -> str:
+def _hash_file(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

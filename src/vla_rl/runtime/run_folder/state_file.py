@@ -35,26 +35,26 @@ def read_state_file(file: Path) -> State:
         if unknown:
             near = did_you_mean(unknown[0], names)
             raise CheckpointError(f"{file}: {unknown[0]!r} is not known{near}; another version may have written it")
-    return State(**{key: _value(record, key) for key in record.data})
+    return State(**{key: _read_value(record, key) for key in record.data})
 
 
-def _value(record: Record, key: str) -> Any:
+def _read_value(record: Record, key: str) -> Any:
     if key in COUNTS:
-        return record.integer(key, low=COUNTS[key])
+        return record.get_integer(key, low=COUNTS[key])
     if key == "wall_seconds":
-        return record.number(key, low=0)
+        return record.get_number(key, low=0)
     if key == "bc_warmup_done":
-        return record.boolean(key)
+        return record.get_boolean(key)
     if key == "mode":
-        return record.text(key)
+        return record.get_text(key)
     if key in OPTIONAL and record.data[key] is None:
         return None
-    inside = record.record(key)
+    inside = record.get_record(key)
     if key == "tickets":
-        return {name: inside.integer(name) for name in inside.data}
+        return {name: inside.get_integer(name) for name in inside.data}
     if key in RATES:
-        check_rate(inside.record("success"))
-        for rate in inside.records("tasks").values():
+        check_rate(inside.get_record("success"))
+        for rate in inside.get_records("tasks").values():
             check_rate(rate)
     return dict(inside.data)
 
@@ -62,5 +62,5 @@ def _value(record: Record, key: str) -> Any:
 def check_rate(rate: Record) -> None:
     """Raise the record's error unless it is a success rate of `n` episodes with its interval."""
     for key in ("rate", "low", "high"):
-        rate.number(key)
-    rate.integer("n")
+        rate.get_number(key)
+    rate.get_integer("n")

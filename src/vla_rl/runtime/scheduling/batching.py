@@ -52,7 +52,7 @@ def inference_groups(lanes: Sequence[Lane], batching: Batching) -> list[list[Lan
     return groups
 
 
-def drive(
+def drive_lanes(
     lanes: Sequence[Lane],
     policy: Call,
     mode: PolicyMode,
@@ -74,12 +74,12 @@ def drive(
     driver = _LaneDriver(policy, mode, tickets, value_of, ready, clock, resting=list(lanes))
     if batching.max_wait_s is None:
         return driver.in_groups(inference_groups(lanes, batching))
-    return driver.dynamic(lanes, batching)
+    return driver.in_dynamic_batches(lanes, batching)
 
 
 @define
 class _LaneDriver:
-    """State of one `drive`: the lanes that rest, and those that have begun."""
+    """State of one `drive_lanes`: the lanes that rest, and those that have begun."""
 
     policy: Call
     mode: PolicyMode
@@ -91,7 +91,7 @@ class _LaneDriver:
     """Lanes with nothing to roll out."""
     begun: set[int] = field(factory=set)
 
-    def wake(self, lanes: Iterable[Lane]) -> list[Pair]:
+    def wake_lanes(self, lanes: Iterable[Lane]) -> list[Pair]:
         """Start those of the resting lanes that get tickets now. Return them with the references to their requests."""
         woken = []
         for lane in lanes:
@@ -105,7 +105,7 @@ class _LaneDriver:
                     woken.append((lane, lane.sim("begin", index, self.mode.purpose, tickets)))
         return woken
 
-    def act(self, pairs: Sequence[Pair]) -> Generator[Wait, None, list[Pair]]:
+    def act_and_step(self, pairs: Sequence[Pair]) -> Generator[Wait, None, list[Pair]]:
         """Run one inference for these lanes, which also values final observations, and step each lane that
         continues.
         """
@@ -128,7 +128,7 @@ class _LaneDriver:
         arrived: set[int] = set()
         while True:
             for i, group in enumerate(groups):
-                if i not in pending and (woken := self.wake(group)):
+                if i not in pending and (woken := self.wake_lanes(group)):
                     pending[i] = woken
             if not pending:
                 return
@@ -140,12 +140,12 @@ class _LaneDriver:
                 continue
             pairs = pending.pop(complete)
             arrived.difference_update(id(reference) for _, reference in pairs)
-            further = yield from self.act(pairs)
-            further += self.wake(groups[complete])
+            further = yield from self.act_and_step(pairs)
+            further += self.wake_lanes(groups[complete])
             if further:
                 pending[complete] = further
 
-    def dynamic(self, lanes: Sequence[Lane], batching: Batching) -> Driving:
+    def in_dynamic_batches(self, lanes: Sequence[Lane], batching: Batching) -> Driving:
         """Run inference as soon as `max_batch` envs wait, or the oldest request has waited `max_wait_s` seconds since
         its arrival.
         """
@@ -154,7 +154,7 @@ class _LaneDriver:
         running: list[Pair] = []
         waiting: list[tuple[float, Lane, Any]] = []
         while True:
-            running += self.wake(lanes)
+            running += self.wake_lanes(lanes)
             if not running and not waiting:
                 return
             full = sum(lane.slice.num_envs for _, lane, _ in waiting) >= limit
@@ -169,10 +169,10 @@ class _LaneDriver:
             full = sum(lane.slice.num_envs for _, lane, _ in waiting) >= limit
             due = bool(waiting) and self.clock() - waiting[0][0] >= patience
             if due or full or not running:
-                running += yield from self.act(_batch(waiting, limit))
+                running += yield from self.act_and_step(_take_batch(waiting, limit))
 
 
-def _batch(waiting: list[tuple[float, Lane, Any]], limit: int) -> list[Pair]:
+def _take_batch(waiting: list[tuple[float, Lane, Any]], limit: int) -> list[Pair]:
     """Remove the oldest requests from `waiting`, as many as fit into `limit` envs, and at least one."""
     batch: list[Pair] = []
     envs = 0

@@ -24,7 +24,7 @@ class _Batch:
         for request in requests:
             self.by_task.setdefault(request.state.task, deque()).append(request)
 
-    def pop(self, tasks: Collection[str]) -> EpisodeRequest:
+    def pop_ticket(self, tasks: Collection[str]) -> EpisodeRequest:
         """Remove and return the next ticket of one of these tasks; if they have none, of the task with the most tickets
         left.
         """
@@ -70,26 +70,26 @@ class TicketQueue:
         self._done: set[int] = set()
         """Numbers of the tickets in the report."""
         if batches:
-            self.begin(batches)
+            self.begin_rollout(batches)
 
     # ------------------------------------------------------------------------------------- by whoever gives tickets
 
-    def begin(self, batches: Iterable[Sequence[EpisodeRequest]]) -> None:
+    def begin_rollout(self, batches: Iterable[Sequence[EpisodeRequest]]) -> None:
         """Start a rollout with these tickets; call it before the first one is taken."""
         with self._changed:
             self.running = True
-            self._add(batches)
+            self._queue_batches(batches)
 
-    def give(self, batches: Iterable[Sequence[EpisodeRequest]]) -> bool:
+    def add_tickets(self, batches: Iterable[Sequence[EpisodeRequest]]) -> bool:
         """Add tickets. Return whether they will be rolled out; False means that the rollout has ended and has to begin
         again.
         """
         with self._changed:
             if self.running:
-                self._add(batches)
+                self._queue_batches(batches)
             return self.running
 
-    def report(self, needed: Collection[int], early: bool) -> RolloutReport:
+    def wait_for_report(self, needed: Collection[int], early: bool) -> RolloutReport:
         """Wait until all these tickets are finished (`early`: one of all), or the rollout has ended. Return what was
         not reported before.
         """
@@ -100,26 +100,26 @@ class TicketQueue:
             self._done.clear()
             return report
 
-    def reach(self, version: int) -> None:
+    def reach_version(self, version: int) -> None:
         """Take note that the policy has this version of the weights now; tickets that waited for it may start."""
         with self._changed:
             self._version = version
-            self._unblock()
+            self._unblock_tickets()
 
-    def _add(self, batches: Iterable[Sequence[EpisodeRequest]]) -> None:
+    def _queue_batches(self, batches: Iterable[Sequence[EpisodeRequest]]) -> None:
         for requests in batches:
             self._left += len(requests)
             self._blocked.append(list(requests))
-        self._unblock()
+        self._unblock_tickets()
 
-    def _unblock(self) -> None:
+    def _unblock_tickets(self) -> None:
         """Move those of the blocked tickets that may start to the queues of their lanes or tasks."""
         blocked = self._blocked
         self._blocked = []
         for requests in blocked:
             for_any_env = []
             still_blocked = []
-            for request in map(self._cursors.placed, requests):
+            for request in map(self._cursors.with_position, requests):
                 lacks_cursor = request.env_id is not None and request.actions is None
                 if request.least > self._version or lacks_cursor:
                     still_blocked.append(request)
@@ -135,7 +135,7 @@ class TicketQueue:
 
     # -------------------------------------------------------------------------------------------- by whoever rolls out
 
-    def tickets(self, lane: Lane, free: int, ending: int, waiting: int) -> list[EpisodeRequest]:
+    def take_tickets(self, lane: Lane, free: int, ending: int, waiting: int) -> list[EpisodeRequest]:
         """Return tickets for a lane.
 
         They are for envs that are free or will be after their next chunk, and a few wait in the lane for envs that end
@@ -149,7 +149,7 @@ class TicketQueue:
             tickets = self._stream_tickets.pop(lane.slice.index, [])
             self._left -= len(tickets)
             while len(tickets) < needed and self._batches:
-                request = self._batches[0].pop(loaded_tasks)
+                request = self._batches[0].pop_ticket(loaded_tasks)
                 tickets.append(request)
                 loaded_tasks.append(request.state.task)
                 self._left -= 1
@@ -157,18 +157,18 @@ class TicketQueue:
                     self._batches.popleft()
             return tickets
 
-    def add(self, work: RolloutReport) -> None:
+    def add_report(self, work: RolloutReport) -> None:
         """Add finished tickets, and the work done, to the report."""
         with self._changed:
             self._report.collected += work.collected
-            self._report.add(work)
+            self._report.add_work(work)
             self._done.update(trajectory.env_part.number for trajectory in work.collected)
             for trajectory in work.collected:
-                self._cursors.note(trajectory.env_part)
+                self._cursors.note_ticket(trajectory.env_part)
             if work.collected:
-                self._unblock()
+                self._unblock_tickets()
 
-    def end(self) -> bool:
+    def end_if_empty(self) -> bool:
         """End the rollout and return True where nothing is left. Otherwise return False, after a short wait where no
         ticket may start yet.
         """
@@ -176,10 +176,10 @@ class TicketQueue:
             if self._left:
                 self._changed.wait_for(lambda: self._stream_tickets or self._batches, LOOK_S)
                 return False
-            self.stop()
+            self.end_rollout()
             return True
 
-    def stop(self) -> None:
+    def end_rollout(self) -> None:
         """End the rollout and drop the tickets that are left."""
         with self._changed:
             self.running = False

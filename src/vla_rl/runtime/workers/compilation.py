@@ -8,9 +8,9 @@ import torch
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import VLAModel
-from vla_rl.core.manager import unwrapped
+from vla_rl.core.manager import unwrap_component
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.spec.yaml import dotted
+from vla_rl.core.spec.yaml import dotted_path
 from vla_rl.core.types import Role
 from vla_rl.runtime.checks.compilation import compilation_problem
 from vla_rl.toolkit.models.adapters import merge_state
@@ -28,7 +28,7 @@ def compilation_mode(spec: Spec, device: str, role: Role, moves: bool = False) -
     """
     problem = compilation_problem(spec, device, role, moves)
     if problem is not None:
-        raise UserError(f"{dotted(problem[0])}: {problem[1]}")
+        raise UserError(f"{dotted_path(problem[0])}: {problem[1]}")
     learning, acting = spec.train.compile, spec.rollout.compile
     mode: Mode | None = {"learn": learning, "act": acting, "both": acting or learning}[role]
     sharded = role != "act" and spec.train.sharding == "full"
@@ -48,7 +48,7 @@ def compile_model(
     Arguments are those of `compilation_problem`.
     """
     mode = compilation_mode(spec, device, role, moves)
-    component = unwrapped(model)
+    component = unwrap_component(model)
     if mode == "off" or (mode is None and not component.blocks):
         return None
     if not component.blocks:

@@ -25,7 +25,7 @@ class Heartbeats:
         self._activities: dict[int, Activity] = {}
         """Thread id -> its activity."""
 
-    def record(self, activity: str | None = None) -> None:
+    def record_heartbeat(self, activity: str | None = None) -> None:
         """Record that this thread is alive. A call without a heartbeat for longer than the deadline is reported as
         hung.
 
@@ -38,11 +38,11 @@ class Heartbeats:
         self._activities[thread] = activity, time()
         self._on_heartbeat()
 
-    def idle(self) -> None:
+    def record_idle(self) -> None:
         """Record that this thread has nothing to do, or waits for others."""
-        self.record(IDLE)
+        self.record_heartbeat(IDLE)
 
-    def longest(self) -> Activity:
+    def longest_activity(self) -> Activity:
         """Return the activity that has gone on longest without a heartbeat; `IDLE` where all threads are idle."""
         busy = [activity for activity in tuple(self._activities.values()) if activity[0] != IDLE]
         return min(busy, key=lambda activity: activity[1], default=(IDLE, time()))

@@ -7,12 +7,12 @@ Threads and locks (docs/explanation/threads.md). Threads are named by the concur
 (`comm/remote.py`). With the local backend one thread runs all calls.
 
 | threads (number) | run | may hold, one at a time |
-| call (1) | roll_out, evaluate, serve, update, forward_backward, score, set-up, close | in_lane of its simulators, between_requests |
-| concurrent (1) | add_tickets, share_samples, take, release, receive, recordings, trace | between_requests, for the policy's methods |
-| weights (1) | load, adopt and verify of the policy | between_requests, while a version arrives |
+| call (1) | roll_out, evaluate, serve, update, forward_backward, score_samples, set-up, close | in_lane of its simulators, between_requests |
+| concurrent (1) | add_tickets, share_samples, take_samples, release_tickets, receive, recordings, trace | between_requests, for the policy's methods |
+| weights (1) | load, adopt_version and verify_weights of the policy | between_requests, while a version arrives |
 | waiting (2) | wait_for_report | none |
 | background (2) | roll_out_in_background, evaluate_in_background; methods of added roles | background, between_requests |
-| lanes (concurrent lanes) | begin, step, demonstrate of a simulator | in_lane |
+| lanes (concurrent lanes) | begin, step, collect_demonstrations of a simulator | in_lane |
 | RpcServer's pool (the same number) | begin and step that come through a socket | in_lane |
 | monitor (1) | activity, progress, stop requests | none |
 
@@ -43,12 +43,12 @@ from vla_rl.runtime.comm.interfaces import HostInterface
 from vla_rl.runtime.comm.peers import RayPeers
 from vla_rl.runtime.comm.rpc_server import RpcServer
 from vla_rl.runtime.comm.shared_memory import host_key
-from vla_rl.runtime.comm.tracing import Event, clock
+from vla_rl.runtime.comm.tracing import Event, read_machine_clock
 from vla_rl.runtime.messages.added_roles import AddedRoles
 from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.components import build_algorithm
-from vla_rl.runtime.placement.hardware import WorkerDevice, own_device, threads
+from vla_rl.runtime.placement.hardware import WorkerDevice, own_device, torch_threads
 from vla_rl.runtime.placement.weight_strategy import WorkerLocation
 from vla_rl.runtime.workers.added_roles import build_roles
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
@@ -85,24 +85,29 @@ class WorkerHost(HostInterface):
             return self.stop_requested()  # the backend replaces the attribute
 
         self._builder = RoleBuilder(
-            self.spec, assignment, algorithm, hook_modules(self.spec.plugins), self._heartbeats.record, stop_requested
+            self.spec,
+            assignment,
+            algorithm,
+            hook_modules(self.spec.plugins),
+            self._heartbeats.record_heartbeat,
+            stop_requested,
         )
         self._calls = RoleCalls(self.spec, assignment, self.roles, self, self._heartbeats, stop_requested)
-        self._offload = Offload(self.roles, assignment, self._builder.env)
-        self._clients = EnvClients(assignment, self._calls.direct, self._heartbeats.idle)
-        self._server = RpcServer(assignment.threads)
+        self._offload = Offload(self.roles, assignment, self._builder.make_env)
+        self._clients = EnvClients(assignment, self._calls.make_caller, self._heartbeats.record_idle)
+        self._server = RpcServer(assignment.lane_threads)
         self._rollouts = RolloutLoop(
             assignment,
             self._clients,
-            self._calls.direct,
+            self._calls.make_caller,
             lambda: self.roles["policy"],
             frames=algorithm.needs.frames,
-            idle=self._heartbeats.idle,
+            idle=self._heartbeats.record_idle,
             stop_requested=stop_requested,
         )
         self.roles["rollout"] = self._rollouts
         if assignment.slot.device == "cpu":
-            torch.set_num_threads(threads(assignment.slot.cpus))
+            torch.set_num_threads(torch_threads(assignment.slot.cpus))
 
     def call(self, role: str, method: str, *arguments: Any) -> Any:
         return self._calls.call(role, method, *arguments)
@@ -110,7 +115,7 @@ class WorkerHost(HostInterface):
     # -------------------------------------------------------------------------------------------------- set-up
 
     def start_sim(self, added: Sequence[AddedRoles] = ()) -> EnvInfo:
-        envs = self._builder.envs()
+        envs = self._builder.make_envs()
         info = next(iter(envs.values())).info
         built = [build_roles(roles, self._builder.role_context(info)) for roles in added]
         for one in built:
@@ -121,7 +126,7 @@ class WorkerHost(HostInterface):
         return info
 
     def open_data(self, info: EnvInfo) -> list[int]:
-        self._demonstrations = self._builder.demonstrations(info)
+        self._demonstrations = self._builder.open_demonstrations(info)
         if isinstance(self._demonstrations, MixedDemonstrations):
             return self._demonstrations.sizes
         return [self._demonstrations.num_samples()]
@@ -137,31 +142,33 @@ class WorkerHost(HostInterface):
     def start_model(self, info: EnvInfo, scaling: Any, imitation: bool, folder: Path | None) -> None:
         @cache
         def make_model() -> VLAModel:
-            model = self._builder.model(info, scaling, imitation)
+            model = self._builder.make_model(info, scaling, imitation)
             self._compiled_blocks = self._builder.compiled_blocks(model)
             return model
 
         if "policy" in self.assignment.slot.roles:
-            self.roles["policy"] = self._builder.policy(
-                self._builder.engine(info, make_model),
-                on_version=self._rollouts.queues["action"].reach,
+            self.roles["policy"] = self._builder.make_policy(
+                self._builder.make_engine(info, make_model),
+                on_version=self._rollouts.queues["action"].reach_version,
                 between_requests=self._calls.locks.between_requests,
             )
         if "learner" in self.assignment.slot.roles:
-            self.roles["learner"] = self._builder.learner(make_model(), info, self._demonstrations, imitation, folder)
+            self.roles["learner"] = self._builder.make_learner(
+                make_model(), info, self._demonstrations, imitation, folder
+            )
 
-    def connect(self, peers: RayPeers) -> None:
+    def connect_peers(self, peers: RayPeers) -> None:
         """Connect to the workers whose simulators the policy role acts for."""
-        self._clients.connect(peers)
+        self._clients.connect_peers(peers)
 
     def open_channel(self, policy: int, lanes: Sequence[int], reader: Any, address: str) -> bool:
-        opened = self._server.connect(policy, reader, address)
+        opened = self._server.connect_policy(policy, reader, address)
         self.roles["sim"].shared.update(dict.fromkeys(lanes, opened))
         return opened
 
     def serve(self, policy: int) -> None:
-        self._heartbeats.idle()
-        self._server.serve(policy, self.call)
+        self._heartbeats.record_idle()
+        self._server.answer_calls(policy, self.call)
 
     # ------------------------------------------------------------------------------------------------ learning
 
@@ -173,11 +180,11 @@ class WorkerHost(HostInterface):
             batches = [batch.numpy() for batch in batches]
         self.roles["learner"].buffer.add(self.assignment.index, batches)
 
-    def rendezvous(self) -> str:
+    def open_rendezvous(self) -> str:
         import ray
 
         learner: Learner = self.roles["learner"]
-        return learner.listen(ray.util.get_node_ip_address())
+        return learner.listen_for_ranks(ray.util.get_node_ip_address())
 
     # -------------------------------------------------------------------------------------------------- device
 
@@ -187,10 +194,10 @@ class WorkerHost(HostInterface):
     def reload_for(self, phase: str) -> None:
         self._offload.reload_for(phase)
 
-    def device(self) -> WorkerDevice:
+    def worker_device(self) -> WorkerDevice:
         return own_device(self.assignment.slot.device)
 
-    def location(self) -> WorkerLocation:
+    def worker_location(self) -> WorkerLocation:
         device = torch.device(self.assignment.slot.device).type
         gpu = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid) if device == "cuda" else None
         return WorkerLocation(
@@ -213,25 +220,25 @@ class WorkerHost(HostInterface):
             "weight_bytes": sum(p.numel() * p.element_size() for p in parameters) / max(count, 1),
         }
 
-    def compilation(self) -> CompilationReport | None:
-        return None if self._compiled_blocks is None else self._compiled_blocks.report()
+    def compilation_report(self) -> CompilationReport | None:
+        return None if self._compiled_blocks is None else self._compiled_blocks.take_report()
 
     # ------------------------------------------------------------------------------------------------- monitor
 
     @property
-    def activity(self) -> tuple[str, float]:
-        return self._heartbeats.longest()
+    def longest_activity(self) -> tuple[str, float]:
+        return self._heartbeats.longest_activity()
 
-    def progress(self) -> RolloutProgress:
+    def rollout_progress(self) -> RolloutProgress:
         sim: EnvWorker | None = self.roles.get("sim")
         solved = sum(sim.solved.values()) if sim else 0
-        return evolve(self._rollouts.progress(), solved=solved, works=works_now())
+        return evolve(self._rollouts.simulator_progress(), solved=solved, works=works_now())
 
-    def clock(self) -> tuple[str, float]:
-        return clock()
+    def read_clock(self) -> tuple[str, float]:
+        return read_machine_clock()
 
     def drain_trace(self) -> tuple[list[Event], int]:
-        return self._calls.recorder.drain()
+        return self._calls.recorder.drain_events()
 
     def close(self) -> list[str]:
         if "policy" in self.roles:

@@ -42,7 +42,7 @@ def build_model(
         role: as in `Context`.
         imitation: True for `vla-rl sft`, where the trainer of `imitation` may choose the suffix.
     """
-    context = evolve(_context(spec, info, device, role), values=values_for(algorithm), scaling=scaling)
+    context = evolve(_build_context(spec, info, device, role), values=values_for(algorithm), scaling=scaling)
     component: VLAModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
     plugin = load("model", spec.model.type, spec.plugins)
     learns = plugin.no_rl is None or plugin.no_rl(spec.model.config) is None
@@ -82,7 +82,7 @@ def build_engine(
     part = spec.rollout.engine
     own_policy = has_own_policy(spec)
     context = evolve(
-        _context(spec, info, device, role),
+        _build_context(spec, info, device, role),
         model_config=None if own_policy else spec.model.config,
         make_model=None if own_policy else make_model,
     )
@@ -90,7 +90,7 @@ def build_engine(
     return wrap("engine", engine, part.type, wrappers)
 
 
-def _context(spec: Spec, info: EnvInfo, device: str, role: Role) -> Context:
+def _build_context(spec: Spec, info: EnvInfo, device: str, role: Role) -> Context:
     """Return what models and engines are both told."""
     return Context(
         seed=spec.seed,

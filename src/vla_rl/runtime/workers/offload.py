@@ -54,17 +54,17 @@ class Offload:
 
     def offload_for(self, phase: str) -> int:
         """Free what the phase does not need. Return the bytes of device memory that were freed."""
-        before = self._allocated()
+        before = self._allocated_bytes()
         moved = 0
         for role in self._movable:
             if WORKS_IN[role] != phase and role not in self.away:
                 self.away.add(role)
-                moved += self._offload(role)
+                moved += self._offload_role(role)
         if not self._device.startswith("cuda"):
             return moved
         gc.collect()
         torch.cuda.empty_cache()
-        return before - self._allocated()
+        return before - self._allocated_bytes()
 
     def reload_for(self, phase: str) -> None:
         """Bring back what the phase needs."""
@@ -73,18 +73,18 @@ class Offload:
             if role == "sim":
                 self._rebuild_envs(self._roles["sim"])
             else:
-                self._move(role, self._device)
+                self._move_role(role, self._device)
 
-    def _offload(self, role: str) -> int:
+    def _offload_role(self, role: str) -> int:
         """Free the device memory of a role. Return the bytes that were moved to host memory."""
         if role == "sim":
             self._close_envs(self._roles["sim"])
             return 0
-        return self._move(role, "cpu")
+        return self._move_role(role, "cpu")
 
     def _close_envs(self, sim: EnvWorker) -> None:
         """Take snapshots and close the simulators, since only their end frees all of their memory."""
-        envs = sim.swap({})
+        envs = sim.swap_envs({})
         self._snapshots = {lane: env.snapshot() for lane, env in envs.items()}
         for env in envs.values():
             if flaw := close_env(env, sim.name):
@@ -94,15 +94,15 @@ class Offload:
         envs = {lane: self._make_env(lane) for lane in self._snapshots}
         for lane, env in envs.items():
             env.restore(self._snapshots.pop(lane))
-        sim.swap(envs)
+        sim.swap_envs(envs)
 
-    def _move(self, role: str, device: str) -> int:
+    def _move_role(self, role: str, device: str) -> int:
         """Move a policy or a learner to a device. Return the bytes that were moved. A model that both share stays, and
         so does a learner's shard of the weights.
         """
         moved = 0
 
-        def copy(tensor: torch.Tensor) -> torch.Tensor:
+        def copy_to_device(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal moved
             moved += tensor.nbytes
             return tensor.to(device, copy=True)
@@ -111,22 +111,22 @@ class Offload:
         if role == "learner":
             learner: Learner = self._roles[role]
             learner.trained.optimizer.zero_grad(set_to_none=True)
-            for state, name, tensor in _moments(learner.trained.optimizer):
-                state[name] = copy(tensor)
+            for state, name, tensor in _optimizer_tensors(learner.trained.optimizer):
+                state[name] = copy_to_device(tensor)
             for master in learner.trained.master_weights.masters.values():
-                master.data = copy(master.data)
-            for trainer in learner.trainers.all.values():
-                _move_owned(trainer, copy)
+                master.data = copy_to_device(master.data)
+            for trainer in learner.trainers.named_trainers.values():
+                _move_owned(trainer, copy_to_device)
             sharded = learner.trained.strategy.lockstep
             model: VLAModel | None = learner.model
         else:
             policy: PolicyWorker = self._roles[role]
             model = policy.engine.model
         if model is not None and not self._one_model and not sharded:
-            model.module._apply(copy)  # noqa: SLF001 - what Module.to is made of, which would not copy on a CPU
+            model.module._apply(copy_to_device)  # noqa: SLF001 - what Module.to is made of, which would not copy on a CPU
         return moved
 
-    def _allocated(self) -> int:
+    def _allocated_bytes(self) -> int:
         return torch.cuda.memory_allocated() if self._device.startswith("cuda") else 0
 
 
@@ -134,13 +134,13 @@ def _move_owned(trainer: Trainer, copy: Callable[[torch.Tensor], torch.Tensor]) 
     """Copy the networks, targets and optimisers that a trainer owns in addition to the policy."""
     for part in owned_parts(trainer).values():
         if isinstance(part, torch.nn.Module):
-            part._apply(copy)  # noqa: SLF001 - as in `_move`
+            part._apply(copy)  # noqa: SLF001 - as in `_move_role`
         else:
-            for state, name, tensor in _moments(part):
+            for state, name, tensor in _optimizer_tensors(part):
                 state[name] = copy(tensor)
 
 
-def _moments(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
+def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
     """Yield the tensors of the optimiser's state. AdamW's step counters are scalars and stay where they are."""
     for state in optimizer.state.values():
         for name, value in state.items():

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from vla_rl.core.manager import hookimpl
 from vla_rl.core.types import Chunk, Scores
-from vla_rl.toolkit.models.meta_device import autocast
+from vla_rl.toolkit.models.meta_device import device_autocast
 
 
 class Autocast:
@@ -24,49 +24,51 @@ class Autocast:
 
     @hookimpl(wraps="model")
     def sample_chunk(self) -> Generator[None, Chunk, Chunk]:
-        with self._narrow():
+        with self._autocast_context():
             chunk = yield
-        return evolve(chunk, log_probs=_wide(chunk.log_probs), values=_wide(chunk.values))
+        return evolve(chunk, log_probs=_to_float(chunk.log_probs), values=_to_float(chunk.values))
 
     @hookimpl(wraps="model")
     def chunk_log_probs(self) -> Generator[None, Scores, Scores]:
-        with self._narrow():
+        with self._autocast_context():
             scores = yield
-        return Scores(log_probs=_wide(scores.log_probs), entropy=_wide(scores.entropy), values=_wide(scores.values))
+        return Scores(
+            log_probs=_to_float(scores.log_probs), entropy=_to_float(scores.entropy), values=_to_float(scores.values)
+        )
 
     @hookimpl(wraps="model")
     def values(self) -> Generator[None, torch.Tensor, torch.Tensor]:
-        with self._narrow():
+        with self._autocast_context():
             values = yield
         return values.float()
 
     @hookimpl(wraps="model")
     def reference_log_probs(self) -> Generator[None, torch.Tensor, torch.Tensor]:
-        with self._narrow():
+        with self._autocast_context():
             log_probs = yield
         return log_probs.float()
 
     @hookimpl(wraps="model")
     def imitation_loss(self) -> Generator[None, torch.Tensor, torch.Tensor]:
-        with self._narrow():
+        with self._autocast_context():
             loss = yield
         return loss.float()
 
     @hookimpl(wraps="model")
     def imitation_losses(self) -> Generator[None, torch.Tensor, torch.Tensor]:
-        with self._narrow():
+        with self._autocast_context():
             losses = yield
         return losses.float()
 
     @hookimpl(wraps="model")
     def policy_features(self) -> Generator[None, torch.Tensor, torch.Tensor]:
-        with self._narrow():
+        with self._autocast_context():
             features = yield
         return features.float()
 
-    def _narrow(self) -> AbstractContextManager[None]:
-        return autocast(self.device)
+    def _autocast_context(self) -> AbstractContextManager[None]:
+        return device_autocast(self.device)
 
 
-def _wide(tensor: Any) -> Any:
+def _to_float(tensor: Any) -> Any:
     return None if tensor is None else tensor.float()

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, PolicyEngine, SimEnv, VLAModel
-from vla_rl.core.manager import Named, unwrapped, wrap
+from vla_rl.core.manager import Named, unwrap_component, wrap
 from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec, has_own_policy, trains_on_transitions
@@ -47,7 +47,7 @@ class RoleBuilder:
     """Called by the roles within long calls."""
     stop_requested: Callable[[], bool]
 
-    def env(self, lane: int) -> SimEnv:
+    def make_env(self, lane: int) -> SimEnv:
         """Build the simulator of a lane."""
         name = self.spec.env.type
         env = build_env(self.spec, self.assignment, lane)
@@ -55,15 +55,15 @@ class RoleBuilder:
             check_offload(env, name)
         return wrap("env", env, name, self.wrappers)
 
-    def envs(self) -> dict[int, SimEnv]:
+    def make_envs(self) -> dict[int, SimEnv]:
         """Build the simulators of all lanes of this worker: lane -> simulator."""
         if not on_this_machine(self.spec):
             run_preflight(self.spec)
-        return {lane.index: self.env(lane.index) for lane in self.assignment.lanes}
+        return {lane.index: self.make_env(lane.index) for lane in self.assignment.lanes}
 
     def env_worker(self, envs: dict[int, SimEnv], make_observer: Callable[[], RolloutObserver] | None) -> EnvWorker:
         """Build the sim role. Raises UserError for a wait that would be reported as hung."""
-        waits_s = max(unwrapped(env).waits_s for env in envs.values())
+        waits_s = max(unwrap_component(env).waits_s for env in envs.values())
         limit = self.spec.runtime.deadline_s
         if waits_s >= limit:
             raise UserError(
@@ -74,10 +74,10 @@ class RoleBuilder:
             self.spec,
             envs,
             self.assignment.lanes,
-            bootstrap=self._bootstrap,
+            bootstrap=self._needs_bootstrap,
             framed=self.algorithm.needs.frames,
             camera=self.algorithm.camera,
-            local=self.assignment.local,
+            local=self.assignment.is_local,
             make_observer=make_observer,
             reward_model=self._reward_model(next(iter(envs.values())).info),
             heartbeat=self.heartbeat,
@@ -107,16 +107,16 @@ class RoleBuilder:
             info=info,
             device=self.assignment.slot.device,
             wrappers=self.wrappers,
-            bootstrap=self._bootstrap,
+            bootstrap=self._needs_bootstrap,
             heartbeat=self.heartbeat,
             stop_requested=self.stop_requested,
         )
 
-    def demonstrations(self, info: EnvInfo) -> Demonstrations:
+    def open_demonstrations(self, info: EnvInfo) -> Demonstrations:
         """Open the demonstrations of the spec's `imitation:`."""
         return open_data(self.spec, info, self.assignment.slot.device, self.wrappers)
 
-    def model(self, info: EnvInfo, scaling: Any, imitation: bool) -> VLAModel:
+    def make_model(self, info: EnvInfo, scaling: Any, imitation: bool) -> VLAModel:
         slot = self.assignment.slot
         role = role_of_model(slot.roles)
         return build_model(
@@ -129,7 +129,7 @@ class RoleBuilder:
         moves = bool({"policy", "learner"} & set(self.assignment.offload))
         return compile_model(self.spec, model, slot.device, role_of_model(slot.roles), moves=moves)
 
-    def engine(self, info: EnvInfo, make_model: Callable[[], VLAModel]) -> PolicyEngine:
+    def make_engine(self, info: EnvInfo, make_model: Callable[[], VLAModel]) -> PolicyEngine:
         """Build the engine, and do its one-time work for the batches of the lanes that it acts for."""
         slot = self.assignment.slot
         role = role_of_model(slot.roles)
@@ -137,14 +137,14 @@ class RoleBuilder:
         engine.warm_up(sorted({lane.num_envs for lane in self.assignment.served}))
         return engine
 
-    def policy(
+    def make_policy(
         self,
         engine: PolicyEngine,
         *,
         on_version: Callable[[int], None],
         between_requests: AbstractContextManager[Any],
     ) -> PolicyWorker:
-        shape = RunShape.of(self.spec)
+        shape = RunShape.from_spec(self.spec)
         needs = self.algorithm.needs
         lag = 0 if has_own_policy(self.spec) else shape.pinned_lag
         if lag and engine.model is None:
@@ -160,14 +160,14 @@ class RoleBuilder:
             worker=self.assignment.index,
             device=self.assignment.slot.device,
             lag=lag,
-            finals=needs.recomputed_values or needs.final_observations or (needs.values and shape.replays),
+            finals=needs.recomputed_values or needs.final_observations or (needs.values and shape.has_replay),
             values_finals=needs.values,
             embed=self.algorithm.features,
             on_version=on_version,
             between_requests=between_requests,
         )
 
-    def learner(
+    def make_learner(
         self,
         model: VLAModel,
         info: EnvInfo,
@@ -194,12 +194,12 @@ class RoleBuilder:
             info=info,
             acting="policy" in slot.roles,
             keeps_transitions=trains_on_transitions(self.spec),
-            replays=RunShape.of(self.spec).replays,
+            replays=RunShape.from_spec(self.spec).has_replay,
             heartbeat=self.heartbeat,
             demonstrations=demonstrations,
         )
 
     @property
-    def _bootstrap(self) -> bool:
+    def _needs_bootstrap(self) -> bool:
         """True where policies get the observations after truncations, to compute values or to keep them."""
         return values_for(self.algorithm) != "none" or self.algorithm.needs.final_observations

@@ -87,20 +87,20 @@ class RoleCalls:
 
     def call(self, role: str, method: str, *arguments: Any) -> Any:
         """Call a method for another process. Errors of concurrent lanes name the lane."""
-        callee = self._callee(role, method, arguments)
-        self._heartbeats.record(f"{callee} ({self._plugin(role)}): {method}")
+        callee = self._name_callee(role, method, arguments)
+        self._heartbeats.record_heartbeat(f"{callee} ({self._name_plugin(role)}): {method}")
         try:
-            return self._run(role, method, arguments)
+            return self._run_call(role, method, arguments)
         except Exception as exc:
             if is_full_device(exc):
-                raise full_device(exc, f"{callee} ({self._plugin(role)})", role) from exc
+                raise full_device(exc, f"{callee} ({self._name_plugin(role)})", role) from exc
             if role == "sim" and self._assignment.concurrent_lanes:
                 exc.add_note(f"in {callee}")
             raise
         finally:
-            self._heartbeats.idle()
+            self._heartbeats.record_idle()
 
-    def direct(self, role: str, track: str | None = None) -> Call:
+    def make_caller(self, role: str, track: str | None = None) -> Call:
         """Return a function that calls a role for another role of this worker. It raises StopRequested once a rollout
         has to end.
 
@@ -111,14 +111,16 @@ class RoleCalls:
         def call(method: str, *arguments: Any) -> Any:
             if self._stop_requested():
                 raise StopRequested
-            self._heartbeats.record(f"{self._callee(role, method, arguments)} ({self._plugin(role)}): {method}")
-            return self._run(role, method, arguments, track)
+            self._heartbeats.record_heartbeat(
+                f"{self._name_callee(role, method, arguments)} ({self._name_plugin(role)}): {method}"
+            )
+            return self._run_call(role, method, arguments, track)
 
         return call
 
-    def _run(self, role: str, method: str, arguments: Sequence[Any], track: str | None = None) -> Any:
+    def _run_call(self, role: str, method: str, arguments: Sequence[Any], track: str | None = None) -> Any:
         """Run a call while holding the lock of its role, and record it on `track`, or on the declared one."""
-        owner = self._owner(role)
+        owner = self._find_owner(role)
         function = getattr(owner, method)
         declaration = declaration_of(owner, method)
         with self.locks.for_call(role, declaration, arguments):
@@ -128,27 +130,27 @@ class RoleCalls:
             finally:
                 if declaration.track != "none":
                     lane = None if declaration.lane is None else arguments[declaration.lane]
-                    track = track or self._track(role, declaration)
+                    track = track or self._find_track(role, declaration)
                     self.recorder.add(Event(track, method, lane, start, monotonic(), declaration.main))
 
-    def _owner(self, role: str) -> object:
+    def _find_owner(self, role: str) -> object:
         return self._worker if role == "worker" else self._roles[role]
 
-    def _track(self, role: str, declaration: Remote) -> str:
+    def _find_track(self, role: str, declaration: Remote) -> str:
         """Return the track on which a call shows, as `Remote.track` says."""
         if declaration.track in CONCURRENT_TRACKS:
             return declaration.track
         roles = self._assignment.slot.roles
         return {"own": role, "first": roles[0], "last": roles[-1]}[declaration.track]
 
-    def _callee(self, role: str, method: str, arguments: Sequence[Any]) -> str:
+    def _name_callee(self, role: str, method: str, arguments: Sequence[Any]) -> str:
         """Return role, worker and, for simulators, lane of a call, for messages."""
         if role in ("worker", "rollout"):
             return f"worker {self._assignment.index}"
         lane = declaration_of(self._roles[role], method).lane if role not in ("policy", "learner") else None
         return f"{role} worker {self._assignment.index}" + ("" if lane is None else f", lane {arguments[lane]}")
 
-    def _plugin(self, role: str) -> str:
+    def _name_plugin(self, role: str) -> str:
         """Return kind and type of the plugin that a role runs, for messages."""
         if role not in OWN_ROLES:
             return self.plugins[role]

@@ -74,7 +74,7 @@ class Findings:
         if text not in self._notices:
             self._notices.append(text)
 
-    def raised(self, expected: str, error: str, remedy: str) -> None:
+    def record_error(self, expected: str, error: str, remedy: str) -> None:
         """Record an error. One that came before is only named by where it did, so a traceback is read once."""
         first = self._errors.setdefault(error_body(error), (self._section, error))
         if first != (self._section, error):
@@ -95,8 +95,8 @@ class Findings:
         except Unfit:
             skipped = "" if len(self._found) > num_before else "not done: see the findings above"
         except Exception as exc:
-            at = f"{type(exc).__name__}: {str(exc).strip()}{_place(exc)}"
-            self.raised(f"{what}: expected no exception", at, "fix what raises it")
+            at = f"{type(exc).__name__}: {str(exc).strip()}{_source_location(exc)}"
+            self.record_error(f"{what}: expected no exception", at, "fix what raises it")
         new_findings = tuple(self._found)[num_before:]
         self.sections.append(Section(what, new_findings, perf_counter() - before, skipped, tuple(self._notices)))
 
@@ -105,7 +105,7 @@ class Findings:
             raise CheckFailed(self._title, tuple(self._found))
 
 
-def _place(exc: Exception) -> str:
+def _source_location(exc: Exception) -> str:
     """The innermost line of the author's code, " (FILE:LINE)"; nothing for an error that is a sentence for users."""
     if isinstance(exc, UserError):
         return ""
@@ -123,13 +123,13 @@ def error_body(error: str) -> str:
     return re.sub(r"\brow \d+", "row", without_place).strip()
 
 
-def built(kind: str, component: Any, config: Any, context: Context | None) -> tuple[Any, str]:
+def build_component(kind: str, component: Any, config: Any, context: Context | None) -> tuple[Any, str]:
     """The component, or what its declaration builds (with `config`, or the config's defaults), seated as core does it:
     so signatures are compared with the contract. -> (component, name of its class)."""
-    base = KINDS[kind].base
+    base = KINDS[kind].contract_class
     if isinstance(component, KINDS[kind].declaration):
         declared: Any = component
-        settings = _config(component, config)
+        settings = _default_config(component, config)
         component = declared.build(settings) if context is None else declared.build(settings, context)
     elif config is not None:
         raise TypeError("a config goes with a declaration; this component is built already")
@@ -143,7 +143,7 @@ def built(kind: str, component: Any, config: Any, context: Context | None) -> tu
         raise CheckFailed(f"check_{kind} of {name}", (str(exc),)) from exc
 
 
-def _config(plugin: Declaration, config: Any) -> Any:
+def _default_config(plugin: Declaration, config: Any) -> Any:
     if config is not None:
         return config
     required = [a.name for a in attrs.fields(plugin.config) if a.init and a.default is attrs.NOTHING]

@@ -16,7 +16,7 @@ from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import to_numpy
 from vla_rl.testing.common.findings import LeftOut
 from vla_rl.testing.env_checks.player import PIXELS, Player
-from vla_rl.testing.env_checks.traces import EnvTrace, Script, Slack, difference, image_gap
+from vla_rl.testing.env_checks.traces import EnvTrace, Script, Slack, describe_difference, image_gap
 from vla_rl.testing.env_checks.wandering import chosen_scripts, shortest_limit
 
 EXACT_PIXELS = 0.02
@@ -43,11 +43,11 @@ class Reference:
     traces: dict[int, EnvTrace] = field(factory=dict)
 
     @property
-    def holds(self) -> bool:
+    def has_episodes(self) -> bool:
         return bool(self.traces)
 
 
-def determinism(player: Player, reference: Reference, earliest: Mapping[int, EnvTrace]) -> None:
+def check_determinism(player: Player, reference: Reference, earliest: Mapping[int, EnvTrace]) -> None:
     """The same states, seeds and actions give the same episodes, whatever ran in between.
 
     Args:
@@ -57,28 +57,28 @@ def determinism(player: Player, reference: Reference, earliest: Mapping[int, Env
         player.notice("not done: EnvInfo.deterministic says that episodes do not come twice alike")
         return
     limit = shortest_limit(player)
-    length = min(limit, player.chunk * player.affordable(0.3, REPETITIONS, -(-limit // player.chunk)))
+    length = min(limit, player.chunk * player.affordable_chunks(0.3, REPETITIONS, -(-limit // player.chunk)))
     scripts = chosen_scripts(player, length)
     first = player.roll_out(scripts)
     again = player.roll_out(scripts)
-    late = _drift(first, again, player)
+    late = _find_drift(first, again, player)
     if late:
         player.notice(f"not compared: episodes after {late} actions; rounding makes them differ from there on")
-        scripts = {env_id: script.cut(late) for env_id, script in scripts.items()}
+        scripts = {env_id: script.cut_to(late) for env_id, script in scripts.items()}
         first, again = (player.roll_out(scripts) for _ in range(2))
     elif length < limit:
         player.notice(f"not seen: whole episodes; compared {length} of up to {limit} actions, for want of time")
-    if not compare(player, first, again, "equal observations for equal state ids and actions", KEYED):
+    if not compare_traces(player, first, again, "equal observations for equal state ids and actions", KEYED):
         return
-    _tighten(player, first, again)
+    _tighten_slack(player, first, again)
     others = {env_id: evolve(s, actions=s.actions[::-1].copy()) for env_id, s in scripts.items()}
     player.roll_out({env_id: others[(env_id + 1) % len(others)] for env_id in others}, stop=False)
     once_more = player.roll_out(scripts)
     expected = "the same episode again after other ones"
-    repeats = compare(player, first, once_more, expected, RESET_ALL)
+    repeats = compare_traces(player, first, once_more, expected, RESET_ALL)
     if earliest and not late:
         as_at_first = player.roll_out({env_id: trace.script for env_id, trace in earliest.items()})
-        repeats &= compare(player, earliest, as_at_first, expected, RESET_ALL)
+        repeats &= compare_traces(player, earliest, as_at_first, expected, RESET_ALL)
     if repeats:
         reference.scripts, reference.traces = scripts, first
 
@@ -91,39 +91,39 @@ def independent_envs(player: Player, reference: Reference) -> None:
     turned = player.roll_out({(env_id + 1) % count: script for env_id, script in scripts.items()})
     for env_id, trace in first.items():
         expected = "the same episode in another env, and observations in the order of `env_ids`"
-        compare(player, {env_id: trace}, {env_id: turned[(env_id + 1) % count]}, expected, NOTHING_SHARED)
+        compare_traces(player, {env_id: trace}, {env_id: turned[(env_id + 1) % count]}, expected, NOTHING_SHARED)
     same = player.roll_out(dict.fromkeys(scripts, scripts[0]))
     for trace in same.values():
         expected = "the same episode in envs that run the same state, seed and actions"
-        compare(player, {0: first[0]}, {0: trace}, expected, NOTHING_SHARED)
+        compare_traces(player, {0: first[0]}, {0: trace}, expected, NOTHING_SHARED)
     for env_id in (0, count - 1):
         waiting = {other: script for other, script in scripts.items() if other != env_id}
         alone = player.roll_out({env_id: scripts[env_id]}, waiting=waiting)
-        compare(player, first, alone, f"env {env_id} alone as with others", NOTHING_SHARED)
+        compare_traces(player, first, alone, f"env {env_id} alone as with others", NOTHING_SHARED)
 
 
-def chunks(player: Player, reference: Reference) -> None:
+def check_chunks(player: Player, reference: Reference) -> None:
     """A chunk does what its actions do one after the other; shorter chunks are applied too."""
     scripts, first = _scripts_of(reference), reference.traces
     length = len(scripts[0])
-    count = min(length, player.chunk * max(1, player.affordable(0.06, 1, length) // player.chunk))
-    short = {env_id: script.cut(count) for env_id, script in scripts.items()}
-    cut = {env_id: _cut(trace, count) for env_id, trace in first.items()}
+    count = min(length, player.chunk * max(1, player.affordable_chunks(0.06, 1, length) // player.chunk))
+    short = {env_id: script.cut_to(count) for env_id, script in scripts.items()}
+    cut = {env_id: _cut_trace(trace, count) for env_id, trace in first.items()}
     remedy = "apply every action of a chunk, in order, and report what each led to"
     if player.info.chunk_is_one_motion:
         player.notice("chunks of other lengths: EnvInfo.chunk_is_one_motion says that they lead elsewhere")
     elif player.chunk > 1:
         singly = player.roll_out(short, widths=[1] * count, keep=lambda t: t % player.chunk == 0)
         expected = f"the same episode with chunks of {player.chunk} as with single actions"
-        compare(player, singly, cut, expected, remedy, player.loose, cut_off=True)
+        compare_traces(player, singly, cut, expected, remedy, player.loose, cut_off=True)
         widths = [1, player.chunk, max(player.chunk - 1, 1), max(player.chunk // 2, 1)]
         mixed = player.roll_out(scripts, widths=widths)
-        compare(player, first, mixed, "the same episode with chunks of other lengths", remedy, player.loose)
+        compare_traces(player, first, mixed, "the same episode with chunks of other lengths", remedy, player.loose)
     on = player.roll_out(scripts, stop=False)
     remedy = "stop_at_end changes nothing before the end"
     for env_id, trace in first.items():
         expected = "up to an end the same with stop_at_end=False"
-        compare(player, {env_id: trace}, {env_id: on[env_id]}, expected, remedy, upto=_before(trace))
+        compare_traces(player, {env_id: trace}, {env_id: on[env_id]}, expected, remedy, upto=_length_before_end(trace))
 
 
 def independent_envs_agree(player: Player, reference: Reference) -> None:
@@ -135,20 +135,27 @@ def independent_envs_agree(player: Player, reference: Reference) -> None:
         collected = player.roll_out(scripts, widths=widths, restart=(middle, env_id, other))
         expected = "the other envs untouched by the reset of an env"
         rest = {r: collected[r] for r in collected if r != env_id}
-        compare(player, first, rest, expected, "reset only the envs that are asked for", player.loose, where="reset")
+        compare_traces(
+            player, first, rest, expected, "reset only the envs that are asked for", player.loose, where="reset"
+        )
         expected = "the same episode when it starts while other envs continue"
         if collected[env_id].script is other:
             trace = {env_id: first[(env_id + 1) % count]}
-            compare(player, trace, {env_id: collected[env_id]}, expected, RESET_ALL, player.loose, cut_off=True)
+            compare_traces(player, trace, {env_id: collected[env_id]}, expected, RESET_ALL, player.loose, cut_off=True)
     inactive = np.zeros(count, bool)
 
-    def idle(index: int) -> None:
+    def step_idle(index: int) -> None:
         for stop in (True, False):
-            player.step(np.tile(player.high, (count, player.chunk, 1)), inactive, stop)
+            player.step_envs(np.tile(player.high, (count, player.chunk, 1)), inactive, stop)
 
     expected = "no change by a call without active envs"
-    compare(
-        player, first, player.roll_out(scripts, between=idle), expected, "skip envs that are not active", player.loose
+    compare_traces(
+        player,
+        first,
+        player.roll_out(scripts, between=step_idle),
+        expected,
+        "skip envs that are not active",
+        player.loose,
     )
 
 
@@ -156,18 +163,18 @@ def expert_leaves_others(player: Player, reference: Reference) -> None:
     """Asking the expert has no effect on the envs."""
     scripts = _scripts_of(reference)
 
-    def ask(index: int) -> None:
+    def ask_expert(index: int) -> None:
         try:
             player.env.expert_chunk()
         except NotOffered as exc:
             raise LeftOut(str(exc)) from exc
 
-    collected = player.roll_out(scripts, between=ask)
+    collected = player.roll_out(scripts, between=ask_expert)
     expected, remedy = "no effect on the envs", "work it out on copies, and put back what it moves"
-    compare(player, reference.traces, collected, expected, remedy, player.loose, where="expert_chunk")
+    compare_traces(player, reference.traces, collected, expected, remedy, player.loose, where="expert_chunk")
 
 
-def offload(player: Player, reference: Reference, another: Callable[[], Any] | None) -> None:
+def check_offload(player: Player, reference: Reference, another: Callable[[], Any] | None) -> None:
     """Check that a restored simulator continues as the first time, if it offers snapshots.
 
     Args:
@@ -176,38 +183,40 @@ def offload(player: Player, reference: Reference, another: Callable[[], Any] | N
     scripts = _scripts_of(reference)
     (widths, middle), original_env = _in_parts(player, reference.traces), player.env
 
-    def back(index: int) -> None:
+    def restore_midway(index: int) -> None:
         if index != middle:
             return
         try:
             saved = original_env.snapshot()
         except NotOffered as exc:
             raise LeftOut(str(exc)) from exc
-        before = player.remembered()
-        player.roll_out({env_id: evolve(s, seed=player.seed(env_id + 7)) for env_id, s in scripts.items()}, stop=False)
+        before = player.save_records()
+        player.roll_out(
+            {env_id: evolve(s, seed=player.derive_seed(env_id + 7)) for env_id, s in scripts.items()}, stop=False
+        )
         if another is not None:
             player.env = another()
         player.env.restore(saved)
-        player.remember(before)
+        player.restore_records(before)
 
     expected = "the same step after a restore"
     try:
-        collected = player.roll_out(scripts, widths=widths, between=back)
-        compare(
+        collected = player.roll_out(scripts, widths=widths, between=restore_midway)
+        compare_traces(
             player, reference.traces, collected, expected, "save all that a step changes", player.loose, where="restore"
         )
     finally:
         if player.env is not original_env:
             player.env.close()
             player.env = original_env
-            player.forget()
+            player.forget_envs()
 
 
 # ------------------------------------------------------------------------------------------------------ inside
 
 
 def _scripts_of(reference: Reference) -> dict[int, Script]:
-    if not reference.holds:
+    if not reference.has_episodes:
         raise LeftOut(NOT_TWICE)
     return reference.scripts
 
@@ -220,7 +229,7 @@ def _in_parts(player: Player, first: Mapping[int, EnvTrace]) -> tuple[list[int],
     return [width] * -(-longest // width), min(max(1, shortest // width // 2), shortest - 1)
 
 
-def compare(
+def compare_traces(
     player: Player,
     first: Mapping[int, EnvTrace],
     collected: Mapping[int, EnvTrace],
@@ -236,39 +245,41 @@ def compare(
     equal = True
     for env_id, trace in collected.items():
         end = min(len(first[env_id]), len(trace)) if cut_off else upto
-        deviation = difference(first[env_id], trace, slack or player.slack, end)
+        deviation = describe_difference(first[env_id], trace, slack or player.slack, end)
         got = f"{deviation} (env {trace.env_id}, {trace.script})"
         at = "reset" if deviation.startswith("after the reset") else where
         equal &= player.expect(not deviation, at, expected, got, remedy)
     return equal
 
 
-def _before(trace: EnvTrace) -> int:
-    return len(trace) if trace.end is None else trace.end - 1 or 0
+def _length_before_end(trace: EnvTrace) -> int:
+    return len(trace) if trace.end_step is None else trace.end_step - 1 or 0
 
 
-def _cut(trace: EnvTrace, length: int) -> EnvTrace:
+def _cut_trace(trace: EnvTrace, length: int) -> EnvTrace:
     lists = ("rewards", "terminated", "truncated", "succeeded", "source", "executed_actions")
     return trace if len(trace) <= length else evolve(trace, **{name: getattr(trace, name)[:length] for name in lists})
 
 
-def _drift(first: Mapping[int, EnvTrace], again: Mapping[int, EnvTrace], player: Player) -> int:
+def _find_drift(first: Mapping[int, EnvTrace], again: Mapping[int, EnvTrace], player: Player) -> int:
     """The number of actions up to which episodes are equal, where they drift apart later and slowly; else 0."""
     horizons: Sequence[int] = []
     for env_id, trace in first.items():
-        if not difference(trace, again[env_id], player.slack):
+        if not describe_difference(trace, again[env_id], player.slack):
             continue
-        good = [t for t in sorted(trace.views) if not difference(trace, again[env_id], player.slack, t)]
+        good = [t for t in sorted(trace.views) if not describe_difference(trace, again[env_id], player.slack, t)]
         reach = good[-1] if good else 0
-        if reach < 3 * player.chunk or difference(trace, again[env_id], Slack(PIXELS + 2, DRIFT), reach + player.chunk):
+        if reach < 3 * player.chunk or describe_difference(
+            trace, again[env_id], Slack(PIXELS + 2, DRIFT), reach + player.chunk
+        ):
             return 0
         horizons = [*horizons, reach]
     return min(horizons, default=0)
 
 
-def _tighten(player: Player, first: Mapping[int, EnvTrace], again: Mapping[int, EnvTrace]) -> None:
+def _tighten_slack(player: Player, first: Mapping[int, EnvTrace], again: Mapping[int, EnvTrace]) -> None:
     """Compare images more closely from here on where the renderer repeats itself."""
-    gaps = [_pixels(first[env_id], again[env_id]) for env_id in first]
+    gaps = [_pixel_gap(first[env_id], again[env_id]) for env_id in first]
     if max(gaps) <= EXACT_PIXELS:
         if player.loose.pixels == player.slack.pixels:
             player.loose = evolve(player.loose, pixels=LOOSE_PIXELS)
@@ -281,17 +292,17 @@ def measure_chance(player: Player) -> None:
     """Measure how far apart episodes of other seeds are. If the seed matters, random draws may also depend on the
     number of calls; then comparisons between different sequences of calls are as coarse as this distance."""
     limit = shortest_limit(player)
-    scripts = chosen_scripts(player, min(limit, player.chunk * player.affordable(0.05, 3, limit)))
+    scripts = chosen_scripts(player, min(limit, player.chunk * player.affordable_chunks(0.05, 3, limit)))
     first = player.roll_out(scripts)
     pixels, numbers = player.slack.pixels, max(player.slack.numbers, LOOSE_MOVES * _smallest_move(first))
     baseline = pixels, numbers
     for key in (1, 2):
         other = player.roll_out(
-            {env_id: evolve(s, seed=player.seed(s.state + key + 10**6)) for env_id, s in scripts.items()}
+            {env_id: evolve(s, seed=player.derive_seed(s.state + key + 10**6)) for env_id, s in scripts.items()}
         )
         for env_id, trace in other.items():
-            pixels = max(pixels, 2 * _pixels(first[env_id], trace))
-            numbers = max(numbers, 2 * _numbers(first[env_id], trace))
+            pixels = max(pixels, 2 * _pixel_gap(first[env_id], trace))
+            numbers = max(numbers, 2 * _number_gap(first[env_id], trace))
         if (pixels, numbers) == baseline:
             break
     player.loose = Slack(pixels, numbers)
@@ -305,15 +316,15 @@ def _smallest_move(collected: Mapping[int, EnvTrace]) -> float:
     return float(np.min(largest[largest > 0], initial=np.inf)) if (largest > 0).any() else 0.0
 
 
-def _shared(one: EnvTrace, two: EnvTrace) -> list[int]:
+def _shared_views(one: EnvTrace, two: EnvTrace) -> list[int]:
     return [t for t in one.views if t in two.views]
 
 
-def _pixels(one: EnvTrace, two: EnvTrace) -> float:
-    pairs = [(one.views[t], two.views[t]) for t in _shared(one, two)]
+def _pixel_gap(one: EnvTrace, two: EnvTrace) -> float:
+    pairs = [(one.views[t], two.views[t]) for t in _shared_views(one, two)]
     return max((image_gap(a, b, name) for a, b in pairs for name in a.images), default=0.0)
 
 
-def _numbers(one: EnvTrace, two: EnvTrace) -> float:
-    pairs = [(one.views[t].state, two.views[t].state) for t in _shared(one, two)]
+def _number_gap(one: EnvTrace, two: EnvTrace) -> float:
+    pairs = [(one.views[t].state, two.views[t].state) for t in _shared_views(one, two)]
     return max((float(np.abs(a - to_numpy(b)).max()) for a, b in pairs if a is not None), default=0.0)

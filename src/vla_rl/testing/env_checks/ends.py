@@ -12,7 +12,7 @@ from vla_rl.testing.common.findings import LeftOut
 from vla_rl.testing.env_checks.arrangements import NOT_TWICE, NOTHING_SHARED
 from vla_rl.testing.env_checks.player import Player
 from vla_rl.testing.env_checks.scenes import StartChecks
-from vla_rl.testing.env_checks.traces import EnvTrace, EnvView, Script, difference
+from vla_rl.testing.env_checks.traces import EnvTrace, EnvView, Script, describe_difference
 
 STOP = "execute nothing after the end of an episode, and show what it ended with"
 FEWEST = 2
@@ -21,7 +21,7 @@ LONGEST = 400
 """Longest episode, in actions, that is re-run to its end, unless there is no shorter one."""
 
 
-def ends(player: Player, ended: Sequence[EnvTrace], starts: StartChecks, repeats: bool) -> None:
+def check_ends(player: Player, ended: Sequence[EnvTrace], starts: StartChecks, repeats: bool) -> None:
     """Play episodes that ended again: action by action, with other actions after the end, with the end at other places
     of a chunk, running on, in other envs.
 
@@ -32,54 +32,57 @@ def ends(player: Player, ended: Sequence[EnvTrace], starts: StartChecks, repeats
         raise LeftOut(NOT_TWICE)
     if player.info.chunk_is_one_motion:
         raise LeftOut("EnvInfo.chunk_is_one_motion says that chunks cut at other places lead elsewhere")
-    sets = _chosen(player, ended)
+    sets = _choose_traces(player, ended)
     if not sets:
         raise LeftOut("not seen: an end")
     for index, first in enumerate(sets):
-        room = _room(player, first, len(sets))
+        room = _affordable_repeats(player, first, len(sets))
         if index and room < FEWEST:
             player.notice("not repeated: ends of every kind, for want of time")
             break
-        _repeat(player, first, starts, room)
+        _repeat_episodes(player, first, starts, room)
 
 
-def _room(player: Player, first: Mapping[int, EnvTrace], sets: int) -> int:
+def _affordable_repeats(player: Player, first: Mapping[int, EnvTrace], sets: int) -> int:
     """Return the number of re-runs that the time allows, 6 at most."""
-    calls = max(_end(trace) for trace in first.values()) // player.chunk + 1
-    return player.affordable(0.25, sets, 6 * calls) // calls
+    calls = max(_end_or_length(trace) for trace in first.values()) // player.chunk + 1
+    return player.affordable_chunks(0.25, sets, 6 * calls) // calls
 
 
-def _repeat(player: Player, first: Mapping[int, EnvTrace], starts: StartChecks, room: int) -> None:
-    scripts = {env_id: _past(player, trace, env_id) for env_id, trace in first.items()}
+def _repeat_episodes(player: Player, first: Mapping[int, EnvTrace], starts: StartChecks, room: int) -> None:
+    scripts = {env_id: _script_past_end(player, trace, env_id) for env_id, trace in first.items()}
     others = {
-        env_id: evolve(s, actions=_other_tail(player, s.actions, _end(first[env_id]))) for env_id, s in scripts.items()
+        env_id: evolve(s, actions=_other_tail(player, s.actions, _end_or_length(first[env_id])))
+        for env_id, s in scripts.items()
     }
-    near = min(_end(trace) for trace in first.values())
+    near = min(_end_or_length(trace) for trace in first.values())
     by_chunks = (near - 1) // player.chunk
-    widths = [player.chunk] * by_chunks + [1] * (max(_end(t) for t in first.values()) - by_chunks * player.chunk)
+    widths = [player.chunk] * by_chunks + [1] * (
+        max(_end_or_length(t) for t in first.values()) - by_chunks * player.chunk
+    )
     singly = player.roll_out(scripts, widths=widths)
-    _compare(player, first, singly, "the same end in a chunk as with single actions")
+    _compare_ends(player, first, singly, "the same end in a chunk as with single actions")
     _of_the_ended_episode(player, singly, starts)
 
     on = player.roll_out(others, stop=False)
     for env_id, trace in first.items():
-        _compare(
+        _compare_ends(
             player,
             {env_id: trace},
             {env_id: on[env_id]},
             "stop_at_end=False to change nothing up to the end",
-            _end(trace),
+            _end_or_length(trace),
         )
     env_ids = list(first)
     for place in sorted({0, player.chunk - 1, player.chunk // 2})[: max(room - 2, 0)]:
         env_id = env_ids[place % len(env_ids)]
-        widths = _to_place(player, _end(first[env_id]), place)
+        widths = _to_place(player, _end_or_length(first[env_id]), place)
         moved = player.roll_out(others, widths=widths)
-        _compare(player, first, moved, "the same end wherever it falls in a chunk, and whatever comes after it")
+        _compare_ends(player, first, moved, "the same end wherever it falls in a chunk, and whatever comes after it")
     if room > 5 and len(player.env_ids) > 1:
         count = len(player.env_ids)
         turned = player.roll_out({(env_id + 1) % count: script for env_id, script in scripts.items()})
-        _compare(
+        _compare_ends(
             player,
             first,
             {env_id: turned[(env_id + 1) % count] for env_id in first},
@@ -89,7 +92,7 @@ def _repeat(player: Player, first: Mapping[int, EnvTrace], starts: StartChecks, 
         )
 
 
-def _compare(
+def _compare_ends(
     player: Player,
     first: Mapping[int, EnvTrace],
     collected: Mapping[int, EnvTrace],
@@ -99,40 +102,42 @@ def _compare(
 ) -> None:
     """Up to the end, which is where envs stop."""
     for env_id, trace in first.items():
-        end = _end(trace)
-        deviation = difference(trace, collected[env_id], player.loose, end if upto is None else upto)
+        end = _end_or_length(trace)
+        deviation = describe_difference(trace, collected[env_id], player.loose, end if upto is None else upto)
         if not deviation and upto is None and len(collected[env_id]) != end:
             deviation = f"after {len(collected[env_id])} executed actions instead of {end}"
         got = f"{deviation} (env {collected[env_id].env_id}, {trace.script}, ended by action {end})"
         player.expect(not deviation, "chunk_step", expected, got, remedy)
 
 
-def _chosen(player: Player, ended: Sequence[EnvTrace]) -> list[dict[int, EnvTrace]]:
+def _choose_traces(player: Player, ended: Sequence[EnvTrace]) -> list[dict[int, EnvTrace]]:
     """Sets of one for each env that it ran in, until every kind of end that was seen is among them; the shorter
     ones first that are longer than a chunk."""
-    ordered = sorted(ended, key=lambda t: (_end(t) > LONGEST, _end(t) <= player.chunk, _end(t)))
+    ordered = sorted(
+        ended, key=lambda t: (_end_or_length(t) > LONGEST, _end_or_length(t) <= player.chunk, _end_or_length(t))
+    )
     kinds: set[tuple[bool, bool]] = set()
     sets: list[dict[int, EnvTrace]] = []
-    while kinds < {_kind(trace) for trace in ended}:
+    while kinds < {_end_kind(trace) for trace in ended}:
         chosen: dict[int, EnvTrace] = {}
         for env_id in (int(env_id) for env_id in player.env_ids):
             candidates = [trace for trace in ordered if trace.env_id == env_id]
-            missing = [trace for trace in candidates if _kind(trace) not in kinds]
+            missing = [trace for trace in candidates if _end_kind(trace) not in kinds]
             for trace in (missing or candidates)[:1]:
                 chosen[env_id] = trace
-                kinds.add(_kind(trace))
+                kinds.add(_end_kind(trace))
         sets.append(chosen)
     return sets
 
 
-def _kind(trace: EnvTrace) -> tuple[bool, bool]:
-    return trace.won, trace.truncated[_end(trace) - 1]
+def _end_kind(trace: EnvTrace) -> tuple[bool, bool]:
+    return trace.has_won, trace.truncated[_end_or_length(trace) - 1]
 
 
-def _past(player: Player, trace: EnvTrace, env_id: int) -> Script:
+def _script_past_end(player: Player, trace: EnvTrace, env_id: int) -> Script:
     """Return the trace's script up to the end, plus one chunk."""
-    more = player.script(trace.script.state, "random", player.chunk, key=env_id + 100).actions
-    return evolve(trace.script, actions=np.concatenate([trace.script.actions[: _end(trace)], more]))
+    more = player.make_script(trace.script.state, "random", player.chunk, key=env_id + 100).actions
+    return evolve(trace.script, actions=np.concatenate([trace.script.actions[: _end_or_length(trace)], more]))
 
 
 def _other_tail(player: Player, actions: Array, end: int) -> Array:
@@ -150,8 +155,8 @@ def _to_place(player: Player, end: int, place: int) -> list[int]:
     return [player.chunk] * (before // player.chunk) + [before % player.chunk] * (before % player.chunk > 0)
 
 
-def _end(trace: EnvTrace) -> int:
-    return trace.end or len(trace)
+def _end_or_length(trace: EnvTrace) -> int:
+    return trace.end_step or len(trace)
 
 
 def _of_the_ended_episode(player: Player, collected: Mapping[int, EnvTrace], starts: StartChecks) -> None:
@@ -159,17 +164,17 @@ def _of_the_ended_episode(player: Player, collected: Mapping[int, EnvTrace], sta
     state_of_mark = {start.mark: start.state for start in starts.every.values()}
     marks_differ = len(state_of_mark) == len(starts.every)
     for trace in collected.values():
-        end = _end(trace)
+        end = _end_or_length(trace)
         final, before = trace.views.get(end), trace.views.get(end - 1)
         if final is None or before is None or not final.images or not before.images:
             continue
         initial = trace.views[0]
-        matching_state = state_of_mark.get(final.mark)
-        if final.mark == initial.mark:
+        matching_state = state_of_mark.get(final.view_hash)
+        if final.view_hash == initial.view_hash:
             matching_state = trace.script.state
         if not marks_differ:
             matching_state = None
-        if before.mark in (final.mark, initial.mark) or (
+        if before.view_hash in (final.view_hash, initial.view_hash) or (
             matching_state is None and not _leaps_back(player, final, before, starts)
         ):
             continue

@@ -14,7 +14,7 @@ import numpy as np
 
 from vla_rl.core.types import Array
 from vla_rl.testing.env_checks.player import Player
-from vla_rl.testing.env_checks.scenes import spread
+from vla_rl.testing.env_checks.scenes import spread_out
 from vla_rl.testing.env_checks.traces import EnvTrace
 
 EPISODES, ACTIONS = 6, 6
@@ -35,22 +35,22 @@ Change = Callable[[Mapping[str, Array], str], Array]
 
 def first_actions(player: Player) -> None:
     """Play a few single actions from several states, and compare the first change with the later ones."""
-    states = spread(player.splits["train"])
+    states = spread_out(player.splits["train"])
     traces: list[EnvTrace] = []
-    max_actions = min(ACTIONS, *(player.limit(state.id) for state in states[:EPISODES]))
+    max_actions = min(ACTIONS, *(player.step_limit(state.id) for state in states[:EPISODES]))
     if max_actions < 2:
         player.notice("not seen: whether resets and steps show the same; an episode is one action")
         return
-    length = player.affordable(0.02, 2, max_actions)
+    length = player.affordable_chunks(0.02, 2, max_actions)
     for index in range(-(-EPISODES // len(player.env_ids))):
         chosen = [states[(index * len(player.env_ids) + int(env_id)) % len(states)].id for env_id in player.env_ids]
         kinds = ("random", "extreme")
         scripts = {
-            env_id: player.script(state, kinds[(env_id + index) % 2], length, key=50 + index)
+            env_id: player.make_script(state, kinds[(env_id + index) % 2], length, key=50 + index)
             for env_id, state in enumerate(chosen)
         }
         traces += player.roll_out(scripts, widths=[1] * length).values()
-        if index and player.slow:
+        if index and player.is_slow:
             break
     traces = [trace for trace in traces if len(trace) > 1]
     if len(traces) < FEWEST:
@@ -69,29 +69,32 @@ def first_actions(player: Player) -> None:
 def _compare_images(player: Player, traces: Sequence[EnvTrace], camera: str) -> None:
     where, expected = f"reset: image {camera!r}", "the same view and colours as after a step"
     brightest = [max(int(trace.views[0].images[camera].max()) for trace in traces)]
-    brightest.append(max(int(view.images[camera].max()) for trace in traces for view in _views(trace)[1:]))
+    brightest.append(max(int(view.images[camera].max()) for trace in traces for view in _ordered_views(trace)[1:]))
     if min(brightest) <= 1 < max(brightest) and min(brightest) > 0:
         got = f"other numbers (up to {brightest[0]}, and up to {brightest[1]} after steps)"
         player.expect(False, where, expected, got, f"multiply by 255 in both; {SAME}")
         return
-    explained = {name_of: _explained(traces, camera, change) for name_of, change in _changes(player, camera).items()}
+    explained = {
+        name_of: _explained_distance(traces, camera, change)
+        for name_of, change in _possible_changes(player, camera).items()
+    }
     name_of = min(explained, key=lambda name: explained[name])
     if explained[name_of] < np.inf:
         player.expect(False, where, expected, name_of, SAME)
         return
-    first = [_gap(trace, camera, 0) for trace in traces]
-    later = [_gap(trace, camera, t) for trace in traces for t in range(1, len(trace))]
+    first = [_image_change(trace, camera, 0) for trace in traces]
+    later = [_image_change(trace, camera, t) for trace in traces for t in range(1, len(trace))]
     if len(later) >= 2 * FEWEST and max(later) > 0 and min(first) > max(JUMP * max(later), 10 * VISIBLE):
         got = f"{min(first):.2g} of 255 on average, and later ones {max(later):.2g} at most"
         player.expect(False, where, "about as large a change by the first action as by later ones", got, SAME)
 
 
-def _gap(trace: EnvTrace, camera: str, t: int) -> float:
+def _image_change(trace: EnvTrace, camera: str, t: int) -> float:
     one, two = (trace.views[i].images[camera].astype(np.float32) for i in (t, t + 1))
     return float(np.abs(one - two).mean())
 
 
-def _changes(player: Player, camera: str) -> dict[str, Change]:
+def _possible_changes(player: Player, camera: str) -> dict[str, Change]:
     """Return the changes that a plugin may make to the images of resets or of steps only, by their description."""
     sizes = player.info.cameras
     changes: dict[str, Change] = {
@@ -115,7 +118,7 @@ def _image_of(camera: str) -> Change:
     return lambda images, name: images[camera]
 
 
-def _explained(traces: Sequence[EnvTrace], camera: str, change: Change) -> float:
+def _explained_distance(traces: Sequence[EnvTrace], camera: str, change: Change) -> float:
     """Return the distance between images after the reset, with `change` applied, and those after the first action.
     Return infinity unless the change brings them as near as later images are to each other, and unchanged ones are
     farther."""
@@ -128,7 +131,7 @@ def _explained(traces: Sequence[EnvTrace], camera: str, change: Change) -> float
     pairs = []
     for trace in traces:
         changed = change(trace.views[0].images, camera).astype(np.float32)
-        pairs.append((changed, [view.images[camera].astype(np.float32) for view in _views(trace)]))
+        pairs.append((changed, [view.images[camera].astype(np.float32) for view in _ordered_views(trace)]))
     for feature in features:
         unchanged = np.array([np.abs(feature(images[0]) - feature(images[1])).mean() for _, images in pairs])
         other = np.array([np.abs(feature(changed) - feature(images[1])).mean() for changed, images in pairs])
@@ -142,7 +145,7 @@ def _explained(traces: Sequence[EnvTrace], camera: str, change: Change) -> float
     return np.inf
 
 
-def _views(trace: EnvTrace) -> list[Any]:
+def _ordered_views(trace: EnvTrace) -> list[Any]:
     return [trace.views[t] for t in range(len(trace) + 1)]
 
 
@@ -150,14 +153,14 @@ def _views(trace: EnvTrace) -> list[Any]:
 
 
 def _compare_numbers(player: Player, traces: Sequence[EnvTrace]) -> None:
-    states = [np.stack([view.state for view in _views(trace)]).astype(np.float64) for trace in traces]
+    states = [np.stack([view.state for view in _ordered_views(trace)]).astype(np.float64) for trace in traces]
     start, after = np.stack([s[0] for s in states]), np.stack([s[1] for s in states])
     first = np.abs(after - start)
     later = np.max([np.abs(np.diff(s[1:], axis=0)).max(0) for s in states if len(s) > 2] or [0 * first[0]], axis=0)
     where, expected = "reset: state", "the same units and numbers as after a step"
     scaled = {}
     for number in range(start.shape[1]):
-        factor = _factor(start[:, number], after[:, number], later[number])
+        factor = _scale_factor(start[:, number], after[:, number], later[number])
         if factor is not None:
             scaled[number] = factor
     if scaled:
@@ -185,7 +188,7 @@ def _compare_numbers(player: Player, traces: Sequence[EnvTrace]) -> None:
         player.notice(f"the first action changes number {numbers} of the state {JUMP:g} times as much as any later one")
 
 
-def _factor(start: Array, after: Array, later: float) -> float | None:
+def _scale_factor(start: Array, after: Array, later: float) -> float | None:
     """Return the factor that the first action scales a number by in every episode; None if no factor fits."""
     size = float((start**2).sum())
     if size < 1e-8:
@@ -211,17 +214,17 @@ def _compare_delays(player: Player, traces: Sequence[EnvTrace]) -> None:
         one, two = trace.views[t].images, trace.views[t + 1].images
         return any(not np.array_equal(one[name], two[name]) for name in one)
 
-    def numbers(trace: EnvTrace, t: int) -> float:
+    def state_change(trace: EnvTrace, t: int) -> float:
         one, two = trace.views[t].state, trace.views[t + 1].state
         return 0.0 if one is None or two is None else float(np.abs(two - one).max())
 
     late_images = not any(images_change(t, 0) for t in long) and np.mean([images_change(t, 1) for t in long]) >= 0.75
-    moves = np.median([numbers(t, 0) for t in long])
-    usual = np.median([numbers(t, 1) for t in long])
+    moves = np.median([state_change(t, 0) for t in long])
+    usual = np.median([state_change(t, 1) for t in long])
     if late_images and moves > 0.3 * usual > 0:
         got = f"images of the reset, in each of {len(long)} episodes, with a state that has changed"
         player.expect(False, "chunk_step", "images after the last action", got, "draw after the physics' step")
-    late_state = max(numbers(t, 0) for t in long) == 0.0 and usual > 0
+    late_state = max(state_change(t, 0) for t in long) == 0.0 and usual > 0
     if late_state and np.mean([images_change(t, 0) for t in long]) >= 0.75:
         got = f"the state of the reset, in each of {len(long)} episodes, with images that have changed"
         player.expect(False, "chunk_step", "the state after the last action", got, "read it after the physics' step")

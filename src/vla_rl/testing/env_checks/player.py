@@ -15,7 +15,7 @@ from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.types import ActionSource, Array, ChunkResult, Observation, ResetState, TaskInfo, to_numpy
 from vla_rl.testing.common.findings import Findings, LeftOut, Unfit, error_body
-from vla_rl.testing.env_checks.traces import EnvTrace, EnvView, Script, Slack, gap, views
+from vla_rl.testing.env_checks.traces import EnvTrace, EnvView, Script, Slack, copy_views, describe_gap
 from vla_rl.testing.env_checks.values import check_observation, check_result
 
 PIXELS = 0.5
@@ -129,39 +129,39 @@ class Player:
 
     # ---------------------------------------------------------------------------------------------- length
 
-    def seed(self, key: int) -> int:
+    def derive_seed(self, key: int) -> int:
         """Return a seed in the range of a run's seeds."""
         return derived_seed(0, "check_env", key) % self.seed_limit
 
-    def script(self, state: int, kind: str, length: int, key: int = 0) -> Script:
+    def make_script(self, state: int, kind: str, length: int, key: int = 0) -> Script:
         """An episode with actions of one of `KINDS`; another key gives others of the kind."""
         chance = generator(state, f"check_env: {kind}", key)
-        actions = self.low + _draws(chance, kind, length, len(self.low)) * (self.high - self.low)
+        actions = self.low + _draw_actions(chance, kind, length, len(self.low)) * (self.high - self.low)
         bounded = np.clip(actions.astype(np.float32), self.low, self.high)
-        return Script(state=state, seed=self.seed(state), actions=bounded, kind=kind)
+        return Script(state=state, seed=self.derive_seed(state), actions=bounded, kind=kind)
 
-    def cost(self, call: str) -> float:
+    def seconds_per_call(self, call: str) -> float:
         total, count = self.seconds_of[call]
         return float(total / count) if count else 0.0
 
     @property
-    def slow(self) -> bool:
+    def is_slow(self) -> bool:
         """Return whether resets take so long that only few states are entered."""
-        return self.cost("reset") > 0.01 * self.seconds
+        return self.seconds_per_call("reset") > 0.01 * self.seconds
 
-    def affordable(self, share: float, rollouts: int, max_chunks: int) -> int:
+    def affordable_chunks(self, share: float, rollouts: int, max_chunks: int) -> int:
         """Chunks that each of `rollouts` rollouts may have, 2 to `max_chunks`, to stay within a share of the time."""
-        room = share * self.seconds / rollouts - self.cost("reset")
-        count = int(room / max(self.cost("chunk_step"), 1e-6))
+        room = share * self.seconds / rollouts - self.seconds_per_call("reset")
+        count = int(room / max(self.seconds_per_call("chunk_step"), 1e-6))
         return max(min(count, max_chunks), min(2, max_chunks))
 
-    def limit(self, state: int) -> int:
+    def step_limit(self, state: int) -> int:
         task = self.tasks.get(state)
         return task.max_steps if task else 1
 
     # ----------------------------------------------------------------------------------------------- calls
 
-    def reset(
+    def reset_envs(
         self, env_ids: Sequence[int] | Array, states: Sequence[int] | Array, seeds: Sequence[int]
     ) -> list[EnvView]:
         """Reset the envs. Return the view of each, in that order."""
@@ -182,10 +182,10 @@ class Player:
         self._report_faults("reset")
         self._check_arguments_unchanged("reset", zip(("env_ids", "state_ids", "seed"), passed, originals, strict=True))
         valid = check_observation(self, self.info, obs, len(env_ids), "reset")
-        self._check_earlier_results("reset", _parts(obs))
+        self._check_earlier_results("reset", _observation_arrays(obs))
         if not valid:
             raise Unfit
-        env_views = views(obs)
+        env_views = copy_views(obs)
         for env_id, state, view in zip(originals[0], originals[1], env_views, strict=True):
             self._views[env_id], self._instructions[int(env_id)], self._state[int(env_id)] = (
                 view,
@@ -196,7 +196,7 @@ class Player:
             self._note_changes(view)
         return env_views
 
-    def step(self, actions: Array, active: Array, stop: bool) -> tuple[ChunkResult, list[EnvView]]:
+    def step_envs(self, actions: Array, active: Array, stop: bool) -> tuple[ChunkResult, list[EnvView]]:
         """Step the envs. Return the result as NumPy arrays, and the view of each env."""
         passed = [np.array(actions, np.float32), np.array(active, bool)]
         originals = [values.copy() for values in passed]
@@ -215,10 +215,10 @@ class Player:
         flags = {name: getattr(result, name) for name in ("rewards", "terminated", "truncated", "executed", "success")}
         of_takeovers = {name: getattr(result, name) for name in ("source", "executed_actions", "late")}
         flags |= {name: array for name, array in of_takeovers.items() if array is not None}
-        self._check_earlier_results("chunk_step", _parts(result.obs) + list(flags.items()))
+        self._check_earlier_results("chunk_step", _observation_arrays(result.obs) + list(flags.items()))
         if not valid:
             raise Unfit
-        env_views = views(result.obs)
+        env_views = copy_views(result.obs)
         for env_id, view in enumerate(env_views):
             before = self._views[env_id]
             if before is None:
@@ -230,7 +230,7 @@ class Player:
                 if actions.shape[1] == 1 and not ended[0]:
                     self._note_stride(view, before)
             else:
-                got = gap(before, view, self.loose)
+                got = describe_gap(before, view, self.loose)
                 self.expect(not got, "chunk_step", "envs that are not active unchanged", got, "skip these envs")
             self._views[env_id] = view
         self.seen.chunks += 1
@@ -264,35 +264,35 @@ class Player:
             restart: (number of a chunk, env, script): before it the env restarts with this script.
         """
         all_scripts = {**scripts, **(waiting or {})}
-        traces = self.begin(all_scripts)
+        traces = self.begin_episodes(all_scripts)
         active = np.zeros(len(self.env_ids), bool)
         active[list(scripts)] = True
         index = 0
         while active.any():
             if restart and restart[0] == index:
-                traces |= self.begin({restart[1]: restart[2]})
+                traces |= self.begin_episodes({restart[1]: restart[2]})
                 active[restart[1]] = True
             between(index)
             width = widths[index] if index < len(widths) else self.chunk
             width = min(width, *(len(trace.script) - len(trace) for env_id, trace in traces.items() if active[env_id]))
-            self.advance(traces, active, width, stop, keep)
+            self.advance_episodes(traces, active, width, stop, keep)
             for env_id in (int(env_id) for env_id in np.flatnonzero(active)):
                 trace = traces[env_id]
-                ended = stop and trace.end is not None
+                ended = stop and trace.end_step is not None
                 active[env_id] = not ended and len(trace) < len(trace.script)
             index += 1
         return {env_id: trace for env_id, trace in traces.items() if env_id in scripts}
 
-    def begin(self, scripts: Mapping[int, Script]) -> dict[int, EnvTrace]:
+    def begin_episodes(self, scripts: Mapping[int, Script]) -> dict[int, EnvTrace]:
         """Reset envs to where their scripts start."""
         env_ids = list(scripts)
-        env_views = self.reset(env_ids, [s.state for s in scripts.values()], [s.seed for s in scripts.values()])
+        env_views = self.reset_envs(env_ids, [s.state for s in scripts.values()], [s.seed for s in scripts.values()])
         return {
             r: EnvTrace(script=scripts[r], env_id=r, views={0: view})
             for r, view in zip(env_ids, env_views, strict=True)
         }
 
-    def advance(
+    def advance_episodes(
         self,
         traces: Mapping[int, EnvTrace],
         active: Array,
@@ -301,29 +301,29 @@ class Player:
         keep: Callable[[int], bool] = lambda t: True,
     ) -> None:
         """Play the next `width` actions of the scripts of active envs."""
-        result, env_views = self.step(self._chunk(traces, active, width), active, stop)
+        result, env_views = self.step_envs(self._next_actions(traces, active, width), active, stop)
         for env_id in (int(env_id) for env_id in np.flatnonzero(active)):
-            _record(traces[env_id], result, env_id, env_views[env_id], keep)
+            _record_chunk(traces[env_id], result, env_id, env_views[env_id], keep)
             self._note_chunk(traces[env_id], result, env_id, stop)
 
-    def remembered(self) -> tuple[Any, ...]:
-        """Return the records of the envs, for `remember` once the simulator is restored to this moment."""
+    def save_records(self) -> tuple[Any, ...]:
+        """Return the records of the envs, for `restore_records` once the simulator is restored to this moment."""
         return list(self._views), dict(self._instructions), dict(self._state)
 
-    def forget(self) -> None:
+    def forget_envs(self) -> None:
         """Forget the envs: another simulator has replaced this one, and its envs have not been reset."""
         self._views = [None] * len(self.env_ids)
         self._instructions = {}
         self._state = {}
 
-    def remember(self, remembered: tuple[Any, ...]) -> None:
+    def restore_records(self, remembered: tuple[Any, ...]) -> None:
         self._views = list(remembered[0])
         self._instructions = dict(remembered[1])
         self._state = dict(remembered[2])
 
     # ----------------------------------------------------------------------------------------------- inside
 
-    def _chunk(self, traces: Mapping[int, EnvTrace], active: Array, width: int) -> Array:
+    def _next_actions(self, traces: Mapping[int, EnvTrace], active: Array, width: int) -> Array:
         """The next actions; envs that are not active get large ones, which they must not take."""
         actions = np.tile(self.high, (len(self.env_ids), width, 1))
         for env_id in np.flatnonzero(active):
@@ -349,7 +349,7 @@ class Player:
     def _report_faults(self, where: str) -> list[str]:
         texts = [text for of_env in self.env.faults().values() for text in of_env]
         for text in texts:
-            self.findings.raised(f"{where}: expected an env that works", text.strip(), "fix what breaks it")
+            self.findings.record_error(f"{where}: expected an env that works", text.strip(), "fix what breaks it")
         return texts
 
     def _check_arguments_unchanged(self, where: str, arguments: Any) -> None:
@@ -423,18 +423,18 @@ class Player:
             sightings.longest = max(sightings.longest, len(trace))
         sightings.won |= success
         sightings.lost |= not success
-        end = trace.end
+        end = trace.end_step
         if end is not None and stop and len(trace) - count < end:
             earlier = max((abs(r) for r in trace.rewards[: end - 1]), default=0.0)
             reward, terminated = trace.rewards[end - 1], trace.terminated[end - 1]
-            limit = self.limit(trace.script.state)
+            limit = self.step_limit(trace.script.state)
             succeeded = trace.succeeded[:end]
             first_only = succeeded[-1] is True and not any(succeeded[:-1])
             truncated = trace.truncated[end - 1]
             sightings.ends.append(End(terminated, reward, success, earlier, end, limit, truncated, first_only))
 
 
-def _draws(chance: np.random.Generator, kind: str, length: int, size: int) -> Array:
+def _draw_actions(chance: np.random.Generator, kind: str, length: int, size: int) -> Array:
     """Numbers from 0, the lower bound, to 1, the upper one: [length, size]."""
     draws: Array = chance.random((length, size))
     if kind in ("held extreme", "held random"):
@@ -446,12 +446,14 @@ def _draws(chance: np.random.Generator, kind: str, length: int, size: int) -> Ar
     return np.full_like(draws, kind == "highest") if kind in ("lowest", "highest") else draws
 
 
-def _parts(obs: Observation) -> list[tuple[str, Any]]:
+def _observation_arrays(obs: Observation) -> list[tuple[str, Any]]:
     images = [(f"image {name!r}", image) for name, image in obs.images.items()]
     return images + ([] if obs.state is None else [("state", obs.state)])
 
 
-def _record(trace: EnvTrace, result: ChunkResult, env_id: int, view: EnvView, keep: Callable[[int], bool]) -> None:
+def _record_chunk(
+    trace: EnvTrace, result: ChunkResult, env_id: int, view: EnvView, keep: Callable[[int], bool]
+) -> None:
     count = int(result.executed[env_id].sum())
     trace.rewards += result.rewards[env_id, :count].tolist()
     trace.terminated += result.terminated[env_id, :count].tolist()

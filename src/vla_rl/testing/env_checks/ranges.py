@@ -9,7 +9,7 @@ from attrs import evolve
 
 from vla_rl.core.types import Array
 from vla_rl.testing.env_checks.player import Player
-from vla_rl.testing.env_checks.traces import Slack, difference
+from vla_rl.testing.env_checks.traces import Slack, describe_difference
 
 EXACT = Slack(0.0, 0.0)
 NUDGE = 0.03
@@ -62,7 +62,7 @@ class _RangeRollouts:
         shown = steps % width == width - 1  # the last action of a chunk is the one whose effect is surely seen
         self._scripts = {}
         for env_id, state in enumerate(states):
-            script = player.script(state, "random", length)
+            script = player.make_script(state, "random", length)
             actions = script.actions.copy()
             order = np.where(shown, steps // width, steps) + env_id
             actions[:, number] = low + np.array(LEVELS)[order % len(LEVELS)] * (high - low)
@@ -78,26 +78,26 @@ class _RangeRollouts:
 
     def unchanged_by(self, change: Callable[[Array], Array]) -> bool:
         """Return whether all episodes stay the same when the number is changed so."""
-        return not any(self._differ(change))
+        return not any(self._find_differences(change))
 
     def small_changes_matter(self, selects: Callable[[Array], Array], nudge: float) -> bool:
         """Return whether small changes of the number, where `selects`, have an effect in every episode, in both
         directions. A number that acts in steps (a gripper that is open or closed) rightly ignores most small
         differences."""
 
-        def moved(by: float) -> Callable[[Array], Array]:
+        def shift_selected(by: float) -> Callable[[Array], Array]:
             return lambda actions: np.where(selects(actions), actions + by, actions)
 
-        return all(all(self._differ(moved(by))) for by in (nudge, -nudge))
+        return all(all(self._find_differences(shift_selected(by))) for by in (nudge, -nudge))
 
-    def _differ(self, change: Callable[[Array], Array]) -> list[bool]:
+    def _find_differences(self, change: Callable[[Array], Array]) -> list[bool]:
         scripts = {}
         for env_id, script in self._scripts.items():
             actions = script.actions.copy()
             actions[:, self._number] = change(actions[:, self._number])
             scripts[env_id] = evolve(script, actions=np.clip(actions, self._player.low, self._player.high))
         collected = self._player.roll_out(scripts, widths=self._widths)
-        return [bool(difference(self._first[env_id], collected[env_id], EXACT)) for env_id in collected]
+        return [bool(describe_difference(self._first[env_id], collected[env_id], EXACT)) for env_id in collected]
 
 
 def _part_without_effect(rollouts: _RangeRollouts, low: float, high: float) -> str:

@@ -21,9 +21,9 @@ from attrs import frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.manager import unwrapped, wrap
+from vla_rl.core.manager import unwrap_component, wrap
 from vla_rl.testing.common.findings import Findings, LeftOut
-from vla_rl.testing.env_checks.arrangements import NOTHING_SHARED, Reference, compare
+from vla_rl.testing.env_checks.arrangements import NOTHING_SHARED, Reference, compare_traces
 from vla_rl.testing.env_checks.player import Player
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
@@ -40,59 +40,59 @@ PYTHONS_OWN = ("forkserver", "resource_tracker", "semaphore_tracker")
 def generators_left_alone(player: Player) -> None:
     """Neither a reset nor a chunk seeds a generator that belongs to all: others would draw the same each time."""
     state = player.splits["train"][0].id
-    script = player.script(state, "random", player.chunk)
+    script = player.make_script(state, "random", player.chunk)
     active = np.arange(len(player.env_ids)) == 0
     actions = np.tile(player.high, (len(player.env_ids), player.chunk, 1))
     actions[0, : len(script)] = script.actions
 
-    def reset() -> None:
-        player.reset([0], [state], [script.seed])
+    def reset_one() -> None:
+        player.reset_envs([0], [state], [script.seed])
 
-    def step() -> None:
-        player.step(actions, active, True)
+    def step_one() -> None:
+        player.step_envs(actions, active, True)
 
-    for where, before, call in (("reset", lambda: None, reset), ("chunk_step", reset, step)):
-        for name in seeded(before, call):
+    for where, before, call in (("reset", lambda: None, reset_one), ("chunk_step", reset_one, step_one)):
+        for name in find_seeded_generators(before, call):
             got = "seeded, so that what others draw next is the same each time"
             player.expect(False, where, f"the global generator of {name} left alone", got, OWN_GENERATOR)
 
 
-def seeded(before: Callable[[], None], call: Callable[[], Any]) -> list[str]:
+def find_seeded_generators(before: Callable[[], None], call: Callable[[], Any]) -> list[str]:
     """The libraries whose global generator is the same after a call, wherever it was before; it is put back."""
-    original, after = _generators(), []
+    original, after = _generator_states(), []
     try:
         for key in (1, 2):
             before()
-            _seed(key)
+            _seed_generators(key)
             call()
-            after.append(_generators())
+            after.append(_generator_states())
     finally:
-        _restore(original)
-    return [name for name in original if _bytes(after[0][name]) == _bytes(after[1][name])]
+        _restore_generators(original)
+    return [name for name in original if _state_bytes(after[0][name]) == _state_bytes(after[1][name])]
 
 
-def _generators() -> dict[str, Any]:
+def _generator_states() -> dict[str, Any]:
     states: dict[str, Any] = {"numpy": np.random.get_state(), "random": random.getstate()}  # noqa: NPY002
     if "torch" in sys.modules:
         states["torch"] = sys.modules["torch"].get_rng_state()
     return states
 
 
-def _seed(key: int) -> None:
+def _seed_generators(key: int) -> None:
     np.random.seed(key)  # noqa: NPY002 - the global one is what is looked at
     random.seed(key)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(key)
 
 
-def _restore(states: Mapping[str, Any]) -> None:
+def _restore_generators(states: Mapping[str, Any]) -> None:
     np.random.set_state(states["numpy"])  # noqa: NPY002
     random.setstate(states["random"])
     if "torch" in states:
         sys.modules["torch"].set_rng_state(states["torch"])
 
 
-def _bytes(state: Any) -> bytes:
+def _state_bytes(state: Any) -> bytes:
     if isinstance(state, tuple):
         return b"".join(part.tobytes() if isinstance(part, np.ndarray) else repr(part).encode() for part in state)
     return bytes(state.numpy().tobytes())
@@ -110,8 +110,8 @@ class Surroundings:
     settings: Mapping[str, str]
 
     @classmethod
-    def now(cls) -> Surroundings:
-        return cls(frozenset(descendants()), frozenset(threading.enumerate()), _settings())
+    def capture_now(cls) -> Surroundings:
+        return cls(frozenset(child_processes()), frozenset(threading.enumerate()), _process_settings())
 
 
 def check_surroundings(f: Findings, before: Surroundings, started: Mapping[int, psutil.Process]) -> None:
@@ -124,7 +124,7 @@ def check_surroundings(f: Findings, before: Surroundings, started: Mapping[int, 
     _, alive = psutil.wait_procs(new, timeout=2)
     running = [process for process in alive if _is_running(process)]
     if running:
-        got = ", ".join(f"{process.pid} ({_command(process)[:80]})" for process in running[:3])
+        got = ", ".join(f"{process.pid} ({_command_line(process)[:80]})" for process in running[:3])
         f.expect(False, "close", "no process left", got, "end in `close` what you started")
     until = monotonic() + 1
     while (left := _new_threads(before)) and monotonic() < until:
@@ -132,7 +132,7 @@ def check_surroundings(f: Findings, before: Surroundings, started: Mapping[int, 
     if left:
         got = ", ".join(f"{thread.name!r}" for thread in left[:3])
         f.expect(False, "close", "no thread left", got, "stop and join in `close` what you started")
-    for name, value in _settings().items():
+    for name, value in _process_settings().items():
         was = before.settings.get(name, value)
         f.expect(was == value, name, was, value, "put back what you change for the whole process")
 
@@ -143,7 +143,7 @@ def _new_threads(before: Surroundings) -> list[threading.Thread]:
     return [thread for thread in new if type(thread).__module__.partition(".")[0] not in exempt]
 
 
-def _settings() -> dict[str, str]:
+def _process_settings() -> dict[str, str]:
     """Return the settings of the whole process that other code relies on."""
     try:
         folder = str(Path.cwd())
@@ -157,7 +157,7 @@ def _settings() -> dict[str, str]:
     return settings
 
 
-def descendants() -> dict[int, psutil.Process]:
+def child_processes() -> dict[int, psutil.Process]:
     """The processes that this one started, and those that these started; without those that Python keeps."""
     process = psutil.Process()
     return {p.pid: p for p in process.children(recursive=True) if not _is_pythons_own(p, process.pid)}
@@ -165,12 +165,12 @@ def descendants() -> dict[int, psutil.Process]:
 
 def _is_pythons_own(process: psutil.Process, parent: int) -> bool:
     try:
-        return process.ppid() == parent and any(name in _command(process) for name in PYTHONS_OWN)
+        return process.ppid() == parent and any(name in _command_line(process) for name in PYTHONS_OWN)
     except psutil.Error:
         return False
 
 
-def _command(process: psutil.Process) -> str:
+def _command_line(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline()) or process.name()
     except psutil.Error:
@@ -187,49 +187,49 @@ def _is_running(process: psutil.Process) -> bool:
 def nothing_piles_up(player: Player, another: Callable[[], SimEnv] | None) -> None:
     """Check that episodes and closed simulators leave no open files, processes, threads or temporary files."""
     state = player.splits["train"][0].id
-    if RESETS * player.cost("reset") > 0.02 * player.seconds:
+    if RESETS * player.seconds_per_call("reset") > 0.02 * player.seconds:
         raise LeftOut("for want of time")
 
-    def episode() -> None:
-        player.roll_out({0: player.script(state, "random", player.chunk)})
+    def run_episode() -> None:
+        player.roll_out({0: player.make_script(state, "random", player.chunk)})
 
     with _own_temporary_folder() as folder:
-        episode()
-        counts = [_counts(folder)]
+        run_episode()
+        counts = [_count_resources(folder)]
         for _ in range(2):
             for _ in range(RESETS // 2):
-                episode()
-            counts.append(_counts(folder))
+                run_episode()
+            counts.append(_count_resources(folder))
         _report_growth(player, counts, "after each episode", "close in `reset` what the last episode opened")
         if another is None or player.started_in > 0.02 * player.seconds:
             return
         counts, after = [], []
-        original_env, generators = player.env, _generators()
-        remembered = player.remembered()
+        original_env, generators = player.env, _generator_states()
+        remembered = player.save_records()
         try:
             for key in (1, 2, 3):
-                _seed(key)
+                _seed_generators(key)
                 player.env = another()
-                player.forget()
-                after.append(_generators())
+                player.forget_envs()
+                after.append(_generator_states())
                 try:
-                    episode()
+                    run_episode()
                 finally:
                     player.env.close()
-                counts.append(_counts(folder))
+                counts.append(_count_resources(folder))
         finally:
             player.env = original_env
-            player.remember(remembered)
-            _restore(generators)
+            player.restore_records(remembered)
+            _restore_generators(generators)
     _report_growth(player, counts, "after each simulator that was closed", "free in `close` what you opened")
     for name in generators:
-        same = len({_bytes(states[name]) for states in after if name in states}) == 1 and name in after[0]
+        same = len({_state_bytes(states[name]) for states in after if name in states}) == 1 and name in after[0]
         expected = f"the global generator of {name} left alone"
         player.expect(not same, "build", expected, "seeded when the simulator is built", OWN_GENERATOR)
 
 
-def _counts(folder: Path) -> dict[str, int]:
-    processes = [psutil.Process(), *descendants().values()]
+def _count_resources(folder: Path) -> dict[str, int]:
+    processes = [psutil.Process(), *child_processes().values()]
     files = 0
     for process in processes:
         try:
@@ -268,27 +268,27 @@ def _own_temporary_folder() -> Generator[Path]:
 
 def envs_of_one_process(player: Player, reference: Reference) -> None:
     """Envs that take turns in a process run as each does in its own (`processes: {envs_per_process: ...}`)."""
-    env = unwrapped(player.env)
-    if not isinstance(env, SubprocEnvs) or not env.apart or len(player.env_ids) < 2:
+    env = unwrap_component(player.env)
+    if not isinstance(env, SubprocEnvs) or not env.has_own_processes or len(player.env_ids) < 2:
         raise LeftOut("envs do not live in separate processes")
-    if not reference.holds:
+    if not reference.has_episodes:
         raise LeftOut("it needs episodes that come twice alike; see determinism")
     if player.started_in > 0.1 * player.seconds:
         player.notice(f"not seen: envs that share a process; they take {player.started_in:.0f} s to start")
         return
-    original_env, remembered = player.env, player.remembered()
+    original_env, remembered = player.env, player.save_records()
     shared = env.in_one_process()
     try:
         player.env = wrap("env", shared, "envs of one process")
-        player.forget()
+        player.forget_envs()
         collected = player.roll_out(reference.scripts)
         expectation = "the same episodes in envs that share a process (processes: {envs_per_process: 2})"
-        compare(
+        compare_traces(
             player, reference.traces, collected, expectation, f"{NOTHING_SHARED}; module-level variables are shared too"
         )
     except UserError as exc:
         player.notice(f"not done: envs that share a process; {exc}")
     finally:
         player.env = original_env
-        player.remember(remembered)
+        player.restore_records(remembered)
         shared.close()

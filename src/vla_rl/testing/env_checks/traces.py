@@ -25,7 +25,7 @@ class EnvView:
     instruction: str
 
     @property
-    def mark(self) -> bytes:
+    def view_hash(self) -> bytes:
         """Equal for views that are equal."""
         parts = [image.tobytes() for image in self.images.values()]
         parts += [b"" if self.state is None else self.state.tobytes(), self.instruction.encode()]
@@ -40,7 +40,7 @@ class Slack:
     numbers: float = NUMBERS
 
 
-def views(obs: Observation) -> list[EnvView]:
+def copy_views(obs: Observation) -> list[EnvView]:
     """Copies of what each env showed."""
     images = {name: np.array(to_numpy(image)) for name, image in obs.images.items()}
     state = None if obs.state is None else np.array(to_numpy(obs.state))
@@ -55,7 +55,7 @@ def image_gap(one: EnvView, two: EnvView, name: str) -> float:
     return float(np.abs(one.images[name].astype(np.int16) - two.images[name]).mean())
 
 
-def gap(one: EnvView, two: EnvView, slack: Slack) -> str:
+def describe_gap(one: EnvView, two: EnvView, slack: Slack) -> str:
     """Describe how two views differ; empty if they do not. If the states differ by more than rounding, but within a
     wider slack, differences of the images do not show an error."""
     cameras = [name for name in one.images if name in two.images]
@@ -89,7 +89,7 @@ class Script:
     def __len__(self) -> int:
         return len(self.actions)
 
-    def cut(self, length: int) -> Script:
+    def cut_to(self, length: int) -> Script:
         return evolve(self, actions=self.actions[:length])
 
     def __str__(self) -> str:
@@ -119,23 +119,23 @@ class EnvTrace:
         return len(self.rewards)
 
     @property
-    def end(self) -> int | None:
+    def end_step(self) -> int | None:
         """Number of the first action that ended the episode, counted from 1."""
         return next((t + 1 for t in range(len(self)) if self.terminated[t] or self.truncated[t]), None)
 
     @property
-    def won(self) -> bool:
+    def has_won(self) -> bool:
         return any(self.success.values()) or any(bool(succeeded) for succeeded in self.succeeded)
 
 
-def difference(one: EnvTrace, two: EnvTrace, slack: Slack, upto: int | None = None) -> str:
+def describe_difference(one: EnvTrace, two: EnvTrace, slack: Slack, upto: int | None = None) -> str:
     """Describe the first difference between the traces of one script; parts that only one of them has do not count.
     `upto`: ignore actions after it."""
     length = min(len(one), len(two)) if upto is None else min(len(one), len(two), upto)
     for t in range(length + 1):
-        deviation = _reported(one, two, t) if t else ""
+        deviation = _result_difference(one, two, t) if t else ""
         if not deviation and t in one.views and t in two.views:
-            deviation = gap(one.views[t], two.views[t], slack)
+            deviation = describe_gap(one.views[t], two.views[t], slack)
         if not deviation and t in one.success and t in two.success and one.success[t] != two.success[t]:
             deviation = f"success {two.success[t]} instead of {one.success[t]}"
         if deviation:
@@ -145,7 +145,7 @@ def difference(one: EnvTrace, two: EnvTrace, slack: Slack, upto: int | None = No
     return ""
 
 
-def _reported(one: EnvTrace, two: EnvTrace, t: int) -> str:
+def _result_difference(one: EnvTrace, two: EnvTrace, t: int) -> str:
     for name in ("terminated", "truncated", "succeeded", "source"):
         a, b = getattr(one, name)[t - 1], getattr(two, name)[t - 1]
         if a is not None and b is not None and a != b:

@@ -10,8 +10,8 @@ import numpy as np
 from vla_rl.testing.common.findings import LeftOut
 from vla_rl.testing.env_checks.player import KINDS, End, Player
 from vla_rl.testing.env_checks.ranges import ranges_count
-from vla_rl.testing.env_checks.scenes import spread
-from vla_rl.testing.env_checks.traces import EnvTrace, Script, Slack, difference
+from vla_rl.testing.env_checks.scenes import spread_out
+from vla_rl.testing.env_checks.traces import EnvTrace, Script, Slack, describe_difference
 
 ROUNDS, FEWEST = 32, 12
 """Episodes of every env: at most, and where ends and successes were seen."""
@@ -20,12 +20,12 @@ ENOUGH = 16
 """Actions after which something that never changed counts as standing still, where episodes are longer."""
 
 
-def wander(player: Player) -> tuple[dict[int, EnvTrace], list[EnvTrace]]:
+def run_random_episodes(player: Player) -> tuple[dict[int, EnvTrace], list[EnvTrace]]:
     """Run episodes from many states. Return the first ones, and those that ended."""
     began = perf_counter()
     first: dict[int, EnvTrace] = {}
     ended: list[EnvTrace] = []
-    splits = {split: spread(states) for split, states in player.splits.items() if states}
+    splits = {split: spread_out(states) for split, states in player.splits.items() if states}
     for index in range(ROUNDS):
         states = splits.get("eval" if index % 4 == 3 else "train", splits["train"])
         text_of = player.seen.won and player.seen.lost and len(ended) > 2 * len(player.env_ids)
@@ -34,13 +34,15 @@ def wander(player: Player) -> tuple[dict[int, EnvTrace], list[EnvTrace]]:
             break
         scripts = {}
         for env_id in (int(env_id) for env_id in player.env_ids):
-            number = env_id if player.slow else index * len(player.env_ids) + env_id
+            number = env_id if player.is_slow else index * len(player.env_ids) + env_id
             state = states[number % len(states)].id
-            length = min(player.limit(state), player.chunk * player.affordable(0.05, 1, player.limit(state)))
-            scripts[env_id] = player.script(state, KINDS[(index + env_id) % len(KINDS)], length, key=index)
+            length = min(
+                player.step_limit(state), player.chunk * player.affordable_chunks(0.05, 1, player.step_limit(state))
+            )
+            scripts[env_id] = player.make_script(state, KINDS[(index + env_id) % len(KINDS)], length, key=index)
         traces = player.roll_out(scripts, keep=lambda t: False)
         first = first or traces
-        ended += [trace for trace in traces.values() if trace.end is not None]
+        ended += [trace for trace in traces.values() if trace.end_step is not None]
     return first, ended
 
 
@@ -49,9 +51,9 @@ def actions_count(player: Player, whole_range: bool) -> None:
     if not player.seen.policy_acted:
         player.notice("not seen: an effect of actions; another source chose all that were executed")
         return
-    states = [state.id for state in spread(player.splits["train"])[: len(player.env_ids)]]
-    episode_limit = min(player.limit(state) for state in states)
-    length = min(episode_limit, player.chunk * player.affordable(0.06, 4, episode_limit))
+    states = [state.id for state in spread_out(player.splits["train"])[: len(player.env_ids)]]
+    episode_limit = min(player.step_limit(state) for state in states)
+    length = min(episode_limit, player.chunk * player.affordable_chunks(0.06, 4, episode_limit))
     rollouts = [_random_rollout(player, states, kind, length) for kind in ("lowest", "highest", "random", "extreme")]
     if _all_equal(rollouts):
         text = f"the same from states {states} after {length} actions at the lower bounds, at the upper ones, and drawn"
@@ -68,7 +70,9 @@ def _each_number_counts(
     player: Player, states: Sequence[int], length: int, episode_limit: int, whole_range: bool
 ) -> None:
     numbers = len(player.low)
-    seconds_needed = player.cost("reset") + -(-length // player.chunk) * player.cost("chunk_step")
+    seconds_needed = player.seconds_per_call("reset") + -(-length // player.chunk) * player.seconds_per_call(
+        "chunk_step"
+    )
     if length < min(episode_limit, ENOUGH):
         return
     if 3 * numbers * seconds_needed > 0.08 * player.seconds:
@@ -78,11 +82,13 @@ def _each_number_counts(
 
 
 def _random_rollout(player: Player, states: Sequence[int], kind: str, length: int) -> dict[int, EnvTrace]:
-    return player.roll_out({env_id: player.script(state, kind, length) for env_id, state in enumerate(states)})
+    return player.roll_out({env_id: player.make_script(state, kind, length) for env_id, state in enumerate(states)})
 
 
 def _all_equal(rollouts: Sequence[dict[int, EnvTrace]]) -> bool:
-    return not any(difference(rollouts[0][env_id], other[env_id], EXACT) for other in rollouts[1:] for env_id in other)
+    return not any(
+        describe_difference(rollouts[0][env_id], other[env_id], EXACT) for other in rollouts[1:] for env_id in other
+    )
 
 
 def success_is_reported(player: Player) -> None:
@@ -93,7 +99,7 @@ def success_is_reported(player: Player) -> None:
     rewarded = [end for end in sightings.ends if end.terminated and end.reward > 0 and end.earlier == 0]
     once = len({end.reward for end in rewarded}) == 1 and (len(rewarded) > 1 or rewarded[0].steps > 1)
     if once and not sightings.rewarded_between and not any(end.success for end in rewarded):
-        got = f"no success in {len(rewarded)} such ends{_opposite(sightings.ends)}"
+        got = f"no success in {len(rewarded)} such ends{_describe_other_ends(sightings.ends)}"
         expected = f"success where an episode ends with the only reward that it gives, {rewarded[0].reward:g}"
         player.expect(False, "chunk_step: success", expected, got, "tell the task's predicate")
     elif sightings.won and not sightings.lost:
@@ -164,7 +170,7 @@ def _limits_are_truncations(player: Player) -> None:
         player.expect(False, "chunk_step: terminated", text_of, got, "say terminated=True there")
 
 
-def _opposite(ends: Sequence[End]) -> str:
+def _describe_other_ends(ends: Sequence[End]) -> str:
     return ", but in others" if any(end.success for end in ends) else ""
 
 
@@ -206,13 +212,13 @@ def what_is_shown_changes(player: Player) -> None:
 
 def chosen_scripts(player: Player, length: int) -> dict[int, Script]:
     """Return a script for each env, from different states if enough are available."""
-    states = spread(player.splits["train"])
+    states = spread_out(player.splits["train"])
     env_ids = [int(env_id) for env_id in player.env_ids]
     kinds = ("random", "extreme", "slowly changing")
-    return {r: player.script(states[r % len(states)].id, kinds[r % 3], length, key=r) for r in env_ids}
+    return {r: player.make_script(states[r % len(states)].id, kinds[r % 3], length, key=r) for r in env_ids}
 
 
 def shortest_limit(player: Player) -> int:
     """Return the shortest step limit among the states that `chosen_scripts` uses."""
-    states = spread(player.splits["train"])[: len(player.env_ids)]
-    return int(np.min([player.limit(state.id) for state in states]))
+    states = spread_out(player.splits["train"])[: len(player.env_ids)]
+    return int(np.min([player.step_limit(state.id) for state in states]))

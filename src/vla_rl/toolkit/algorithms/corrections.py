@@ -38,17 +38,17 @@ class Proximal:
     """Threshold above which weights are dropped or truncated; None: none."""
 
     @property
-    def dropped(self) -> Tensor:
+    def dropped_terms(self) -> Tensor:
         """Loss terms without gradient, since their weight was above the threshold; bool."""
         return self.weights == 0
 
     @property
-    def trust(self) -> Tensor | None:
+    def trust_factor(self) -> Tensor | None:
         """Factor that the correction leaves of pi / mu in the gradient; None: all of it."""
         return None if self.behaviour is None else self.weights / self.behaviour.exp()
 
     @torch.no_grad()
-    def statistics(self, mask: Tensor) -> dict[str, Statistic]:
+    def compute_statistics(self, mask: Tensor) -> dict[str, Statistic]:
         """Return statistics of how far pi_old is from mu, and of the share of loss terms that are dropped or
         truncated."""
         statistics: dict[str, Statistic] = {}
@@ -67,9 +67,9 @@ def proximal_policy(entries: LossTerms, batch: Batch, settings: CorrectionSettin
     if settings.correction == "none":
         return Proximal(log_probs=mu, weights=torch.ones_like(mu))
     if settings.proximal == "interpolate":
-        old = interpolated(entries.log_probs, mu, batch.lag)
+        old = interpolate_log_probs(entries.log_probs, mu, batch.lag)
     else:
-        old = F.reduce_tokens(_required(batch.proximal_log_probs), batch.valid, settings.log_prob)
+        old = F.reduce_tokens(_require_log_probs(batch.proximal_log_probs), batch.valid, settings.log_prob)
     behaviour = F.log_ratio(old, mu)
     weights = behaviour.exp()
     if settings.correction == "v-trace":
@@ -83,7 +83,7 @@ def proximal_policy(entries: LossTerms, batch: Batch, settings: CorrectionSettin
     return Proximal(log_probs=old, weights=weights, behaviour=behaviour, limit=threshold)
 
 
-def interpolated(log_probs: Tensor, behaviour_log_probs: Tensor, lag: Tensor) -> Tensor:
+def interpolate_log_probs(log_probs: Tensor, behaviour_log_probs: Tensor, lag: Tensor) -> Tensor:
     """Approximate log pi_old without a forward pass and without gradient: log mu + a (log pi - log mu), with
     a = (v_old - v_mu) / (v_now - v_mu) of the three versions (A-3PO).
 
@@ -109,7 +109,7 @@ def renormalise_masked(
     threshold = settings.behaviour_weight_threshold
     if threshold is None or settings.proximal == "interpolate" or aggregation == "rlinf":
         return advantages
-    within_threshold = (_behaviour(rollout, settings.log_prob).exp() <= threshold).float()
+    within_threshold = (_compute_log_weights(rollout, settings.log_prob).exp() <= threshold).float()
     share = within_threshold.mean(-1) if settings.log_prob == "token" else within_threshold
     return attrs.evolve(advantages, counts=advantages.divisors[0] * share)
 
@@ -120,7 +120,7 @@ def renormalise_masked(
 def step_log_weights(rollout: Rollout, granularity: Literal["chunk", "action"]) -> Tensor:
     """Return log(pi_old / mu) of whole chunks or of actions, summed over their tokens and clamped to +-20:
     float32 [S, N] as in `losses.Steps`; 0 where not valid."""
-    weights = _behaviour(rollout, granularity)
+    weights = _compute_log_weights(rollout, granularity)
     return weights if granularity == "chunk" else by_action(weights)
 
 
@@ -180,15 +180,15 @@ def v_trace(
 # ------------------------------------------------------------------------------------------------------------ inside
 
 
-def _behaviour(rollout: Rollout, granularity: Granularity) -> Tensor:
+def _compute_log_weights(rollout: Rollout, granularity: Granularity) -> Tensor:
     """Return log(pi_old / mu), clamped to +-20: [T, N], [T, N, C] or [T, N, C, M]; 0 where not valid."""
-    old, valid = _required(rollout.proximal_log_probs).flatten(0, 1), rollout.valid.flatten(0, 1)
+    old, valid = _require_log_probs(rollout.proximal_log_probs).flatten(0, 1), rollout.valid.flatten(0, 1)
     mu = F.reduce_tokens(rollout.log_probs.flatten(0, 1), valid, granularity)
     weights = F.log_ratio(F.reduce_tokens(old, valid, granularity), mu)
     return weights.reshape(*rollout.samples.shape, *weights.shape[1:])
 
 
-def _required(proximal: Tensor | None) -> Tensor:
+def _require_log_probs(proximal: Tensor | None) -> Tensor:
     if proximal is None:
         raise ShapeError("the correction needs proximal_log_probs; set that field of the algorithm's Requirements")
     return proximal

@@ -35,7 +35,7 @@ def check_declarations(algorithm: Algorithm, name: str) -> None:
     """Raise PluginError with every wrong declaration of this plugin's algorithm."""
     errors = wrong_declarations(algorithm)
     if errors:
-        raise PluginError(f"algorithm {name!r}{_place(type(algorithm))}: " + "\n  ".join(map(str, errors)))
+        raise PluginError(f"algorithm {name!r}{_locate_class(type(algorithm))}: " + "\n  ".join(map(str, errors)))
 
 
 def wrong_declarations(algorithm: Algorithm) -> list[WrongDeclaration]:
@@ -48,10 +48,10 @@ def wrong_declarations(algorithm: Algorithm) -> list[WrongDeclaration]:
 
 def _of_needs(needs: Any) -> Iterator[WrongDeclaration]:
     if not isinstance(needs, Requirements):
-        names = _names(needs)
+        names = _list_names(needs)
         if names is None:
             got = f"the class {needs.__name__}" if isinstance(needs, type) else f"a {type(needs).__name__}"
-            remedy = f"{_line(Requirements(groups=True))}, for instance"
+            remedy = f"{_format_requirements(Requirements(groups=True))}, for instance"
         else:
             got = f"{type(needs).__name__} of {', '.join(map(repr, names)) or 'nothing'}"
             remedy = _as_requirements(names)
@@ -61,7 +61,7 @@ def _of_needs(needs: Any) -> Iterator[WrongDeclaration]:
             attribute="needs",
             expected="values with recomputed_values",
             got="no values",
-            remedy=_line(needs | Requirements(values=True)),
+            remedy=_format_requirements(needs | Requirements(values=True)),
         )
 
 
@@ -76,7 +76,7 @@ def _of_scope(scope: Any) -> Iterator[WrongDeclaration]:
         )
 
 
-def _names(needs: Any) -> list[str] | None:
+def _list_names(needs: Any) -> list[str] | None:
     """The strings in an author's `needs`, sorted; None where it holds anything else."""
     if isinstance(needs, str):
         return [needs]
@@ -90,7 +90,7 @@ def _as_requirements(names: Iterable[str]) -> str:
     """The line that says the same as these strings, and what became of names that are not in it."""
     fields = {name: RENAMED.get(name, name.replace("-", "_")) for name in names}
     chosen = {field: True for field in fields.values() if field in REQUIREMENTS}
-    parts = [_line(Requirements(**chosen))]
+    parts = [_format_requirements(Requirements(**chosen))]
     parts += [f"{name!r} is called {RENAMED[name]} now" for name in fields if name in RENAMED]
     for name, field in fields.items():
         if field not in REQUIREMENTS:
@@ -99,12 +99,12 @@ def _as_requirements(names: Iterable[str]) -> str:
     return "; ".join(parts)
 
 
-def _line(requirements: Requirements) -> str:
+def _format_requirements(requirements: Requirements) -> str:
     chosen = ", ".join(f"{name}=True" for name in REQUIREMENTS if getattr(requirements, name))
     return f"write `needs = Requirements({chosen})` (from vla_rl import Requirements)"
 
 
-def _place(kind: type) -> str:
+def _locate_class(kind: type) -> str:
     """The file and line of a class, " (FILE:LINE)"; nothing where that is not known."""
     try:
         return f" ({inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]})"

@@ -127,7 +127,7 @@ def loss_weights(
     return mask / relative, mask * (mask.numel() / mask.sum().clamp(min=1.0))
 
 
-def normalize(values: Tensor, mask: Tensor, eps: float = 1e-8, std: Deviation = "unbiased") -> Tensor:
+def normalize_masked(values: Tensor, mask: Tensor, eps: float = 1e-8, std: Deviation = "unbiased") -> Tensor:
     """Return (values - mean) / (std + eps) with the statistics of the n entries in `mask`. The result is 0 outside the
     mask, and everywhere if these entries are all equal.
 
@@ -262,7 +262,7 @@ def group_advantages(
             advantages = advantages * (len(inside) / (len(inside) - 1))
         out[members] = advantages / (inside.std() + eps) if by_group else advantages
     everywhere = normalize_by_std and not by_group
-    return normalize(out, torch.ones_like(out, dtype=torch.bool), eps) if everywhere else out
+    return normalize_masked(out, torch.ones_like(out, dtype=torch.bool), eps) if everywhere else out
 
 
 # ----------------------------------------------------------------------------------------------------- losses
@@ -299,7 +299,7 @@ def clipped_surrogate(
 
 
 @torch.no_grad()
-def clipped(
+def find_clipped(
     log_probs: Tensor,
     old_log_probs: Tensor,
     advantages: Tensor,
@@ -371,15 +371,15 @@ def value_loss(
     """
     check_shapes(values=values, returns=returns, old_values=old_values)
 
-    def penalty(error: Tensor) -> Tensor:
+    def penalise_error(error: Tensor) -> Tensor:
         if huber_delta is None:
             return error.square() / 2
         small = error.abs() <= huber_delta
         return torch.where(small, error.square() / 2, huber_delta * (error.abs() - huber_delta / 2))
 
-    loss = penalty(returns - values)
+    loss = penalise_error(returns - values)
     if clip is not None:
-        loss = torch.maximum(loss, penalty(returns - (old_values + (values - old_values).clamp(-clip, clip))))
+        loss = torch.maximum(loss, penalise_error(returns - (old_values + (values - old_values).clamp(-clip, clip))))
     return loss
 
 

@@ -42,7 +42,7 @@ class Steps:
     mask: Tensor
     """`valid` in the shape of the rollout's values: bool [T, N] for chunk steps, [T, N, C] for actions."""
 
-    def unflatten(self, flat: Tensor) -> Tensor:
+    def unflatten_steps(self, flat: Tensor) -> Tensor:
         """Return [S, N] in the shape of `mask`."""
         return flat if self.mask.dim() == 2 else by_chunk(flat, self.mask.shape[-1])
 
@@ -129,7 +129,7 @@ class LossTerms:
     """Weights within the whole optimiser step; 0 where not valid."""
 
     @property
-    def mask(self) -> Tensor:
+    def valid_mask(self) -> Tensor:
         return self.weights > 0
 
 
@@ -193,7 +193,7 @@ def policy_diagnostics(
     """
     dead = clipped if dead is None else dead
     check_shapes(log_probs=entries.log_probs, clipped=clipped, dead=dead, trust=trust, reference_kl=reference_kl)
-    mask = entries.mask
+    mask = entries.valid_mask
     log_ratio = F.log_ratio(entries.log_probs, entries.old_log_probs)
     ratio = log_ratio.exp()
     cut = log_ratio.abs() >= F.LOG_RATIO_LIMIT
@@ -235,10 +235,10 @@ def critic_advantages(
 ) -> Advantages:
     """Return advantages with the weights of both losses, from advantages and returns [S, N] of these steps: in the
     rollout's shape, and normalised over the whole rollout if the settings say so."""
-    advantages, returns = steps.unflatten(flat_advantages), steps.unflatten(flat_returns)
+    advantages, returns = steps.unflatten_steps(flat_advantages), steps.unflatten_steps(flat_returns)
     metrics = value_metrics(rollout, advantages, returns, steps.mask)
     if settings.normalize_advantages:
-        advantages = F.normalize(advantages, steps.mask, std=settings.advantage_std)
+        advantages = F.normalize_masked(advantages, steps.mask, std=settings.advantage_std)
     weights, counts = aggregation_weights(rollout, settings.log_prob, settings.aggregation)
     value_weights, value_counts = aggregation_weights(rollout, settings.advantage, settings.aggregation)
     return Advantages(

@@ -33,15 +33,15 @@ the loss terms."""
 def ppo_clip(settings: ClipSettings) -> MakeSurrogate:
     """Return PPO's clipped surrogate (`functional.clipped_surrogate`) with the settings' bounds."""
 
-    def surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> Surrogate:
+    def compute_surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> Surrogate:
         low, high, dual = settings.clip_low, settings.clip_high, settings.dual_clip
         triple = (log_probs, old_log_probs, advantages)
         return Surrogate(
             values=F.clipped_surrogate(*triple, low=low, high=high, dual_clip=dual),
-            clipped=F.clipped(*triple, low=low, high=high, dual_clip=dual),
+            clipped=F.find_clipped(*triple, low=low, high=high, dual_clip=dual),
         )
 
-    return surrogate
+    return compute_surrogate
 
 
 def proximal_policy_loss(
@@ -65,13 +65,13 @@ def proximal_policy_loss(
         entries,
         batch,
         clipped=surrogate.clipped,
-        dead=surrogate.clipped | old.dropped,
-        trust=old.trust,
+        dead=surrogate.clipped | old.dropped_terms,
+        trust=old.trust_factor,
         reference_kl=kl,
     )
     return Loss(
         total=F.weighted_sum(objective, entries.weights),
         metrics={"loss/policy": F.weighted_sum(weighted, entries.weights).detach()},
         maxima=maxima,
-        statistics={**statistics, **old.statistics(entries.mask)},
+        statistics={**statistics, **old.compute_statistics(entries.valid_mask)},
     )

@@ -48,12 +48,12 @@ RESERVED_NAMES = "the runtime writes {names}, and every name in {groups} itself"
 )
 
 
-def reserved(names: Iterable[str]) -> list[str]:
+def find_reserved(names: Iterable[str]) -> list[str]:
     """Return the names that are reserved for the runtime."""
     return [name for name in names if name in RESERVED or ("/" in name and name.split("/")[0] in RESERVED_GROUPS)]
 
 
-def guard(algorithm: str, extras: Mapping[str, str]) -> tuple[str, ResultGuard]:
+def guard_algorithm(algorithm: str, extras: Mapping[str, str]) -> tuple[str, ResultGuard]:
     """Return the checks of an algorithm plugin's results, in the form that `manager.wrap` takes wrappers.
 
     Args:
@@ -74,18 +74,18 @@ class ResultGuard:
     @hookimpl(wraps="algorithm")
     def advantages(self, rollout: Rollout) -> Generator[None, Advantages, Advantages]:
         result = yield
-        self._check("advantages", result.metrics)
+        self._check_names("advantages", result.metrics)
         self._check_extras(rollout, result.extras)
         return result
 
     @hookimpl(wraps="algorithm")
     def loss(self) -> Generator[None, Loss, Loss]:
         result = yield
-        self._check("loss", (*result.metrics, *result.maxima, *result.statistics))
+        self._check_names("loss", (*result.metrics, *result.maxima, *result.statistics))
         return result
 
-    def _check(self, method: str, names: Iterable[str]) -> None:
-        for name in reserved(names):
+    def _check_names(self, method: str, names: Iterable[str]) -> None:
+        for name in find_reserved(names):
             raise PluginError(
                 f"algorithm {self.algorithm!r} reports a metric {name!r} in `{method}`; {RESERVED_NAMES}: "
                 f"leave it out, or choose another name"

@@ -141,7 +141,7 @@ class VTraceSettings(CorrectionSettings):
             raise ValueError(f"has no effect with correction: {self.correction}; set correction: v-trace, or remove it")
 
     @c_bar.validator
-    def _ordered(self, _: object, c_bar: float) -> None:
+    def _check_bars(self, _: object, c_bar: float) -> None:
         if c_bar > self.rho_bar:
             raise ValueError(f"c_bar ({c_bar}) is above rho_bar ({self.rho_bar}); lower it, or raise rho_bar")
 
@@ -156,7 +156,7 @@ class SuccessFilter:
     """Highest mean success of a group that is kept, in [0, 1]."""
 
     @upper.validator
-    def _ordered(self, _: object, upper: float) -> None:
+    def _check_bounds(self, _: object, upper: float) -> None:
         if self.lower > upper:
             raise ValueError(f"filter.lower ({self.lower}) is above filter.upper ({upper})")
 
@@ -182,7 +182,7 @@ class GroupSettings(PolicySettings):
     """Drop groups in which any member hit the step limit."""
 
     @property
-    def filters(self) -> bool:
+    def drops_groups(self) -> bool:
         """Whether any group may be dropped."""
         return self.filter is not None or self.filter_identical or self.filter_truncated
 

@@ -25,7 +25,7 @@ class Mean(Statistic):
     @classmethod
     def of(cls, entries: Tensor, mask: Tensor) -> Mean:
         """Return the mean of the entries in the mask (bool, same shape)."""
-        return cls(torch.stack([_masked(entries, mask).sum(), mask.double().sum()]))
+        return cls(torch.stack([_mask_entries(entries, mask).sum(), mask.double().sum()]))
 
     def read(self, name: str) -> dict[str, float]:
         total, count = self.sums.tolist()
@@ -39,7 +39,7 @@ class EffectiveSize(Statistic):
     @classmethod
     def of(cls, weights: Tensor, mask: Tensor) -> EffectiveSize:
         """Return the statistic of importance weights u >= 0 in the mask (bool, same shape)."""
-        inside = _masked(weights, mask)
+        inside = _mask_entries(weights, mask)
         return cls(torch.stack([inside.sum(), inside.square().sum(), mask.double().sum()]))
 
     def read(self, name: str) -> dict[str, float]:
@@ -60,7 +60,7 @@ class RatioQuantiles(Statistic):
         counts = torch.zeros(BINS, dtype=torch.float64, device=bins.device)
         return cls(counts.scatter_add_(0, bins, mask.flatten().double()))
 
-    def quantile(self, share: float) -> float:
+    def ratio_quantile(self, share: float) -> float:
         """Return the ratio (middle of its bin) below which this share of the entries falls."""
         at = int(torch.searchsorted(self.sums.cumsum(0), share * self.sums.sum()))
         return math.exp(FINEST * math.sinh(((at + 0.5) / BINS * 2 - 1) * _REACH))
@@ -68,19 +68,19 @@ class RatioQuantiles(Statistic):
     def far_quantile(self, share: float) -> float:
         """Return the |log r| (middle of its bin) below which this share of the entries falls."""
         symmetric = type(self)(self.sums + self.sums.flip(0))  # bins are symmetric around r = 1
-        return math.log(symmetric.quantile((1 + share) / 2))
+        return math.log(symmetric.ratio_quantile((1 + share) / 2))
 
     def read(self, name: str) -> dict[str, float]:
         if not bool(self.sums.any()):
             return {}
         return {
-            f"{name}_p50": self.quantile(0.5),
-            f"{name}_p95": self.quantile(0.95),
+            f"{name}_p50": self.ratio_quantile(0.5),
+            f"{name}_p95": self.ratio_quantile(0.95),
             f"{name}_abs_log_p95": self.far_quantile(0.95),
         }
 
 
-def _masked(entries: Tensor, mask: Tensor) -> Tensor:
+def _mask_entries(entries: Tensor, mask: Tensor) -> Tensor:
     check_shapes(entries=entries, mask=mask)
     return torch.where(mask, entries, torch.zeros_like(entries)).double()
 

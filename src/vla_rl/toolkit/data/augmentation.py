@@ -18,7 +18,7 @@ from vla_rl.core.types import Array, Observation, to_numpy
 Generators = Sequence[np.random.Generator]
 
 
-def augment(obs: Observation, spec: AugmentSpec, seed: int, step: int, first: int) -> Observation:
+def augment_images(obs: Observation, spec: AugmentSpec, seed: int, step: int, first: int) -> Observation:
     """Return the observation with changed images, uint8 [B, H, W, 3] as before. Raise UserError for a camera that it
     does not have.
 
@@ -46,34 +46,34 @@ def change_images(images: Array, spec: AugmentSpec, generators: Generators) -> A
         changed = _resized_crop(changed, spec.random_resized_crop, generators)
     if spec.random_brightness:
         most = spec.random_brightness
-        changed = (changed + _draw(generators, -most, most)).clamp(0, 1)
+        changed = (changed + _draw_uniform(generators, -most, most)).clamp(0, 1)
     if spec.random_contrast != (1.0, 1.0):
         mean = changed.mean((2, 3), keepdim=True)
-        changed = (mean + (changed - mean) * _draw(generators, *spec.random_contrast)).clamp(0, 1)
+        changed = (mean + (changed - mean) * _draw_uniform(generators, *spec.random_contrast)).clamp(0, 1)
     if spec.random_saturation != (1.0, 1.0):
         hue, saturation, value = hsv_of(changed)
-        factor = _draw(generators, *spec.random_saturation)[:, 0]
+        factor = _draw_uniform(generators, *spec.random_saturation)[:, 0]
         changed = rgb_of(hue, (saturation * factor).clamp(0, 1), value)
     if spec.random_hue:
         hue, saturation, value = hsv_of(changed)
-        turn = _draw(generators, -spec.random_hue, spec.random_hue)[:, 0]
+        turn = _draw_uniform(generators, -spec.random_hue, spec.random_hue)[:, 0]
         changed = rgb_of((hue + turn) % 1, saturation, value)
     result: Array = (changed * 255).round().to(torch.uint8).movedim(1, -1).contiguous().numpy()
     return result
 
 
-def _draw(generators: Generators, low: float, high: float) -> torch.Tensor:
+def _draw_uniform(generators: Generators, low: float, high: float) -> torch.Tensor:
     """Return a uniform number for each image, [B, 1, 1, 1]."""
     return torch.tensor([rng.uniform(low, high) for rng in generators]).float()[:, None, None, None]
 
 
 def _resized_crop(images: torch.Tensor, crop: CropSpec, generators: Generators) -> torch.Tensor:
     """Return a random part of each image [B, 3, H, W], bilinearly stretched to the whole."""
-    area = _draw(generators, *crop.scale).flatten()
-    ratio = _draw(generators, *np.log(crop.ratio)).flatten().exp()
+    area = _draw_uniform(generators, *crop.scale).flatten()
+    ratio = _draw_uniform(generators, *np.log(crop.ratio)).flatten().exp()
     height, width = (area / ratio).sqrt().clamp(0, 1), (area * ratio).sqrt().clamp(0, 1)
-    top = _draw(generators, 0, 1).flatten() * (1 - height)
-    left = _draw(generators, 0, 1).flatten() * (1 - width)
+    top = _draw_uniform(generators, 0, 1).flatten() * (1 - height)
+    left = _draw_uniform(generators, 0, 1).flatten() * (1 - width)
     rows = top[:, None] + height[:, None] * torch.linspace(0, 1, images.shape[2])
     columns = left[:, None] + width[:, None] * torch.linspace(0, 1, images.shape[3])
     shape = (len(images), images.shape[2], images.shape[3])

@@ -25,7 +25,7 @@ def check_numbers(instance: Any, attribute: Any, numbers: Any) -> None:
         if not numbers:
             raise ValueError("is an empty list; give episodes, or leave the key out")
         for item in numbers:
-            _bounds(item)
+            _parse_range(item)
 
 
 @frozen(kw_only=True)
@@ -46,11 +46,11 @@ class EpisodeFilter:
     def __init__(self, choice: EpisodeChoice) -> None:
         self._choice = choice
         items = choice.exclude if isinstance(choice, Exclusion) else choice if isinstance(choice, tuple) else ()
-        self._ranges = [_bounds(item) for item in items]
+        self._ranges = [_parse_range(item) for item in items]
         self.last = max(high for _, high in self._ranges) if isinstance(choice, tuple) else None
         """Highest number that is read; None: unknown."""
 
-    def takes(self, number: int, place: int) -> bool:
+    def includes_episode(self, number: int, place: int) -> bool:
         """Return whether the episode with this number, at this place in order (from 0), is read."""
         if isinstance(self._choice, int):
             return place < self._choice
@@ -63,19 +63,20 @@ class EpisodeFilter:
             return place >= self._choice
         return self.last is not None and number > self.last
 
-    def select(self, source: str, numbers: Sequence[int]) -> list[int]:
-        """Return those of a data set's episode numbers, in order, that are read. Raise UserError as `check` does."""
-        self.check(source, numbers)
-        return [number for place, number in enumerate(numbers) if self.takes(number, place)]
+    def select_episodes(self, source: str, numbers: Sequence[int]) -> list[int]:
+        """Return those of a data set's episode numbers, in order, that are read. Raise UserError as `check_choice`
+        does."""
+        self.check_choice(source, numbers)
+        return [number for place, number in enumerate(numbers) if self.includes_episode(number, place)]
 
-    def check(self, source: str, numbers: Sequence[int]) -> None:
+    def check_choice(self, source: str, numbers: Sequence[int]) -> None:
         """Raise UserError for a number or range of the key that none of the data set's episodes has, and where no
         episode is left."""
         for low, high in self._ranges:
             if not any(low <= number <= high for number in numbers):
                 named = f"episode {low}" if low == high else f"episodes {low} to {high}"
                 raise UserError(f"{source} has no {named}, which `episodes` names; it has {format_numbers(numbers)}")
-        if numbers and not any(self.takes(number, place) for place, number in enumerate(numbers)):
+        if numbers and not any(self.includes_episode(number, place) for place, number in enumerate(numbers)):
             raise UserError(f"{source}: `episodes` excludes all {len(numbers)} episodes; leave some in")
 
 
@@ -99,7 +100,7 @@ def format_numbers(numbers: Iterable[int], quote: bool = False) -> str:
     return ", ".join([*texts[:LISTED], *more])
 
 
-def _bounds(item: int | str) -> tuple[int, int]:
+def _parse_range(item: int | str) -> tuple[int, int]:
     """Return the first and last number of an item. Raise ValueError for what is neither a number nor a range."""
     if isinstance(item, int) and item >= 0:
         return item, item

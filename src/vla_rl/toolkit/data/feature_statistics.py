@@ -27,7 +27,7 @@ class FeatureStatistics:
     quantiles: Mapping[str, Array]
 
     @staticmethod
-    def of(rows: Array, shape: tuple[int, ...]) -> FeatureStatistics:
+    def from_rows(rows: Array, shape: tuple[int, ...]) -> FeatureStatistics:
         """Compute the statistics of float64 [n, D]; each gets this shape, with D numbers (a scalar: [1])."""
         shape = shape or (1,)
         return FeatureStatistics(

@@ -90,7 +90,7 @@ class LeRobotWriter:
         self._statistics: dict[str, FeatureStatistics] = {}
         try:
             if (folder / "meta" / "info.json").is_file():
-                self._read()
+                self._load_existing()
         except BaseException:
             self._lock.close()
             raise
@@ -116,16 +116,16 @@ class LeRobotWriter:
         if recording.identity in self.identities:
             return False
         features = features_of(recording)
-        self._check(features)
+        self._check_features(features)
         if not len(recording):
             raise UserError(f"{self.folder}: an episode without rows cannot be recorded")
-        table, statistics = self._table(recording), self._statistics_of(recording)
+        table, statistics = self._build_table(recording), self._statistics_of(recording)
         if recording.instruction not in self.tasks:
             self.tasks[recording.instruction] = len(self.tasks)
             _write_table(self.folder / "meta" / "tasks.parquet", _tasks_table(self.tasks))
         chunk, file = divmod(self.episodes, FILES_IN_CHUNK)
         _write_table(self.folder / DATA.format(chunk_index=chunk, file_index=file), table)
-        self._list(recording, statistics)
+        self._list_episode(recording, statistics)
         self.features = features
         self.episodes = self.episodes + 1
         self.frames = self.frames + len(recording)
@@ -138,12 +138,12 @@ class LeRobotWriter:
 
     # ------------------------------------------------------------------------------------------------------ inside
 
-    def _check(self, features: Mapping[str, Any]) -> None:
+    def _check_features(self, features: Mapping[str, Any]) -> None:
         if self.features is None or features == self.features:
             return
         new, existing = dict(features), dict(self.features)
         different = [
-            f"{name}: {_formatted(new.get(name))} here, {_formatted(existing.get(name))} there"
+            f"{name}: {_format_feature(new.get(name))} here, {_format_feature(existing.get(name))} there"
             for name in sorted(new.keys() | existing.keys())
             if new.get(name) != existing.get(name)
         ]
@@ -153,18 +153,18 @@ class LeRobotWriter:
             + "\n  choose another folder"
         )
 
-    def _table(self, recording: Recording) -> Any:
+    def _build_table(self, recording: Recording) -> Any:
         columns: dict[str, Any] = {
             f"observation.images.{camera}": [
                 {"bytes": data, "path": f"frame-{row:06d}.png"} for row, data in enumerate(images)
             ]
             for camera, images in recording.images.items()
         }
-        columns |= {name: _column(array) for name, array in _numbers(recording).items()}
-        numbers = self._indices(recording)
+        columns |= {name: _build_column(array) for name, array in _numeric_features(recording).items()}
+        numbers = self._build_indices(recording)
         return pa.table(columns | {name: pa.array(numbers[name], kind) for name, (_, kind) in INDICES.items()})
 
-    def _indices(self, recording: Recording) -> dict[str, Array]:
+    def _build_indices(self, recording: Recording) -> dict[str, Array]:
         """Return the columns of `INDICES`, [n] each."""
         rows = np.arange(len(recording))
         task = self.tasks.get(recording.instruction, len(self.tasks))
@@ -179,9 +179,9 @@ class LeRobotWriter:
     def _statistics_of(self, recording: Recording) -> dict[str, FeatureStatistics]:
         """Return the statistics of all features: over the rows, and as in lerobot over the actions of a chunk."""
         statistics = {}
-        for name, array in (_numbers(recording) | self._indices(recording)).items():
+        for name, array in (_numeric_features(recording) | self._build_indices(recording)).items():
             numbers = array.reshape(-1, array.shape[-1] if array.ndim > 1 else 1).astype(np.float64)
-            statistics[name] = evolve(FeatureStatistics.of(numbers, numbers.shape[1:]), count=len(array))
+            statistics[name] = evolve(FeatureStatistics.from_rows(numbers, numbers.shape[1:]), count=len(array))
         chosen = np.unique(np.linspace(0, len(recording) - 1, SHOWN).astype(int))
         for camera, images in recording.images.items():
             frames = np.stack([np.asarray(Image.open(io.BytesIO(images[row])).convert("RGB")) for row in chosen])
@@ -190,7 +190,7 @@ class LeRobotWriter:
             )
         return statistics
 
-    def _list(self, recording: Recording, statistics: Mapping[str, FeatureStatistics]) -> None:
+    def _list_episode(self, recording: Recording, statistics: Mapping[str, FeatureStatistics]) -> None:
         """Add an episode whose data are written to the list of episodes."""
         index, file = self.episodes, self.episodes // LISTED
         file_of = dict(zip(("chunk_index", "file_index"), divmod(file, FILES_IN_CHUNK), strict=True))
@@ -236,12 +236,16 @@ class LeRobotWriter:
         }
         _write_text(self.folder / "meta" / "info.json", json.dumps(info, indent=1))
 
-    def _read(self) -> None:
+    def _load_existing(self) -> None:
         """Load the state of an existing data set. Raise UserError for another program's data set, and for one of
         another kind."""
         try:
             info = read_record(self.folder / "meta" / "info.json").data
-            lines = [line for file in _lists(self.folder) for line in pq.read_table(arrow_name(file)).to_pylist()]
+            lines = [
+                line
+                for file in _find_episode_lists(self.folder)
+                for line in pq.read_table(arrow_name(file)).to_pylist()
+            ]
             tasks = pq.read_table(arrow_name(self.folder / "meta" / "tasks.parquet")).to_pydict()
             identities = self._read_origins(len(lines))
             file_numbers = [(line["data/chunk_index"], line["data/file_index"]) for line in lines]
@@ -317,13 +321,13 @@ def features_of(recording: Recording) -> dict[str, Any]:
             "shape": [height, width, 3],
             "names": ["height", "width", "channels"],
         }
-    for name, array in _numbers(recording).items():
+    for name, array in _numeric_features(recording).items():
         names = ["step", "dimension"] if array.ndim > 2 else None
         features[name] = {"dtype": str(array.dtype), "shape": list(array.shape[1:]) or [1], "names": names}
     return features | {name: {"dtype": kind, "shape": [1], "names": None} for name, (kind, _) in INDICES.items()}
 
 
-def _numbers(recording: Recording) -> dict[str, Array]:
+def _numeric_features(recording: Recording) -> dict[str, Array]:
     """Return the numeric features: name -> [n, ...]; scalar features are [n]."""
     features: dict[str, Array] = {}
     if recording.state.shape[1]:
@@ -342,7 +346,7 @@ def _numbers(recording: Recording) -> dict[str, Array]:
     return {name: array[:, 0] if array.shape[1:] == (1,) else array for name, array in features.items()}
 
 
-def _column(array: Array) -> Any:
+def _build_column(array: Array) -> Any:
     if array.ndim == 1:
         return pa.array(array)
     column = pa.array(array.reshape(-1))
@@ -351,11 +355,11 @@ def _column(array: Array) -> Any:
     return column
 
 
-def _formatted(feature: Mapping[str, Any] | None) -> str:
+def _format_feature(feature: Mapping[str, Any] | None) -> str:
     return "nothing" if feature is None else f"{feature['dtype']} {feature['shape']}"
 
 
-def _lists(folder: Path) -> list[Path]:
+def _find_episode_lists(folder: Path) -> list[Path]:
     return sorted((folder / "meta" / "episodes").glob("*/*.parquet"))
 
 

@@ -55,7 +55,7 @@ class MixedDemonstrations(Demonstrations):
             start = self._ends[number] - self.sizes[number]
             obs, chunks = self._parts[number].read_samples(indices[chosen] - start)
             rows.append(chosen)
-            observations.append(attrs.evolve(obs, images=self._resized(obs.images)))
+            observations.append(attrs.evolve(obs, images=self._resize_cameras(obs.images)))
             actions.append(to_numpy(chunks))
         back = np.argsort(np.concatenate(rows))
         return Observation.concat(observations).take(back), np.concatenate(actions)[back]
@@ -82,8 +82,8 @@ class MixedDemonstrations(Demonstrations):
     def data_properties(self) -> DataProperties:
         return self._properties
 
-    def _resized(self, images: Mapping[str, Any]) -> dict[str, Array]:
-        return {camera: resize(to_numpy(batch), *self._height_width[camera]) for camera, batch in images.items()}
+    def _resize_cameras(self, images: Mapping[str, Any]) -> dict[str, Array]:
+        return {camera: resize_images(to_numpy(batch), *self._height_width[camera]) for camera, batch in images.items()}
 
 
 def _check_alike(parts: Sequence[Demonstrations], names: Sequence[str]) -> DataProperties:
@@ -108,7 +108,7 @@ def _check_alike(parts: Sequence[Demonstrations], names: Sequence[str]) -> DataP
     return known
 
 
-def resize(images: Array, height: int, width: int) -> Array:
+def resize_images(images: Array, height: int, width: int) -> Array:
     """Return images uint8 [B, H, W, 3] in another size, by Lanczos' filter, as OpenVLA's data loader does."""
     if images.shape[1:3] == (height, width):
         return images

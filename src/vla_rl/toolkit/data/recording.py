@@ -42,11 +42,11 @@ class RecordSettings:
         if value and self.rows != "steps":
             raise ValueError("needs rows: steps, since no separate row follows a chunk")
 
-    def records(self, what: Literal["evaluation", "rollout"], step: int) -> bool:
+    def is_recorded(self, what: Literal["evaluation", "rollout"], step: int) -> bool:
         """Return whether the rollout or the evaluation at `step` is recorded."""
         return self.what in (what, "both") and (self.every == 0 or step % self.every == 0)
 
-    def keeps(self, success: bool) -> bool:
+    def keeps_episode(self, success: bool) -> bool:
         """Return whether an episode with this outcome is kept."""
         return self.only == "all" or success == (self.only == "success")
 
@@ -87,7 +87,7 @@ class Recording:
         return len(self.actions)
 
 
-def png(image: Array) -> bytes:
+def encode_png(image: Array) -> bytes:
     """Encode an image, uint8 [H, W, 3], as PNG; fast rather than small."""
     import numpy as np
     from PIL import Image

@@ -36,13 +36,13 @@ class StepWindows:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def find(self, indices: Array) -> tuple[Array, Array]:
+    def locate_samples(self, indices: Array) -> tuple[Array, Array]:
         """Return (episode, step within it), int64 [B] each, of samples int64 [B]."""
         episodes = np.searchsorted(self._ends, indices, side="right")
         starts = np.concatenate([[0], self._ends[:-1]])
         return episodes, indices - starts[episodes]
 
-    def rewards(
+    def sum_rewards(
         self, indices: Array, rewards: Array, rows: Array, last: Array, stride: int, discount: float
     ) -> RecordedRewards:
         """Return what followed samples int64 [B].
@@ -65,7 +65,7 @@ class StepWindows:
         )
 
 
-def statistics(features: Mapping[str, Array]) -> dict[str, dict[str, tuple[float, ...]]]:
+def compute_statistics(features: Mapping[str, Array]) -> dict[str, dict[str, tuple[float, ...]]]:
     """Return the statistics of arrays [steps, D] over all steps, for `Demonstrations.data_statistics`; std with divisor
     n, as in OpenVLA's and lerobot's files."""
     result = {}

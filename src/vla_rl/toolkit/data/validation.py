@@ -12,7 +12,7 @@ from attrs import frozen
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Array, DataProperties, EnvInfo, Observation, RecordedRewards, contiguous, to_numpy
+from vla_rl.core.types import Array, DataProperties, EnvInfo, Observation, RecordedRewards, make_contiguous, to_numpy
 
 Sizes = Mapping[str, tuple[int, ...]]
 """Image sizes by camera, (height, width)."""
@@ -76,7 +76,7 @@ def sample_flaws(
 
 def _array_flaws(indices: Array, array: Any, shape: tuple[int, ...], what: str) -> Iterator[Flaw]:
     """Yield the problems of actions or states (`what`)."""
-    actual = None if array is None else f"{_dtype(array)} {list(np.shape(to_numpy(array)))}"
+    actual = None if array is None else f"{_format_dtype(array)} {list(np.shape(to_numpy(array)))}"
     expected = f"float32 {list(shape)}"
     if actual != expected:
         yield Flaw(
@@ -110,8 +110,8 @@ def _bounds_flaws(env: EnvInfo, indices: Array, actions: Array, outside: float) 
 def _image_flaws(indices: Array, camera: str, image: Any, sizes: Sizes) -> Iterator[Flaw]:
     where = f"samples {indices[0]} to {indices[-1]}, images of {camera!r}"
     shape, count = tuple(np.shape(to_numpy(image))), len(indices)
-    actual = f"{_dtype(image)} {list(shape)}"
-    if _dtype(image) != "uint8" or len(shape) != 4 or shape[0] != count or shape[3] != 3:
+    actual = f"{_format_dtype(image)} {list(shape)}"
+    if _format_dtype(image) != "uint8" or len(shape) != 4 or shape[0] != count or shape[3] != 3:
         yield Flaw(where, f"uint8 [{count}, H, W, 3]", actual, "convert or turn them")
     elif camera in sizes and shape[1:3] != sizes[camera]:
         expected = f"{sizes[camera][0]} x {sizes[camera][1]} pixels as in other samples"
@@ -119,7 +119,7 @@ def _image_flaws(indices: Array, camera: str, image: Any, sizes: Sizes) -> Itera
         yield Flaw(where, expected, got, "resize them, or leave out those episodes (the data's key `episodes`)")
 
 
-def _dtype(array: Any) -> str:
+def _format_dtype(array: Any) -> str:
     return str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
 
 
@@ -191,7 +191,7 @@ class CheckedDemonstrations(Demonstrations):
         self._sizes: dict[str, tuple[int, ...]] = {}
         self._warned: set[str] = set()
         probes = np.unique(np.linspace(0, data.num_samples() - 1, PROBES).astype(np.int64))
-        instruction_of = {index: self._read(np.array([index]))[0].instructions[0] for index in probes.tolist()}
+        instruction_of = {index: self._read_checked(np.array([index]))[0].instructions[0] for index in probes.tolist()}
         strange = {index: text for index, text in instruction_of.items() if unknown_instruction(env, text)}
         if len(strange) == len(instruction_of):
             index, text = next(iter(strange.items()))
@@ -202,14 +202,14 @@ class CheckedDemonstrations(Demonstrations):
                 f"  {simulator} says: {instructions}\n"
                 "  choose its data set, or let the data plugin give the simulator's instruction for each task"
             )
-        self._warn(instruction_of)
+        self._warn_unknown(instruction_of)
 
     def num_samples(self) -> int:
         return self._data.num_samples()
 
     def read_samples(self, indices: Any) -> tuple[Observation, Array]:
-        obs, actions = self._read(np.asarray(to_numpy(indices)))
-        self._warn(dict(zip(to_numpy(indices).tolist(), obs.instructions, strict=True)))
+        obs, actions = self._read_checked(np.asarray(to_numpy(indices)))
+        self._warn_unknown(dict(zip(to_numpy(indices).tolist(), obs.instructions, strict=True)))
         return obs, actions
 
     def read_rewards(self, indices: Any, discount: float) -> RecordedRewards:
@@ -229,7 +229,7 @@ class CheckedDemonstrations(Demonstrations):
     def data_properties(self) -> DataProperties:
         return self._data.data_properties()
 
-    def _read(self, indices: Array) -> tuple[Observation, Array]:
+    def _read_checked(self, indices: Array) -> tuple[Observation, Array]:
         try:
             obs, actions = self._data.read_samples(indices)
         except UserError:
@@ -237,14 +237,14 @@ class CheckedDemonstrations(Demonstrations):
         except Exception:
             if len(indices) > 1:
                 for index in indices:  # if one sample differs from the others, it is named
-                    self._read(np.array([index]))
+                    self._read_checked(np.array([index]))
             raise
         for flaw in sample_flaws(self._env, self._chunk, indices, obs, actions, self._sizes, FAR_OUTSIDE):
             raise UserError(f"{self._source} does not go with {self._simulator}: {flaw}")
         self._sizes |= {name: tuple(image.shape[1:3]) for name, image in obs.images.items()}
-        return obs.contiguous(), contiguous(actions)
+        return obs.contiguous(), make_contiguous(actions)
 
-    def _warn(self, instruction_of: Mapping[int, str]) -> None:
+    def _warn_unknown(self, instruction_of: Mapping[int, str]) -> None:
         for index, text in instruction_of.items():
             if text in self._warned or len(self._warned) >= WARNINGS or not unknown_instruction(self._env, text):
                 continue

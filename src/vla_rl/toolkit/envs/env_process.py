@@ -25,7 +25,7 @@ from vla_rl.core.errors import NotOffered, PluginError, UserError
 from vla_rl.core.types import Array
 from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.envs.single_env import ChunkRecord, Outcome, SingleEnv, View
-from vla_rl.toolkit.processes import held, ignore_signals, leave_with_parent, unguarded_call
+from vla_rl.toolkit.processes import delay_signals, ignore_signals, leave_with_parent, unguarded_call
 
 if TYPE_CHECKING:
     from vla_rl.toolkit.envs.single_env import MakeEnv
@@ -65,10 +65,10 @@ class _Served(gymnasium.Env[Any, Any]):
     ) -> dict[int, Answer]:
         """Call `method` on each env in turn and return the replies. Envs in `to_recreate` are recreated first."""
         for env_id in to_recreate:
-            self._drop(env_id)
-        return {env_id: self._answer(method, env_id, arguments) for env_id, arguments in requests.items()}
+            self._drop_env(env_id)
+        return {env_id: self._answer_request(method, env_id, arguments) for env_id, arguments in requests.items()}
 
-    def _answer(self, method: str, env_id: int, arguments: tuple[Any, ...]) -> Answer:
+    def _answer_request(self, method: str, env_id: int, arguments: tuple[Any, ...]) -> Answer:
         try:
             if env_id not in self.envs:
                 self.envs[env_id] = _created_env(self._make, self._first + env_id)
@@ -87,21 +87,21 @@ class _Served(gymnasium.Env[Any, Any]):
     def _step_chunk(self, env: SingleEnv, actions: Array, stop_at_end: bool) -> ChunkAnswer:
         """Execute a chunk."""
 
-        def step(action: Array) -> Outcome:
+        def step_env(action: Array) -> Outcome:
             outcome = env.step(action)
             if not isinstance(outcome, Outcome):
                 raise PluginError(_wrong_type(env, "step", outcome, "Outcome(reward, success, terminated, truncated)"))
             return outcome
 
         record = ChunkRecord(actions)
-        record.execute(step, stop_at_end)
+        record.execute_chunk(step_env, stop_at_end)
         takeover = (record.source, record.executed_actions) if record.source.any() else None
         return ChunkAnswer(record.rewards, record.flags, _checked_view(env), takeover)
 
     def _expert_chunk(self, env: SingleEnv) -> Array:
         return np.asarray(env.expert_chunk(self._chunk), np.float32)
 
-    def _drop(self, env_id: int) -> None:
+    def _drop_env(self, env_id: int) -> None:
         with suppress(Exception):  # it is broken
             self.envs.pop(env_id).close()
 
@@ -141,7 +141,7 @@ def _checked_view(env: SingleEnv) -> View:
         raise PluginError(_wrong_type(env, "render", view, "View(images, state)"))
     if not isinstance(view.images, Mapping):
         raise PluginError(
-            f"{_method_location(env, 'render')} returned a View whose images are {_formatted(view.images)}; "
+            f"{_method_location(env, 'render')} returned a View whose images are {_format_value(view.images)}; "
             "name them by camera: View({'main': image}, state)"
         )
     images = {name: np.asarray(image) for name, image in view.images.items()}
@@ -151,12 +151,12 @@ def _checked_view(env: SingleEnv) -> View:
 def _wrong_type(env: SingleEnv, method: str, got: object, expected: str) -> str:
     gym = ", as gymnasium's does" if isinstance(got, tuple) else ""
     return (
-        f"{_method_location(env, method)} returned {_formatted(got)}{gym}; "
+        f"{_method_location(env, method)} returned {_format_value(got)}{gym}; "
         f"return {expected}, from vla_rl.toolkit.envs.single_env import {expected.partition('(')[0]}"
     )
 
 
-def _formatted(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     return "None" if value is None else f"an object of type {type(value).__name__}"
@@ -176,9 +176,11 @@ class _ProcessType(Protocol):
 
     def __init__(self, make: MakeEnv, first: int, chunk: int) -> None: ...
 
-    def send(self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]) -> None: ...
+    def send_requests(
+        self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]
+    ) -> None: ...
 
-    def receive(self, timeout: float) -> dict[int, Answer]:
+    def receive_answers(self, timeout: float) -> dict[int, Answer]:
         """Return the replies. Raises TimeoutError, EOFError or ConnectionError."""
 
     def close(self) -> None: ...
@@ -196,10 +198,10 @@ class Inline:
         """Envs that have been called at least once."""
         return self._served.envs
 
-    def send(self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]) -> None:
+    def send_requests(self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]) -> None:
         self._call = method, requests, to_recreate
 
-    def receive(self, timeout: float) -> dict[int, Answer]:
+    def receive_answers(self, timeout: float) -> dict[int, Answer]:
         return self._served.answer(*self._call)
 
     def close(self) -> None:
@@ -213,7 +215,7 @@ class SeparateProcess:
         multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
         make_served = _MakeServed(make, first, chunk, os.getpid())
         try:
-            with held():  # a signal to the whole job reaches neither the fork server nor the envs
+            with delay_signals():  # a signal to the whole job reaches neither the fork server nor the envs
                 self._vector: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
                     [make_served], shared_memory=False, context="forkserver"
                 )
@@ -229,10 +231,10 @@ class SeparateProcess:
         Finalize(self, self._process.kill, exitpriority=0)  # multiprocessing would ask it to end in vain, and wait
         self.pid = self._process.pid or 0
 
-    def send(self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]) -> None:
+    def send_requests(self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]) -> None:
         self._vector.call_async("answer", method, requests, to_recreate)
 
-    def receive(self, timeout: float) -> dict[int, Answer]:
+    def receive_answers(self, timeout: float) -> dict[int, Answer]:
         try:
             answers: dict[int, Answer] = self._vector.call_wait(timeout)[0]
         except (EOFError, ConnectionError) as exc:
@@ -243,7 +245,7 @@ class SeparateProcess:
         return answers
 
     def close(self) -> None:
-        begun = _descendants(self.pid)
+        begun = _find_descendants(self.pid)
         self._process.kill()  # envs need no cleanup, and a hanging one would not answer
         self._process.join()
         for process in begun:  # started by envs, such as a game engine's server: nothing else ends them
@@ -254,7 +256,7 @@ class SeparateProcess:
             pipe.close()
 
 
-def _descendants(pid: int) -> list[psutil.Process]:
+def _find_descendants(pid: int) -> list[psutil.Process]:
     """Return all descendants of a process."""
     try:
         return list(psutil.Process(pid).children(recursive=True))
@@ -297,7 +299,7 @@ class EnvProcess:
     _unsent: str = ""
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self._process is not None
 
     @property
@@ -310,25 +312,25 @@ class EnvProcess:
         assert isinstance(self._process, Inline)
         return self._process.envs[env_id]
 
-    def start(self) -> None:
+    def start_process(self) -> None:
         self._process = self.process_type(self.make, self.first, self.chunk)
         self.episodes = 0
 
-    def send(self, method: str, requests: Mapping[int, tuple[Any, ...]]) -> None:
+    def send_requests(self, method: str, requests: Mapping[int, tuple[Any, ...]]) -> None:
         assert self._process is not None
         try:
             self._unsent = ""
-            self._process.send(method, requests, self._to_recreate & requests.keys())
+            self._process.send_requests(method, requests, self._to_recreate & requests.keys())
         except OSError as exc:
             self._unsent = f"its process ended before {method}: {exc}"
 
-    def receive(self, timeout: float, deadline: float) -> dict[int, Answer] | str:
+    def receive_answers(self, timeout: float, deadline: float) -> dict[int, Answer] | str:
         """Return the replies, or a text that says what is wrong with the process."""
         assert self._process is not None
         if self._unsent:
             return self._unsent
         try:
-            return self._process.receive(timeout)
+            return self._process.receive_answers(timeout)
         except multiprocessing.TimeoutError:
             return f"no answer for {deadline:g} s (processes.deadline_s)"
         except ConnectionError as exc:
@@ -348,7 +350,7 @@ class EnvProcess:
         self._to_recreate.add(env_id)
         return True
 
-    def stale(self, limits: Processes) -> bool:
+    def is_stale(self, limits: Processes) -> bool:
         """Return whether the process has reached its limit of episodes or memory."""
         if self._process is None or self._process.pid == os.getpid():
             return False
@@ -381,10 +383,10 @@ class EnvProcess:
 
 def start_all(processes: Sequence[EnvProcess]) -> None:
     """Start the processes that are not running, in parallel."""
-    missing = [process for process in processes if not process.runs]
+    missing = [process for process in processes if not process.is_running]
     if len(missing) > 1 and missing[0].process_type is SeparateProcess:
         with ThreadPoolExecutor(len(missing)) as pool:
-            list(pool.map(EnvProcess.start, missing))
+            list(pool.map(EnvProcess.start_process, missing))
     else:
         for process in missing:
-            process.start()
+            process.start_process()

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 MANY = 1000
 """Triangles up to which a mesh is not simplified."""
 FEWEST, MOST = 16, 32
-"""Bounds of `cells` for `clustered`. Within them images of 64 and of 224 pixels look unchanged."""
+"""Bounds of `cells` for `cluster_vertices`. Within them images of 64 and of 224 pixels look unchanged."""
 CHANGED = ("mesh_vert", "mesh_face", "mesh_facenormal", "mesh_facetexcoord", "mesh_facenum")
-"""Arrays of a MuJoCo model that `simplified` replaces."""
+"""Arrays of a MuJoCo model that `simplify_meshes` replaces."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -43,7 +43,7 @@ def cells_for(side: int) -> int:
     return min(max(side // 4, FEWEST), MOST)
 
 
-def clustered(vertices: Array, triangles: Array, cells: int) -> Clustered:
+def cluster_vertices(vertices: Array, triangles: Array, cells: int) -> Clustered:
     """Replace the vertices in each cube by their mean (Rossignac and Borrel 1993). Degenerate triangles, and duplicates
     with the same orientation, are removed.
 
@@ -80,13 +80,13 @@ def normals_of(vertices: Array, triangles: Array, mesh: Clustered) -> Array:
 
 
 @contextmanager
-def simplified(model: mujoco.MjModel, cells: int) -> Iterator[None]:
+def simplify_meshes(model: mujoco.MjModel, cells: int) -> Iterator[None]:
     """Replace the model's meshes by simpler ones inside the context, for code that copies them to a graphics card. The
     physics afterwards is as before. Corners keep their normals and texture coordinates. Two 64-pixel images of a LIBERO
     scene have 600,000 triangles, which take nine tenths of a CPU's rendering time.
 
     Args:
-        cells: resolution, as `clustered` takes it.
+        cells: resolution, as `cluster_vertices` takes it.
     """
     originals = {name: getattr(model, name).copy() for name in CHANGED}
     try:
@@ -96,7 +96,7 @@ def simplified(model: mujoco.MjModel, cells: int) -> Iterator[None]:
             all_vertices = slice(vertices, vertices + int(model.mesh_vertnum[mesh]))
             if model.mesh_facenum[mesh] <= MANY:
                 continue
-            simple = clustered(model.mesh_vert[all_vertices], model.mesh_face[all_faces], cells)
+            simple = cluster_vertices(model.mesh_vert[all_vertices], model.mesh_face[all_faces], cells)
             if not len(simple.kept):
                 continue
             left = slice(faces, faces + len(simple.kept))

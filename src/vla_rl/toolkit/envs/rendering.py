@@ -39,19 +39,19 @@ class ProbeResult:
     timed_out: bool = False
     """The probe gave no answer, which says nothing of what is installed."""
 
-    def remedy(self, fix: str) -> str:
+    def choose_remedy(self, fix: str) -> str:
         """Return what to do: `fix` where the probe failed, to try again where it timed out, nothing where it works."""
         return "" if self.works else BUSY if self.timed_out else fix
 
 
-def install(name: str) -> int:
+def install_interface(name: str) -> int:
     """Run the script that installs a rendering interface. Return its exit status. Raises UserError for another name."""
     if name not in INSTALLERS:
         raise UserError(f"{name!r} cannot be installed; there are: {', '.join(INSTALLERS)}")
     return subprocess.run(["sh", str(Path(__file__).with_name(INSTALLERS[name]))], check=False).returncode
 
 
-def probe(name: str, seconds: float = PROBE_SECONDS) -> ProbeResult:
+def probe_rendering(name: str, seconds: float = PROBE_SECONDS) -> ProbeResult:
     """Run one of `cli.probes.PROBES` in a process."""
     if name == "vulkan":
         use_unpacked_driver()
@@ -69,21 +69,21 @@ def probe(name: str, seconds: float = PROBE_SECONDS) -> ProbeResult:
 
 
 @lru_cache
-def _works(name: str) -> ProbeResult:
-    return probe(name)
+def _probe_once(name: str) -> ProbeResult:
+    return probe_rendering(name)
 
 
-def require(name: str, user: str) -> None:
+def require_rendering(name: str, user: str) -> None:
     """Raise UserError, with the command that fixes it, if rendering through "egl", "osmesa" or "vulkan" fails here.
 
     Args:
         user: who needs it, for the message.
     """
-    result = _works(name)
+    result = _probe_once(name)
     if not result.works:
         raise UserError(
             f"{user} draws with {name}, which does not work on this machine: {result.detail}\n"
-            f"  {result.remedy(f'fix it with: {FIXES[name]}')}\n"
+            f"  {result.choose_remedy(f'fix it with: {FIXES[name]}')}\n"
             f"  `vla-rl doctor` tries everything"
         )
 
@@ -93,7 +93,7 @@ def require_mujoco(user: str) -> None:
     chose is not tried."""
     interface = os.environ.get("MUJOCO_GL", "egl")
     if interface in FIXES:
-        require(interface, user)
+        require_rendering(interface, user)
 
 
 def mujoco_error(error: Exception) -> UserError:

@@ -32,11 +32,11 @@ class Processes:
 
     @recycle_episodes.validator
     @recycle_mib.validator
-    def _alone(self, attribute: Any, value: int | None) -> None:
+    def _check_recycling(self, attribute: Any, value: int | None) -> None:
         if value is not None and self.envs_per_process != 1:
             raise ValueError("envs that share a process cannot get a fresh one; also give envs_per_process: 1")
 
-    def shares(self, num_envs: int) -> list[range]:
+    def split_envs(self, num_envs: int) -> list[range]:
         """Return the range of envs that live in each process, as even as possible."""
         each = self.envs_per_process
         count = len(os.sched_getaffinity(0)) if each is None else math.ceil(num_envs / each)

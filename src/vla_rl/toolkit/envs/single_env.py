@@ -79,7 +79,7 @@ class ChunkRecord:
         self.executed_actions = actions.copy()
         """float32 [C, A]."""
 
-    def execute(self, step: Callable[[Array], Outcome], stop_at_end: bool) -> None:
+    def execute_chunk(self, step: Callable[[Array], Outcome], stop_at_end: bool) -> None:
         """Execute the chunk by `step`, up to the end of the episode if `stop_at_end`."""
         for i, action in enumerate(self._actions):
             outcome = step(action)

@@ -31,7 +31,7 @@ from vla_rl.core.types import (
 from vla_rl.toolkit.envs.env_process import ChunkAnswer, EnvProcess, Inline, SeparateProcess, start_all
 from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.envs.single_env import MakeEnv, SingleEnv, View
-from vla_rl.toolkit.waiting import waiting
+from vla_rl.toolkit.waiting import register_work
 
 RESET_TRIES = 3
 """Attempts to create and reset an env, for one reset."""
@@ -70,7 +70,7 @@ class SubprocEnvs(SimEnv):
                 "separate process (processes.envs_per_process: 1, and no processes.apart: false), or num_envs: 1"
             )
         process_type: type[SeparateProcess | Inline] = SeparateProcess if apart else Inline
-        shares = processes.shares(self.num_envs) if apart else [range(i, i + 1) for i in range(self.num_envs)]
+        shares = processes.split_envs(self.num_envs) if apart else [range(i, i + 1) for i in range(self.num_envs)]
         first = context.first_env
         self._env_processes = [
             EnvProcess(env_ids=env_ids, first=first, make=make_env, process_type=process_type, chunk=self._chunk)
@@ -95,7 +95,7 @@ class SubprocEnvs(SimEnv):
         }
         for env_id, (state, _) in requests.items():
             self._instructions[env_id] = self._instruction_of_state[state]
-            if self._process_of[env_id].stale(self._processes):
+            if self._process_of[env_id].is_stale(self._processes):
                 self._process_of[env_id].discard()
         missing = requests
         for _ in range(RESET_TRIES):
@@ -105,10 +105,10 @@ class SubprocEnvs(SimEnv):
                 self._process_of[env_id].was_reset(env_id)
             missing = {env_id: requests[env_id] for env_id in missing.keys() - answers.keys()}
             if not missing:
-                return self._observation(env_ids)
+                return self._build_observation(env_ids)
         env_id = min(missing)
         texts = [text for env_id in missing for text in self._faults.get(env_id, ())]
-        raise UserError(f"env {self._number(env_id)} broke {RESET_TRIES} times in reset:\n{texts[-1]}")
+        raise UserError(f"env {self._env_number(env_id)} broke {RESET_TRIES} times in reset:\n{texts[-1]}")
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         """Execute a chunk. An env that breaks, or whose process does, executes nothing, keeps its last observation, and
@@ -130,7 +130,7 @@ class SubprocEnvs(SimEnv):
                 source[env_id], executed_actions[env_id] = takeover
         succeeded, terminated, truncated, executed, late = flags
         return ChunkResult(
-            obs=self._observation(range(self.num_envs)),
+            obs=self._build_observation(range(self.num_envs)),
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
@@ -162,7 +162,7 @@ class SubprocEnvs(SimEnv):
             process.discard()
 
     @property
-    def apart(self) -> bool:
+    def has_own_processes(self) -> bool:
         """Whether each env has its own process."""
         return all(
             process.process_type is SeparateProcess and len(process.env_ids) == 1 for process in self._env_processes
@@ -178,7 +178,7 @@ class SubprocEnvs(SimEnv):
         """Process id of each env; 0: none before its first reset."""
         return [process.pid for process in self._process_of]
 
-    def env(self, i: int) -> SingleEnv:
+    def inline_env(self, i: int) -> SingleEnv:
         """Return the i-th env object after its reset, if envs live in this process (`processes: {apart: false}`)."""
         return self._process_of[i].local_env(i)
 
@@ -192,9 +192,9 @@ class SubprocEnvs(SimEnv):
         for env_id, given in arguments.items():
             requests_of_process.setdefault(self._process_of[env_id].env_ids.start, {})[env_id] = given
         processes = [(self._process_of[start], requests) for start, requests in requests_of_process.items()]
-        new_processes = {id(process) for process, _ in processes if not process.runs}
+        new_processes = {id(process) for process, _ in processes if not process.is_running}
         env_ids = [env_id for process, requests in processes if id(process) in new_processes for env_id in requests]
-        with waiting("starting envs", len(env_ids), self._tasks(env_ids)) as note:
+        with register_work("starting envs", len(env_ids), self._describe_tasks(env_ids)) as note:
             return self._call_processes(method, processes, flaw, new_processes, note)
 
     def _call_processes(
@@ -215,13 +215,13 @@ class SubprocEnvs(SimEnv):
         start_all([process for process, _ in processes])
         begun = time.monotonic()
         for process, requests in processes:
-            process.send(method, requests)
+            process.send_requests(method, requests)
         answers: dict[int, Any] = {}
         refused: list[Exception] = []
         started = 0
         for process, requests in processes:
             deadline = self._processes.deadline_s * len(requests)
-            got = process.receive(max(0.0, begun + deadline - time.monotonic()), deadline)
+            got = process.receive_answers(max(0.0, begun + deadline - time.monotonic()), deadline)
             if id(process) in new_processes:
                 started += len(requests)
                 note(started)
@@ -234,11 +234,13 @@ class SubprocEnvs(SimEnv):
             for env_id, (kind, answer) in got.items():
                 if kind in ("user error", "not offered"):
                     refused.append((UserError if kind == "user error" else NotOffered)(answer))
-                elif kind == "answer" and method in ("reset", "step_chunk") and (mismatch := self._mismatch(answer)):
-                    place = f"env {self._number(env_id)}"
+                elif (
+                    kind == "answer" and method in ("reset", "step_chunk") and (mismatch := self._find_mismatch(answer))
+                ):
+                    place = f"env {self._env_number(env_id)}"
                     refused.append(UserError(f"{place}: {mismatch}; correct `render` of the env, or `EnvInfo`"))
                 elif fault := answer if kind == "broken" else flaw(answer):
-                    self._note_fault(env_id, f"env {self._number(env_id)}: {fault}")
+                    self._note_fault(env_id, f"env {self._env_number(env_id)}: {fault}")
                     mended &= process.schedule_recreation(env_id)
                 else:
                     valid[env_id] = answer
@@ -250,7 +252,7 @@ class SubprocEnvs(SimEnv):
             raise refused[0]
         return answers
 
-    def _tasks(self, env_ids: Iterable[int]) -> str:
+    def _describe_tasks(self, env_ids: Iterable[int]) -> str:
         """Describe the tasks of these envs briefly."""
         first, *others = dict.fromkeys(self._instructions[env_id] for env_id in env_ids) or ("",)
         return f"{first:.60}{f' and {len(others)} other tasks' if others else ''}"
@@ -264,11 +266,11 @@ class SubprocEnvs(SimEnv):
     def _note_fault(self, env_id: int, text: str) -> None:
         self._faults.setdefault(env_id, []).append(text)
 
-    def _number(self, env_id: int) -> int:
+    def _env_number(self, env_id: int) -> int:
         """Return the run-wide number of an env."""
         return self._process_of[env_id].first + env_id
 
-    def _observation(self, env_ids: Iterable[int]) -> Observation:
+    def _build_observation(self, env_ids: Iterable[int]) -> Observation:
         views = [self._views[env_id] for env_id in env_ids]
         instructions_of_envs = [self._instructions[env_id] for env_id in env_ids]
         return Observation(
@@ -279,7 +281,7 @@ class SubprocEnvs(SimEnv):
             state=np.stack([view.state for view in views if view.state is not None]) if self.info.state_dim else None,
         )
 
-    def _mismatch(self, answer: Any) -> str:
+    def _find_mismatch(self, answer: Any) -> str:
         """Describe what of an answer differs from the simulator's `EnvInfo`: an observation's type or shape, or a
         takeover; empty if nothing does. Recreating the env would not help."""
         if isinstance(answer, ChunkAnswer) and answer.takeover is not None and not self.info.takeovers:

@@ -14,7 +14,7 @@ SUCCESS = "env/success_rate"
 ROLLOUT, EVALUATION = "#4c72b0", "#c44e52"
 
 
-def draw(curves: Mapping[str, Series], evaluations: Sequence[Interval], title: str = "") -> Any:
+def draw_curves(curves: Mapping[str, Series], evaluations: Sequence[Interval], title: str = "") -> Any:
     """Plot one panel per metric, side by side; evaluations with their intervals are in the panel of success. Return a
     matplotlib Figure."""
     from matplotlib.figure import Figure

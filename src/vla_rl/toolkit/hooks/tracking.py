@@ -104,24 +104,24 @@ class Tracker:
         self._thread.start()
 
     def on_update_end(self, step: int, metrics: dict[str, float]) -> None:
-        self._videos()
-        self._enqueue("metrics", lambda: self._store.scalars(step, metrics))
+        self._upload_videos()
+        self._enqueue_call("metrics", lambda: self._store.scalars(step, metrics))
 
     def on_eval_end(self, step: int, evaluation: Evaluation) -> None:
         values = scalars_of(evaluation)
-        self._enqueue("an evaluation", lambda: self._store.scalars(step, values))
+        self._enqueue_call("an evaluation", lambda: self._store.scalars(step, values))
         self._evaluated = step
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        self._videos()
+        self._upload_videos()
         self._saved = step, folder
         if self._settings.artifacts == "all":
-            self._checkpoint()
+            self._upload_checkpoint()
 
     def on_run_end(self) -> None:
-        self._videos()
+        self._upload_videos()
         if self._settings.artifacts == "last":
-            self._checkpoint()
+            self._upload_checkpoint()
         self._finished = True
         self.close()
 
@@ -148,7 +148,7 @@ class Tracker:
                 print(f"{self._name}: uploading what is left, for {limit:.0f} s at most", file=sys.stderr, flush=True)
             thread.join(0.1)
 
-    def _videos(self) -> None:
+    def _upload_videos(self) -> None:
         """Hand in the videos of the last evaluation. The hook that makes them may receive that event after this one, so
         they are looked up later."""
         step = self._evaluated
@@ -156,9 +156,9 @@ class Tracker:
         if step is None or self._run is None or not self._settings.videos:
             return
         for file in sorted((Path(self._run.folder) / "videos").glob(f"step_{step:06d}_ep*.mp4")):
-            self._enqueue("a video", lambda file=file: self._store.video(step, file))  # type: ignore[misc]
+            self._enqueue_call("a video", lambda file=file: self._store.video(step, file))  # type: ignore[misc]
 
-    def _checkpoint(self) -> None:
+    def _upload_checkpoint(self) -> None:
         """Hand in the last checkpoint as a copy, since the run may remove it before its upload."""
         if self._saved is None or self._run is None:
             return
@@ -171,7 +171,7 @@ class Tracker:
             self._warn_once("a checkpoint", exc)
             return
 
-        def upload() -> None:
+        def upload_copy() -> None:
             try:
                 self._store.checkpoint(step, copied)
             finally:
@@ -180,9 +180,9 @@ class Tracker:
                     if parent.is_dir() and not any(parent.iterdir()):
                         parent.rmdir()
 
-        self._enqueue("a checkpoint", upload)
+        self._enqueue_call("a checkpoint", upload_copy)
 
-    def _enqueue(self, what: str, call: Callable[[], None]) -> None:
+    def _enqueue_call(self, what: str, call: Callable[[], None]) -> None:
         if self._thread is not None:
             self._todo.put((what, call))
 
@@ -190,10 +190,12 @@ class Tracker:
         """Run the tracker's thread: open, pass events in order, close."""
         assert self._run is not None
         try:
-            self._begin(self._run)
+            self._open_run(self._run)
         except BaseException as exc:  # a tracker may raise anything, SystemExit too
             self._failing = True
-            logger.warning("%s takes nothing of this run, which continues without it: %s", self._name, _words(exc))
+            logger.warning(
+                "%s takes nothing of this run, which continues without it: %s", self._name, _format_error(exc)
+            )
             return
         atexit.register(self.close)  # registered after the tracker's own handler, so that it runs before that
         while (item := self._todo.get()) is not None:
@@ -210,7 +212,7 @@ class Tracker:
             self._warn_once("the end of the run", exc)
         atexit.unregister(self.close)
 
-    def _begin(self, run: Run) -> None:
+    def _open_run(self, run: Run) -> None:
         file = Path(run.folder) / FILE
         run_ids: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         name, where = self._store.open(run, run_ids.get(self._name) if run.first_step else None)
@@ -226,7 +228,7 @@ class Tracker:
                 "%s did not take %s: %s\n  the run continues; further failures are not shown",
                 self._name,
                 what,
-                _words(exc),
+                _format_error(exc),
             )
 
 
@@ -243,12 +245,12 @@ def scalars_of(evaluation: Evaluation) -> dict[str, float]:
     }
 
 
-def flat(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_spec(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested keys, {"train": {"lr": 1}} -> {"train.lr": 1}; lists stay whole."""
     flattened: dict[str, Any] = {}
     for key, value in spec.items():
         if isinstance(value, Mapping) and value:
-            flattened |= flat(value, f"{prefix}{key}.")
+            flattened |= flatten_spec(value, f"{prefix}{key}.")
         else:
             flattened[f"{prefix}{key}"] = value
     return flattened
@@ -262,5 +264,5 @@ def link_or_copy(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def _words(exc: BaseException) -> str:
+def _format_error(exc: BaseException) -> str:
     return (str(exc).strip() or type(exc).__name__).partition("\n\n")[0]

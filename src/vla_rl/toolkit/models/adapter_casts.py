@@ -25,16 +25,16 @@ class _CastAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *masters: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)  # a weight without gradient stays without one
-        return tuple(_cast(masters, DTYPE))
+        return tuple(_cast_tensors(masters, DTYPE))
 
     @staticmethod
     @once_differentiable
     def backward(_: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        wide = iter(_cast([gradient for gradient in gradients if gradient is not None], torch.float32))
+        wide = iter(_cast_tensors([gradient for gradient in gradients if gradient is not None], torch.float32))
         return tuple(None if gradient is None else next(wide) for gradient in gradients)
 
 
-def _cast(tensors: Any, dtype: torch.dtype) -> list[Tensor]:
+def _cast_tensors(tensors: Any, dtype: torch.dtype) -> list[Tensor]:
     copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
     if copies:
         torch._foreach_copy_(copies, list(tensors))

@@ -65,7 +65,7 @@ def peft_config(config: LoRAConfig, layers: Sequence[str]) -> LoraConfig:
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+def seed_torch(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Seed PyTorch's global generators, of the CPU and of that device, inside the block; afterwards they are as
     before."""
     import torch
@@ -80,7 +80,7 @@ def insert_adapters(network: nn.Module, config: LoRAConfig, seed: int) -> None:
     values depend on the seed alone. They are float32, also if the network is not."""
     from peft import inject_adapter_in_model
 
-    with seeded(seed):
+    with seed_torch(seed):
         inject_adapter_in_model(peft_config(config, trained_layers(network)), network)
     for name, parameter in network.named_parameters():
         if MARK in name:  # peft gives them the precision of their layer
@@ -146,9 +146,9 @@ class MergedAdapters:
     float32 and rounded once to the weights' type).
 
     The layers' own weights are frozen, so a copy made once restores their bits exactly. In mode "in_place" it is in
-    host memory: as many bytes as the adapted layers have (13 GiB of a 7B model in bfloat16), which `unmerge` copies
-    back to the device (0.3 s from pinned memory at 55 GB/s). In mode "copy" merged weights are a second set on the
-    device, and only pointers change.
+    host memory: as many bytes as the adapted layers have (13 GiB of a 7B model in bfloat16), which `restore_weights`
+    copies back to the device (0.3 s from pinned memory at 55 GB/s). In mode "copy" merged weights are a second set on
+    the device, and only pointers change.
     """
 
     def __init__(self, network: nn.Module, mode: str) -> None:
@@ -158,11 +158,11 @@ class MergedAdapters:
             raise UserError("lora.merge_for_acting: no layer of the network has an adapter; leave it out")
         self._in_place = mode == "in_place"
         copied = _host_copy if self._in_place else _empty_like
-        self._second = [copied(_weight(layer).data) for layer in self._layers]
+        self._second = [copied(_base_weight(layer).data) for layer in self._layers]
         """For each layer, its own weight in host memory (in_place), or memory for the merged one (copy)."""
         self.merged = False
 
-    def merge(self) -> None:
+    def merge_weights(self) -> None:
         """Let the network compute with merged weights. Do nothing where it does."""
         import torch
 
@@ -171,16 +171,16 @@ class MergedAdapters:
         self.merged = True
         with torch.no_grad():
             for index, layer in enumerate(self._layers):
-                weight = _weight(layer)
+                weight = _base_weight(layer)
                 merged = _merged_weight(layer)
                 if self._in_place:
                     weight.data.copy_(merged)
                 else:
                     self._second[index].copy_(merged)
-                    self._exchange(index)
+                    self._exchange_weight(index)
                 layer.merged_adapters.append("default")
 
-    def unmerge(self) -> None:
+    def restore_weights(self) -> None:
         """Restore the bits of the layers' own weights, so that adapters are computed separately. Do nothing if they
         are."""
         if not self.merged:
@@ -188,20 +188,20 @@ class MergedAdapters:
         for index, layer in enumerate(self._layers):
             layer.merged_adapters.clear()
             if self._in_place:
-                _weight(layer).data.copy_(self._second[index], non_blocking=True)
+                _base_weight(layer).data.copy_(self._second[index], non_blocking=True)
             else:
-                self._exchange(index)
+                self._exchange_weight(index)
         self.merged = False
 
-    def _exchange(self, index: int) -> None:
+    def _exchange_weight(self, index: int) -> None:
         """Exchange the memory that a layer computes with for that of the second set."""
-        weight = _weight(self._layers[index])
+        weight = _base_weight(self._layers[index])
         other = self._second[index]
         self._second[index] = weight.data
         weight.data = other
 
 
-def _weight(layer: Any) -> nn.Parameter:
+def _base_weight(layer: Any) -> nn.Parameter:
     """Return the own weight of an adapted layer."""
     weight: nn.Parameter = layer.get_base_layer().weight
     return weight
@@ -211,7 +211,7 @@ def _merged_weight(layer: Any) -> Tensor:
     """Return W + scale B A of an adapted layer in float32. Who uses it rounds it, once: acting, saving and exporting
     have equal bits then."""
     delta: Tensor = layer.get_delta_weight("default").detach()
-    return _weight(layer).detach().float() + delta.float()
+    return _base_weight(layer).detach().float() + delta.float()
 
 
 def _host_copy(tensor: Tensor) -> Tensor:
@@ -246,7 +246,7 @@ class MergedState:
         """Tensors by name, without the adapters' updates."""
         self._adapted: dict[str, Any] = {f"{name}.weight": network.get_submodule(name) for name in layers}
 
-    def read(self, name: str) -> Tensor:
+    def read_tensor(self, name: str) -> Tensor:
         """Return a tensor. A sum of weights and update is rounded once, as in `MergedAdapters`."""
         tensor = self.tensors[name].detach()
         merged = _merged_weight(self._adapted[name]) if name in self._adapted else tensor

@@ -27,20 +27,20 @@ class BagOfWords:
         self._rows = rows
         self._index: dict[str, int] = {}
         self._bags = torch.zeros(0, rows, device=device)
-        self._learn(instructions)
+        self._learn_instructions(instructions)
 
     def __call__(self, instructions: Sequence[str]) -> Tensor:
         """Return bags float32 [B, rows] of norm about 1 each, to multiply with the embedding table."""
-        self._learn(text for text in instructions if text not in self._index)
+        self._learn_instructions(text for text in instructions if text not in self._index)
         rows = np.array([self._index[text] for text in instructions], np.int64)
         return self._bags[as_tensor(rows, self._bags.device)]
 
-    def _learn(self, instructions: Iterable[str]) -> None:
+    def _learn_instructions(self, instructions: Iterable[str]) -> None:
         for text in dict.fromkeys(instructions):
             self._index[text] = len(self._bags)
-            self._bags = torch.cat([self._bags, self._bag(text)[None].to(self._bags)])
+            self._bags = torch.cat([self._bags, self._count_words(text)[None].to(self._bags)])
 
-    def _bag(self, text: str) -> Tensor:
+    def _count_words(self, text: str) -> Tensor:
         words = re.findall(r"\w+", text.lower())
         terms = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
         rows = torch.tensor([crc32(term.encode()) % self._rows for term in terms], dtype=torch.int64)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from attrs import frozen
 
 from vla_rl.core.errors import CheckpointError
-from vla_rl.core.paths import expanded
+from vla_rl.core.paths import expand_tilde
 from vla_rl.core.spec.structure import Problems, Structurer, at, keys_of
 from vla_rl.toolkit.json_files import Record, path_inside, read_record
-from vla_rl.toolkit.waiting import waiting
+from vla_rl.toolkit.waiting import register_work
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -39,7 +39,7 @@ MAX_CHUNK, MAX_TOKENS = 4096, 1 << 16
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def resolve(name: str, wanted: Sequence[str], builtin: Path | None = None, download: bool = True) -> Path:
+def resolve_checkpoint(name: str, wanted: Sequence[str], builtin: Path | None = None, download: bool = True) -> Path:
     """Return the folder of a checkpoint given as `builtin:NAME`, a folder, or `OWNER/NAME[@REVISION]` of the hub. A hub
     name is taken from the local cache, or downloaded into it (unless `download` is False). Raise CheckpointError if
     it cannot be found.
@@ -54,7 +54,7 @@ def resolve(name: str, wanted: Sequence[str], builtin: Path | None = None, downl
             available = ", ".join(f"builtin:{p.name}" for p in sorted(builtin.glob("*")) if p.is_dir()) or "none"
             raise CheckpointError(f"no built-in checkpoint {name!r}; there are: {available}")
         return folder
-    folder = expanded(name)
+    folder = expand_tilde(name)
     if folder.is_dir():
         return folder
     if HUB_NAME.fullmatch(name):
@@ -83,9 +83,9 @@ def open_to_readers(folder: Path, files: Iterable[Path] | None = None) -> None:
 
 
 def folder_of(name: str, builtin: Path | None = None) -> Path | None:
-    """Return the folder as `resolve` does, without using the hub or its cache: None for a hub name."""
-    folder = expanded(name)
-    return None if HUB_NAME.fullmatch(name) and not folder.is_dir() else resolve(name, (), builtin)
+    """Return the folder as `resolve_checkpoint` does, without using the hub or its cache: None for a hub name."""
+    folder = expand_tilde(name)
+    return None if HUB_NAME.fullmatch(name) and not folder.is_dir() else resolve_checkpoint(name, (), builtin)
 
 
 def _from_hub(name: str, wanted: Sequence[str], download: bool) -> Path:
@@ -120,14 +120,14 @@ def read_file(path: Path, reader: Callable[[Path], T]) -> T:
     """Read a file of a checkpoint with `reader`. Raise CheckpointError that names the file, whatever is wrong with
     it."""
     if not path.is_file():
-        clause = unfinished(path.parent) or _inside(path)
+        clause = describe_unfinished(path.parent) or _suggest_subfolders(path)
         raise CheckpointError(f"{path.parent} is not a complete checkpoint: it has no {path.name}{clause}")
     try:
         return reader(path)
     except CheckpointError:
         raise
     except Exception as error:
-        raise unreadable(path, error) from error
+        raise unreadable_error(path, error) from error
 
 
 def read_keys(path: Path) -> Record:
@@ -213,7 +213,7 @@ def read_pickled(path: Path, keys: Sequence[str] = (), mmap: bool = False) -> di
 
 def find_tokenizer(folder: Path, named: str | None) -> Path:
     """Return the path of tokenizer.json, in the checkpoint's folder or where the spec says. Raise CheckpointError."""
-    location = folder if named is None else expanded(named)
+    location = folder if named is None else expand_tilde(named)
     file = location / TOKENIZER if location.is_dir() else location
     if not file.is_file():
         raise CheckpointError(
@@ -238,7 +238,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     return read_file(path, lambda file: Tokenizer.from_file(str(file)))
 
 
-def unreadable(path: Path, error: Exception) -> CheckpointError:
+def unreadable_error(path: Path, error: Exception) -> CheckpointError:
     """Return the error for a checkpoint file that cannot be read, with the usual causes."""
     with path.open("rb") as file:
         pointer = file.read(40).startswith(b"version https://git-lfs")
@@ -268,14 +268,14 @@ def _not_tensors_alone(path: Path, error: str) -> str:
     )
 
 
-def unfinished(folder: Path) -> str:
+def describe_unfinished(folder: Path) -> str:
     """Return a clause that names the files of an unfinished download, or an empty text."""
     partial_files = [p for p in folder.rglob("*") if p.suffix in UNFINISHED]
     names = ", ".join(str(p.relative_to(folder)) for p in sorted(partial_files)[:4])
     return f"; unfinished downloads are there: {names}" if partial_files else ""
 
 
-def _inside(path: Path) -> str:
+def _suggest_subfolders(path: Path) -> str:
     """Return a clause that names subfolders which hold the file, as in a trainer's own folder, or an empty text."""
     copies = sorted({*path.parent.glob(f"*/{path.name}"), *path.parent.glob(f"checkpoints/*/*/{path.name}")})
     return f"; there is one in {', '.join(str(file.parent) for file in copies[-3:])}" if copies else ""
@@ -294,12 +294,12 @@ class WeightFiles:
     shapes: Shapes
     """Shapes of the tensors by public name."""
 
-    def each(self, visit: Callable[[str, Tensor], None]) -> None:
+    def visit_tensors(self, visit: Callable[[str, Tensor], None]) -> None:
         """Call `visit` with every tensor on the CPU, one at a time."""
         from safetensors import safe_open
 
         read = 0
-        with waiting("loading the model", sum(path.stat().st_size for path in self.files) // MB) as note:
+        with register_work("loading the model", sum(path.stat().st_size for path in self.files) // MB) as note:
             for path, names in self.files.items():
                 try:
                     with safe_open(path, "pt") as file:
@@ -311,7 +311,7 @@ class WeightFiles:
                 except CheckpointError:
                     raise
                 except Exception as error:
-                    raise unreadable(path, error) from error
+                    raise unreadable_error(path, error) from error
 
 
 def as_they_are(names: Collection[str]) -> Mapping[str, str]:
@@ -334,7 +334,7 @@ def find_weights(folder: Path, open_names: Callable[[Collection[str]], Mapping[s
                 names = tuple(file.keys())
                 tensors[path] = {name: tuple(file.get_slice(name).get_shape()) for name in names}
         except Exception as error:
-            raise unreadable(path, error) from error
+            raise unreadable_error(path, error) from error
     opened = open_names([name for shapes in tensors.values() for name in shapes])
     return WeightFiles(
         folder=folder,
@@ -346,8 +346,8 @@ def find_weights(folder: Path, open_names: Callable[[Collection[str]], Mapping[s
 def _weight_paths(folder: Path) -> list[Path]:
     single, index = folder / WEIGHTS, folder / INDEX
     if not single.is_file() and index.is_file():
-        named = read_record(index, CheckpointError).record("weight_map")
-        shards = sorted({named.text(name) for name in named.data})
+        named = read_record(index, CheckpointError).get_record("weight_map")
+        shards = sorted({named.get_text(name) for name in named.data})
         paths = [path_inside(folder, name, f"{named.source}", CheckpointError) for name in shards]
     else:
         paths = [single]
@@ -358,19 +358,20 @@ def _weight_paths(folder: Path) -> list[Path]:
         raise CheckpointError(_distributed_alone(folder, sharded[0]))
     if missing and len(paths) == 1:
         raise CheckpointError(
-            f"{folder} is not a complete checkpoint: it has no {missing[0]}{_other_format(folder)}{unfinished(folder)}"
+            f"{folder} is not a complete checkpoint: it has no "
+            f"{missing[0]}{_other_format(folder)}{describe_unfinished(folder)}"
         )
     if missing:
         raise CheckpointError(
             f"{folder} is half-downloaded: {len(missing)} of {len(paths)} weight files are missing "
-            f"({', '.join(missing)}){unfinished(folder)}; fetch them again"
+            f"({', '.join(missing)}){describe_unfinished(folder)}; fetch them again"
         )
     return paths
 
 
 def _adapter_alone(folder: Path) -> str:
     """What to do with a peft adapter without its base."""
-    base = read_keys(folder / ADAPTER_CONFIG).text("base_model_name_or_path", "")
+    base = read_keys(folder / ADAPTER_CONFIG).get_text("base_model_name_or_path", "")
     fact = f"{folder} holds a peft adapter of {base!r} and not the weights, which are read; merge it into them"
     if (folder / "config.json").is_file() and "type" not in read_json(folder / "config.json"):
         return f"{fact} with peft's merge_and_unload()"
@@ -416,10 +417,10 @@ def check_names(expected: Shapes, stored: Shapes, source: Path, remedy: str = ""
         "unexpected": sorted(stored.keys() - expected.keys()),
         "of another shape": sorted(wrong),
     }
-    lines = [f"  {what} ({len(names)}): {_some(names)}" for what, names in problems.items() if names]
+    lines = [f"  {what} ({len(names)}): {_format_names(names)}" for what, names in problems.items() if names]
     if lines:
         raise CheckpointError("\n".join([f"{source} does not fit the model that is asked for{remedy}:", *lines]))
 
 
-def _some(names: list[str]) -> str:
+def _format_names(names: list[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

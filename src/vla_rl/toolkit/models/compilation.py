@@ -50,11 +50,11 @@ class CompilationReport:
     notes: tuple[str, ...] = ()
     """Remarks for results.json and the console: the compiler failed, or compiles too often."""
 
-    def metrics(self) -> dict[str, float]:
+    def to_metrics(self) -> dict[str, float]:
         return {"compile/seconds": self.seconds, "compile/recompilations": float(self.recompilations)}
 
     @classmethod
-    def merged(cls, reports: Iterable[CompilationReport]) -> CompilationReport:
+    def merge_reports(cls, reports: Iterable[CompilationReport]) -> CompilationReport:
         """Return the report of several workers: they compile at the same time, so the longest counts."""
         reports = list(reports)
         return cls(
@@ -109,21 +109,21 @@ class CompiledBlocks:
         self.kinds: dict[Any, _CompiledKind] = {}
         """Compiled functions: what equal blocks or owners of a region have in common -> their function."""
         for block in self.blocks:
-            self._compile(block, type(block).forward, type(block).__name__)
+            self._compile_method(block, type(block).forward, type(block).__name__)
         in_blocks = {id(part) for block in self.blocks for part in block.modules()}
         owners = (policy, *(part for part in module.modules() if id(part) not in in_blocks))
         for region in regions:
             for owner in owners:
                 if getattr(type(owner), region.__name__, None) is region:
-                    self._compile(owner, region, region.__qualname__)
+                    self._compile_method(owner, region, region.__qualname__)
 
-    def _compile(self, owner: Any, method: Callable[..., Any], name: str) -> None:
+    def _compile_method(self, owner: Any, method: Callable[..., Any], name: str) -> None:
         key = method, *_kind_of(owner)
         if key not in self.kinds:
             self.kinds[key] = _CompiledKind(self, method, name)
         setattr(owner, method.__name__, _CompiledMethod(owner, self.kinds[key]))
 
-    def report(self) -> CompilationReport:
+    def take_report(self) -> CompilationReport:
         """Return what happened since the last call."""
         before = self._reported
         now = CompilationReport(
@@ -137,22 +137,22 @@ class CompiledBlocks:
             notes=now.notes[len(before.notes) :],
         )
 
-    def fail(self, name: str, error: Exception) -> None:
+    def record_failure(self, name: str, error: Exception) -> None:
         """Compute all blocks in eager mode from now on, because of an error of the compiler."""
         if self.failure is not None:
             return
         cause = getattr(error, "inner_exception", None) or error
         reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
         self.failure = f"{name} could not be compiled and runs in eager mode: {reason}"
-        self._note(self.failure)
+        self._add_note(self.failure)
         logger.debug("the compiler's error", exc_info=error)
 
-    def backend(self, graph: Any, inputs: Any) -> Any:
+    def compile_graph(self, graph: Any, inputs: Any) -> Any:
         """Compile a graph and count it. A backend of `torch.compile`."""
         self.graphs += 1
         return self._backend(graph, inputs)
 
-    def _note(self, text: str) -> None:
+    def _add_note(self, text: str) -> None:
         self.notes.append(text)
         logger.warning("%s", text)
 
@@ -160,9 +160,10 @@ class CompiledBlocks:
         """Count a recompilation of a kind, its `count`th."""
         self.recompilations += 1
         if count == MAX_RECOMPILATIONS + 1:
-            self._note(
+            self._add_note(
                 f"{name} was compiled again more than {MAX_RECOMPILATIONS} times, last because of "
-                f"{_changes(before, now)}; keep that shape fixed (batch sizes, prompt lengths), or set compile: off"
+                f"{_describe_change(before, now)}; keep that shape fixed (batch sizes, prompt lengths), or set "
+                f"compile: off"
             )
 
 
@@ -182,7 +183,7 @@ class _CompiledKind:
         self.blocks = blocks
         self.method = method
         self.name = name
-        self.call = torch.compile(_with_own_code(method, name), backend=blocks.backend, fullgraph=True)
+        self.call = torch.compile(_with_own_code(method, name), backend=blocks.compile_graph, fullgraph=True)
         self._counts: dict[Any, int] = {}
         """Mode -> number of graphs. A mode is whether gradients are recorded, whether an input has one, and which
         inputs are given."""
@@ -192,7 +193,7 @@ class _CompiledKind:
     def __deepcopy__(self, memo: Any) -> _CompiledKind:
         return self
 
-    def run(self, owner: Any, args: Any, kwargs: Any) -> Any:
+    def run_compiled(self, owner: Any, args: Any, kwargs: Any) -> Any:
         blocks = self.blocks
         if blocks.failure is not None or blocks.watched():
             return self.method(owner, *args, **kwargs)
@@ -201,15 +202,15 @@ class _CompiledKind:
         try:
             result = self.call(owner, *args, **kwargs)
         except blocks.errors as error:
-            blocks.fail(self.name, error)
+            blocks.record_failure(self.name, error)
             return self.method(owner, *args, **kwargs)
         if blocks.graphs != graphs:
             blocks.seconds += perf_counter() - start
-            self._count(args, kwargs)
+            self._count_graph(args, kwargs)
         return result
 
-    def _count(self, args: Any, kwargs: Any) -> None:
-        tensors = _tensors(args, kwargs)
+    def _count_graph(self, args: Any, kwargs: Any) -> None:
+        tensors = _collect_tensors(args, kwargs)
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         mode = torch.is_grad_enabled(), any(tensor.requires_grad for tensor in tensors.values()), frozenset(tensors)
         count = self._counts.get(mode, 0)
@@ -229,7 +230,7 @@ class _CompiledMethod:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # a region contains the code of what it calls
             return self.compiled.method(self.owner, *args, **kwargs)
-        return self.compiled.run(self.owner, args, kwargs)
+        return self.compiled.run_compiled(self.owner, args, kwargs)
 
 
 def _with_own_code(method: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -237,39 +238,43 @@ def _with_own_code(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     sharing it, the guards of all kinds would be tried in turn, and the graphs of one count towards the limit of
     another."""
 
-    def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
+    def call_method(owner: Any, *args: Any, **kwargs: Any) -> Any:
         return method(owner, *args, **kwargs)
 
     label = "".join(letter if letter.isalnum() else "_" for letter in name)
-    return FunctionType(call.__code__.replace(co_name=f"call_of_{label}"), call.__globals__, closure=call.__closure__)
+    return FunctionType(
+        call_method.__code__.replace(co_name=f"call_of_{label}"),
+        call_method.__globals__,
+        closure=call_method.__closure__,
+    )
 
 
-def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+def _collect_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return all tensors among the arguments, by name."""
     tensors: dict[str, Tensor] = {}
 
-    def add(name: str, value: Any) -> None:
+    def add_tensors(name: str, value: Any) -> None:
         if isinstance(value, Tensor):
             tensors[name] = value
         elif isinstance(value, tuple | list):
             for i, part in enumerate(value):
-                add(f"{name}[{i}]", part)
+                add_tensors(f"{name}[{i}]", part)
 
     for i, value in enumerate(args):
-        add(f"argument {i}", value)
+        add_tensors(f"argument {i}", value)
     for name, value in kwargs.items():
-        add(name, value)
+        add_tensors(name, value)
     return tensors
 
 
-def _changes(before: Shapes, now: Shapes) -> str:
+def _describe_change(before: Shapes, now: Shapes) -> str:
     """Describe the first input whose shape differs."""
     for name in dict.fromkeys((*now, *before)):
         old, new = before.get(name), now.get(name)
         if old != new:
-            return f"{name}: {_shape(old)} -> {_shape(new)}"
+            return f"{name}: {_format_shape(old)} -> {_format_shape(new)}"
     return "a setting of the block, since no shape changed"
 
 
-def _shape(shape: tuple[int, ...] | None) -> str:
+def _format_shape(shape: tuple[int, ...] | None) -> str:
     return "none" if shape is None else str(list(shape))

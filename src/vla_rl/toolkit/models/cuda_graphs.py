@@ -43,7 +43,7 @@ _Layout = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 class Recorder(Protocol):
     """Turns a function without arguments into one that repeats it on the same memory."""
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+    def record_function(self, run: Callable[[], None]) -> Callable[[], None]:
         """Run the function a few times, and return the function that repeats it."""
 
 
@@ -54,11 +54,11 @@ class CudaGraphRecorder:
         self._device = device
         self._pool: Any = None
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+    def record_function(self, run: Callable[[], None]) -> Callable[[], None]:
         with torch.cuda.device(self._device):
-            return self._record(run)
+            return self._record_graph(run)
 
-    def _record(self, run: Callable[[], None]) -> Callable[[], None]:
+    def _record_graph(self, run: Callable[[], None]) -> Callable[[], None]:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -80,7 +80,7 @@ class EagerRecorder:
     """Repeats a function on the same buffers without a graph, as a stand-in on a CPU. Refuses host reads as a graph
     does."""
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+    def record_function(self, run: Callable[[], None]) -> Callable[[], None]:
         with no_host_reads():
             run()
         return run
@@ -141,7 +141,7 @@ class CapturedFunction:
         self._warned = False
 
     @property
-    def captures(self) -> int:
+    def capture_count(self) -> int:
         """Number of graphs."""
         return len(self._captures)
 
@@ -155,16 +155,16 @@ class CapturedFunction:
         layout = tuple((name, tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in sorted(inputs.items()))
         if layout not in self._layouts:
             if len(self._layouts) == MAX_LAYOUTS:
-                self._warn(layout)
+                self._warn_uncaptured(layout)
                 return dict(self._function(inputs))
             self._layouts[layout] = None
         size = padded_size(rows, self._sizes)
         key = (size, layout, self._state())
         if key not in self._captures:
-            self._captures[key] = self._capture(inputs, size)
-        return self._run(self._captures[key], inputs, rows)
+            self._captures[key] = self._capture_graph(inputs, size)
+        return self._run_capture(self._captures[key], inputs, rows)
 
-    def _run(self, capture: _Capture, inputs: Tensors, rows: int) -> dict[str, Tensor]:
+    def _run_capture(self, capture: _Capture, inputs: Tensors, rows: int) -> dict[str, Tensor]:
         for name, tensor in inputs.items():
             buffer = capture.inputs[name]
             buffer[:rows].copy_(tensor, non_blocking=True)
@@ -173,19 +173,19 @@ class CapturedFunction:
         capture.replay()
         return {name: tensor[:rows].clone() for name, tensor in capture.outputs.items()}
 
-    def _capture(self, inputs: Tensors, size: int) -> _Capture:
+    def _capture_graph(self, inputs: Tensors, size: int) -> _Capture:
         buffers = {name: tensor.new_empty(size, *tensor.shape[1:]) for name, tensor in inputs.items()}
         for name, tensor in inputs.items():  # warm-up runs on values that the function may meet
             buffers[name].copy_(tensor[-1:].expand(size, *tensor.shape[1:]))
         outputs: dict[str, Tensor] = {}
 
-        def run() -> None:
+        def compute_outputs() -> None:
             outputs.update(self._function(buffers))
 
-        replay = self._recorder.record(run)
+        replay = self._recorder.record_function(compute_outputs)
         return _Capture(buffers, outputs, replay)
 
-    def _warn(self, layout: _Layout) -> None:
+    def _warn_uncaptured(self, layout: _Layout) -> None:
         if self._warned:
             return
         self._warned = True

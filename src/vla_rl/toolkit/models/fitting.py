@@ -10,7 +10,7 @@ from typing import Any
 from vla_rl.core.errors import CheckpointError, UserError, did_you_mean
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context, EnvInfo
-from vla_rl.toolkit.models.checkpoints import check_tokenizer, find_weights, folder_of, resolve
+from vla_rl.toolkit.models.checkpoints import check_tokenizer, find_weights, folder_of, resolve_checkpoint
 
 logger = logging.getLogger(__name__)
 NEAR = 0.01
@@ -142,12 +142,12 @@ def known_number(
     that in full); and for a hub name that is not in the cache.
 
     Args:
-        wanted, builtin: as in `checkpoints.resolve`.
+        wanted, builtin: as in `checkpoints.resolve_checkpoint`.
     """
     if checkpoint is None:
         return None
     try:
-        return read(resolve(checkpoint, wanted, builtin, download=False))
+        return read(resolve_checkpoint(checkpoint, wanted, builtin, download=False))
     except (CheckpointError, OSError, ValueError, LookupError, TypeError, AttributeError, ImportError):
         return None
 

@@ -30,13 +30,13 @@ from vla_rl.toolkit.models.heads import (
     load_head,
 )
 from vla_rl.toolkit.models.meta_device import META
-from vla_rl.toolkit.models.networks import allocate, check_shapes, fill, load_weights, same_name
+from vla_rl.toolkit.models.networks import allocate_network, check_shapes, fill_network, load_weights, same_name
 from vla_rl.toolkit.models.steering import SteeringHead, saved_settings
 
 Network = TypeVar("Network", bound=nn.Module)
 
 
-def precision(config: FlowConfig, device: torch.device) -> torch.dtype:
+def choose_precision(config: FlowConfig, device: torch.device) -> torch.dtype:
     """Return the precision of the towers. Raise MismatchError if it is unsuitable for the device."""
     dtype: torch.dtype = getattr(torch, config.dtype)
     if dtype == torch.float16 and device.type == "cpu":
@@ -62,7 +62,7 @@ def build_network(
         empty: builds the network with uninitialised memory. Where a file describes its sizes, they are compared with
             the weights before memory is allocated.
         initialise: (network, seed) -> None; sets random weights.
-        stays_float32, public_name: as in `networks.fill`.
+        stays_float32, public_name: as in `networks.fill_network`.
     """
     weights = checkpoint.weights
     if weights is not None and (weights.folder / ARCHITECTURE).is_file():
@@ -71,11 +71,11 @@ def build_network(
     device = torch.device(context.device)
     with torch.device(device) if device.type == META else nullcontext():
         network = empty()
-    dtype = precision(config, device)
+    dtype = choose_precision(config, device)
     if weights is not None:
-        fill(network, weights, device, dtype, public_name=public_name, stays_float32=stays_float32)
+        fill_network(network, weights, device, dtype, public_name=public_name, stays_float32=stays_float32)
     else:
-        allocate(network, device, dtype, f"preset {config.preset}", stays_float32)
+        allocate_network(network, device, dtype, f"preset {config.preset}", stays_float32)
         initialise(network, derived_seed(context.seed, f"{name}/network"))
     return network
 
@@ -140,13 +140,13 @@ def make_heads(
     return value_head, noise_head
 
 
-def steer(
+def add_steering(
     name: str, config: FlowConfig, context: Context, checkpoint: FlowCheckpoint, module: FlowModule, expert_width: int
 ) -> None:
     """Add the steering head that spec or checkpoint ask for, and freeze the network then."""
     head = _make_steering_head(name, config, context, checkpoint, expert_width)
     if head is not None:
-        module.steer(head)
+        module.attach_steering(head)
 
 
 def _make_steering_head(

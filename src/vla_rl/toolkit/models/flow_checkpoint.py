@@ -58,17 +58,17 @@ class FlowShape:
         Args:
             tokens: of an instruction, where the file does not say.
         """
-        shortest = raw.number("min_period", PERIODS[0], high=PERIODS[1], default=4e-3)
+        shortest = raw.get_number("min_period", PERIODS[0], high=PERIODS[1], default=4e-3)
         return cls(
             horizon=read_horizon(raw),
-            action_dim=raw.integer("max_action_dim", 1, MAX_DIM, default=32),
-            state_dim=raw.integer("max_state_dim", 1, MAX_DIM, default=32),
+            action_dim=raw.get_integer("max_action_dim", 1, MAX_DIM, default=32),
+            state_dim=raw.get_integer("max_state_dim", 1, MAX_DIM, default=32),
             min_period=shortest,
-            max_period=raw.number("max_period", shortest, high=PERIODS[1], default=4.0),
-            tokenizer_max_length=raw.integer("tokenizer_max_length", 1, MAX_TOKENS, default=tokens),
+            max_period=raw.get_number("max_period", shortest, high=PERIODS[1], default=4.0),
+            tokenizer_max_length=raw.get_integer("tokenizer_max_length", 1, MAX_TOKENS, default=tokens),
         )
 
-    def written(self) -> dict[str, Any]:
+    def to_lerobot(self) -> dict[str, Any]:
         """Return the keys of config.json that `read_lerobot` reads, without the horizon."""
         return {
             "max_state_dim": self.state_dim,
@@ -99,7 +99,7 @@ class FlowCheckpoint:
     """lerobot's files of pre- and post-processing, kept as they are."""
 
     @property
-    def images(self) -> tuple[str, ...]:
+    def image_names(self) -> tuple[str, ...]:
         """Names of the images that the model was trained with, in order; empty if the folder does not say."""
         return images_of(self.raw)
 
@@ -163,7 +163,7 @@ def save_folder(
     """
     folder.mkdir(parents=True, exist_ok=True)
     merged = MergedState(module.network)
-    state = {prefix + public_name(name): merged.read(name).cpu().contiguous() for name in merged.tensors}
+    state = {prefix + public_name(name): merged.read_tensor(name).cpu().contiguous() for name in merged.tensors}
     save_tensors(state, folder / WEIGHTS, metadata={"format": "pt"})
     save_head(module.value_head, folder, VALUE_HEAD)
     save_head(module.noise_head, folder, NOISE_HEAD)

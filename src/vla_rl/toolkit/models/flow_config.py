@@ -25,12 +25,12 @@ def for_checkpoints(config: Any, attribute: Attribute[Any], value: Any) -> None:
 
 
 def _only_for(*methods: str) -> Any:
-    def check(config: NoiseConfig, attribute: Attribute[Any], value: Any) -> None:
+    def check_method(config: NoiseConfig, attribute: Attribute[Any], value: Any) -> None:
         if value is not None and config.method not in methods:
             named = " and ".join(map(repr, methods))
             raise ValueError(f"`{attribute.name}` belongs to method {named}; the method is {config.method!r}")
 
-    return check
+    return check_method
 
 
 def _at_most_all(config: NoiseConfig, attribute: Attribute[Any], value: float | None) -> None:
@@ -61,7 +61,7 @@ def _goes_with_frozen(config: FlowConfig, attribute: Attribute[Any], value: Stee
         )
 
 
-def _ascending(config: NoiseConfig, attribute: Attribute[Any], value: tuple[float, float] | None) -> None:
+def _check_std_range(config: NoiseConfig, attribute: Attribute[Any], value: tuple[float, float] | None) -> None:
     if value is not None and not 0 < value[0] < value[1]:
         raise ValueError(f"std_range must be 0 < low < high, not {list(value)}")
 
@@ -81,7 +81,7 @@ class NoiseConfig:
     steps: str | None = field(default=None, validator=[optional(in_(("one", "all"))), _only_for(*DRAWN)])
     """Stochastic steps of flow_sde and flow_cps. `one`: one denoising step of each chunk, drawn at random, is
     stochastic and scored, the others follow the ODE (cheap to train); `all`: every step. None: one."""
-    std_range: tuple[float, float] | None = field(default=None, validator=[_ascending, _only_for("flow_noise")])
+    std_range: tuple[float, float] | None = field(default=None, validator=[_check_std_range, _only_for("flow_noise")])
     """Bounds of flow_noise's standard deviation, in normalised actions. None: 0.08 to 0.16."""
 
 

@@ -21,7 +21,7 @@ from vla_rl.toolkit.models.fitting import (
 )
 from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint, FlowShape
 from vla_rl.toolkit.models.flow_config import FlowConfig
-from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics, rescaled
+from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics, rescale_config
 from vla_rl.toolkit.models.prompts import train_tokenizer
 
 
@@ -63,12 +63,12 @@ def preset_checkpoint(
         sizes, shape, slots: as in `FlowCheckpoint`.
         prompt: instruction -> the model's prompt.
         vocab: size of the tokenizer's vocabulary.
-        quantiles: as in `measured`.
+        quantiles: as in `demonstration_statistics`.
     """
     return FlowCheckpoint(
         sizes=sizes,
         shape=shape,
-        statistics=measured(context, quantiles) or preset_statistics(context, env, uses_state),
+        statistics=demonstration_statistics(context, quantiles) or preset_statistics(context, env, uses_state),
         tokenizer=train_tokenizer((task.instruction for task in env.tasks), prompt, vocab),
         raw={},
         slots=slots,
@@ -81,7 +81,7 @@ def fit_preset(
     """Adapt a network with random weights to the simulator."""
     return FlowIOAdapter(
         checkpoint=checkpoint,
-        cameras=_cameras(name, config, env, None),
+        cameras=_fit_cameras(name, config, env, None),
         state=checkpoint.statistics.state if uses_state else None,
     )
 
@@ -109,10 +109,12 @@ def fit_checkpoint(
         gripper, converts: as in `check_action_range`.
         relative: first numbers of an action whose statistics are relative to the state; their range is not compared.
     """
-    demonstrated = measured(context, quantiles)
+    demonstrated = demonstration_statistics(context, quantiles)
     if demonstrated is not None:  # lerobot's files hold the checkpoint's statistics: rewrite them
-        settings = {**checkpoint.shape.written(), **checkpoint.raw} if checkpoint.raw else {}
-        checkpoint = evolve(checkpoint, statistics=demonstrated, raw=rescaled(settings, demonstrated), processors={})
+        settings = {**checkpoint.shape.to_lerobot(), **checkpoint.raw} if checkpoint.raw else {}
+        checkpoint = evolve(
+            checkpoint, statistics=demonstrated, raw=rescale_config(settings, demonstrated), processors={}
+        )
     scales, shape = checkpoint.statistics, checkpoint.shape
     where = f"{checkpoint.folder} was trained"
     check_action_dim(where, scales.action.dim, env)
@@ -128,7 +130,7 @@ def fit_checkpoint(
         )
     source = f"statistics of {'the demonstrations' if demonstrated is not None else checkpoint.folder}"
     bounds = zip(env.action_low, env.action_high, strict=True)
-    ranges = [*list(bounds)[:relative], *scales.action.ranges()[relative:]]
+    ranges = [*list(bounds)[:relative], *scales.action.usual_ranges()[relative:]]
     check_action_range(source, ranges, env, gripper=gripper, converts=converts)
     check_horizon(checkpoint.folder, shape.horizon, context.chunk)
     for part, scale, width in (("actions", scales.action, shape.action_dim), ("state", scales.state, shape.state_dim)):
@@ -145,10 +147,10 @@ def fit_checkpoint(
         if state is None:
             raise MismatchError(f"{where} without a state; set {blind}")
         check_state_dim(where, state.dim, env)
-    return FlowIOAdapter(checkpoint=checkpoint, cameras=_cameras(name, config, env, checkpoint), state=state)
+    return FlowIOAdapter(checkpoint=checkpoint, cameras=_fit_cameras(name, config, env, checkpoint), state=state)
 
 
-def measured(context: Context, quantiles: bool = False) -> Statistics | None:
+def demonstration_statistics(context: Context, quantiles: bool = False) -> Statistics | None:
     """Return the statistics of the demonstrations if the run normalises by them, else None: z-scores, or quantiles from
     the 1st to the 99th percentile."""
     scaling = context.scaling
@@ -168,8 +170,8 @@ def uses_state(use_state: bool | None, env: EnvInfo) -> bool:
     return env.state_dim > 0 if use_state is None else use_state
 
 
-def _cameras(name: str, config: FlowConfig, env: EnvInfo, checkpoint: FlowCheckpoint | None) -> tuple[str, ...]:
-    trained = () if checkpoint is None else checkpoint.images
+def _fit_cameras(name: str, config: FlowConfig, env: EnvInfo, checkpoint: FlowCheckpoint | None) -> tuple[str, ...]:
+    trained = () if checkpoint is None else checkpoint.image_names
     chosen = choose_cameras(name, env, config.cameras, trained, tuple(env.cameras))
     if config.cameras is None and trained and len(trained) != len(chosen):
         raise MismatchError(

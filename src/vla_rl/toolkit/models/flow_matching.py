@@ -38,7 +38,7 @@ class FlowSchedule:
         self.delta = 1.0 / steps
         self.noisy_steps = steps - (method == "flow_cps")
         """Number of steps, counted from the first, that may be stochastic."""
-        std, drift = (_cps if method == "flow_cps" else _sde)(grid, level)
+        std, drift = (_compute_cps if method == "flow_cps" else _compute_sde)(grid, level)
         times = [torch.tensor(1.0)]
         while len(times) < steps:
             times.append(times[-1] - torch.tensor(self.delta))
@@ -46,7 +46,7 @@ class FlowSchedule:
         self.std = std.float().to(device)
         self.drift = drift.float().to(device)
 
-    def mean(self, x: Tensor, velocity: Tensor, index: Tensor, noisy: Tensor | None) -> Tensor:
+    def step_mean(self, x: Tensor, velocity: Tensor, index: Tensor, noisy: Tensor | None) -> Tensor:
         """Return the mean of step `index` (int64 [B]) from x [B, H, D]; samples where `noisy` (bool [B]) get the
         drift."""
         mean = x - self.delta * velocity
@@ -56,7 +56,7 @@ class FlowSchedule:
         return mean - drift * (x + (1 - self.time[index])[:, None, None] * velocity)
 
 
-def _sde(grid: Tensor, level: float) -> tuple[Tensor, Tensor]:
+def _compute_sde(grid: Tensor, level: float) -> tuple[Tensor, Tensor]:
     """Return Flow-SDE's standard deviation and drift of each step between the times of the grid."""
     time, delta = grid[:-1], 1.0 / (len(grid) - 1)
     remaining = torch.where(time == 1, 1 - grid[1], 1 - time)
@@ -64,7 +64,7 @@ def _sde(grid: Tensor, level: float) -> tuple[Tensor, Tensor]:
     return sigma * math.sqrt(delta), sigma**2 * delta / (2 * time)
 
 
-def _cps(grid: Tensor, level: float) -> tuple[Tensor, Tensor]:
+def _compute_cps(grid: Tensor, level: float) -> tuple[Tensor, Tensor]:
     """Return Flow-CPS's standard deviation and drift of each step between the times of the grid."""
     angle = math.pi / 2 * level
     return grid[1:] * math.sin(angle), grid[1:] * (1 - math.cos(angle))
@@ -83,7 +83,7 @@ def log_density(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return torch.where(std > 0, density, 0.0)
 
 
-def entropy(std: Tensor) -> Tensor:
+def gaussian_entropy(std: Tensor) -> Tensor:
     """Return the entropy of each element in nats; 0 where std is 0."""
     safe = torch.where(std > 0, std, 1.0)
     return torch.where(std > 0, safe.log() + 0.5 * math.log(2 * math.pi * math.e), 0.0)

@@ -46,11 +46,11 @@ def freeze_unused(language: Any) -> None:
         part.requires_grad_(False)
 
 
-def initialise(network: nn.Module, seed: int, rms: float) -> None:
-    """Set random weights by `networks.initialise`: sine-cosine patch positions of a visible size compared with the
-    patches, and a velocity that starts near 0. `rms` is the initial weight of RMS norms."""
+def initialise_flow(network: nn.Module, seed: int, rms: float) -> None:
+    """Set random weights by `networks.initialise_network`: sine-cosine patch positions of a visible size compared with
+    the patches, and a velocity that starts near 0. `rms` is the initial weight of RMS norms."""
 
-    def other(name: str, module: nn.Module, normal: Normal) -> None:
+    def initialise_other(name: str, module: nn.Module, normal: Normal) -> None:
         weight: Any = getattr(module, "weight", None)
         if name.endswith("position_embedding"):
             weight.copy_(0.5 * sine_cosine_positions(*weight.shape))
@@ -61,7 +61,7 @@ def initialise(network: nn.Module, seed: int, rms: float) -> None:
         elif type(module).__name__.endswith("RMSNorm"):
             weight.fill_(rms)
 
-    networks.initialise(network, seed, "action_out_proj", other)
+    networks.initialise_network(network, seed, "action_out_proj", initialise_other)
 
 
 class Lent(Protocol):
@@ -88,7 +88,7 @@ class FlowModule(nn.Module, ABC):
         self.noise_head = noise_head
         self.steering: SteeringHead | None = None
 
-    def steer(self, head: SteeringHead) -> None:
+    def attach_steering(self, head: SteeringHead) -> None:
         """Let a head choose the initial noise, and freeze the network."""
         self.steering = head
         self.network.requires_grad_(False)
@@ -99,7 +99,7 @@ class FlowModule(nn.Module, ABC):
         """Part of the module that a checkpoint holds: all but the heads."""
 
     @abstractmethod
-    def denoise(self, prefix: Any, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
+    def run_expert(self, prefix: Any, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """Return the expert's output for the action tokens.
 
         Args:
@@ -111,16 +111,16 @@ class FlowModule(nn.Module, ABC):
         """
 
     @abstractmethod
-    def velocity(self, hidden: Tensor) -> Tensor:
+    def project_velocity(self, hidden: Tensor) -> Tensor:
         """Return the velocity [B, H, A], from actions to noise, of the expert's output [B, H, D]."""
 
     def flow_matching(self, prefix: Any, state: Tensor, actions: Tensor, noise: Tensor, time: Tensor) -> Tensor:
         """Return the squared errors [B, H, A] of the velocity at these times ([B]), for normalised actions."""
         t = time[:, None, None]
-        velocity = self.velocity(self.denoise(prefix, state, t * noise + (1 - t) * actions, time))
+        velocity = self.project_velocity(self.run_expert(prefix, state, t * noise + (1 - t) * actions, time))
         return (noise - actions - velocity) ** 2
 
-    def criticise(self, prefix: Lent, state: Tensor) -> Tensor | None:
+    def estimate_values(self, prefix: Lent, state: Tensor) -> Tensor | None:
         """Return values [B] or [B, C], or None without a critic.
 
         A critic on the expert reads the expert's output for the mean of the initial noise (x = 0 at t = 1) or, as in
@@ -137,9 +137,9 @@ class FlowModule(nn.Module, ABC):
         x, values_of_passes = state.new_zeros(len(state), *self.shape), []
         for i in range(head.passes):
             with torch.set_grad_enabled(torch.is_grad_enabled() and not head.detach):
-                hidden = self.denoise(prefix, state, x, state.new_full((len(state),), 1 - i / head.passes))
+                hidden = self.run_expert(prefix, state, x, state.new_full((len(state),), 1 - i / head.passes))
             values_of_passes.append(head(hidden))
             if i + 1 < head.passes:
                 with torch.no_grad():
-                    x = x - self.velocity(hidden) / head.passes
+                    x = x - self.project_velocity(hidden) / head.passes
         return values_of_passes[0] if head.passes == 1 else torch.stack(values_of_passes).mean(0)

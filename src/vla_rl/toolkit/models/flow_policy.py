@@ -21,16 +21,16 @@ from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import STEERING, VLAModel
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import ArrayOrTensor, Chunk, Context, Observation, Scores, UnexecutedActions, to_numpy
-from vla_rl.toolkit.models.adapters import before_training, seeded
+from vla_rl.toolkit.models.adapters import before_training, seed_torch
 from vla_rl.toolkit.models.fitting import simulator_of
 from vla_rl.toolkit.models.flow_config import FlowConfig
 from vla_rl.toolkit.models.flow_fit import FlowIOAdapter
-from vla_rl.toolkit.models.flow_matching import FlowSchedule, entropy, log_density, training_times
+from vla_rl.toolkit.models.flow_matching import FlowSchedule, gaussian_entropy, log_density, training_times
 from vla_rl.toolkit.models.flow_network import FlowModule
 from vla_rl.toolkit.models.heads import HorizonValueHead, PrefixValueHead
 from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.networks import as_tensor
-from vla_rl.toolkit.models.real_time import guided, weights_of
+from vla_rl.toolkit.models.real_time import guide_velocity, weights_of
 from vla_rl.toolkit.models.scaling import FeatureScaler
 from vla_rl.toolkit.models.steering import SteeringHead
 
@@ -39,8 +39,8 @@ NOWHERE = -1
 
 
 class FlowPolicy(VLAModel):
-    """A flow-matching policy except for its prompt: a subclass defines how instructions become the `_prefix`, and what
-    `save` writes."""
+    """A flow-matching policy except for its prompt: a subclass defines how instructions become the `_build_prefix`, and
+    what `save` writes."""
 
     module: FlowModule
     name: str
@@ -91,29 +91,29 @@ class FlowPolicy(VLAModel):
         module.eval()  # checkpoints have no dropout; adapters use it in `imitation_loss` only
 
     @abstractmethod
-    def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the prompts' token ids and mask (False at padding), [B, L]; `state` as in `_prefix`."""
+    def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the prompts' token ids and mask (False at padding), [B, L]; `state` as in `_build_prefix`."""
 
     @abstractmethod
-    def _prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> Any:
+    def _build_prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> Any:
         """Return the network's prefix of images, prompts and the normalised, padded state [B, S]."""
 
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         rows = len(obs)
         self._set_dropout(False)
-        inputs = self._inputs(obs)
+        inputs = self._build_inputs(obs)
         if self.steering_shape is not None:
             if not greedy:
                 inputs["normals"] = as_tensor(noise.normals(*self.steering_shape), self._device)
         elif greedy:
-            inputs["start"] = self._start().repeat(rows, 1, 1)
+            inputs["start"] = self._build_start().repeat(rows, 1, 1)
         else:
             inputs["start"] = as_tensor(noise.normals(*self._shape), self._device)
             inputs["step"] = as_tensor(noise.uniforms(), self._device)
             draws = self._schedule.steps if self._every_step else 1
             inputs["draws"] = as_tensor(noise.normals(draws, *self._shape), self._device)
-        offset = self._offset(obs)
+        offset = self._action_offset(obs)
         if offset is not None:
             inputs["offset"] = offset
         decided = self.decide(inputs)
@@ -131,48 +131,54 @@ class FlowPolicy(VLAModel):
             return self._decide_steered(self.module.steering, inputs)
         x, steps = inputs["start"], self._schedule.steps
         rows = len(x)
-        prefix, state = self._prefix(inputs["pixels"], inputs["ids"], inputs["mask"], inputs["state"]), inputs["state"]
+        prefix, state = (
+            self._build_prefix(inputs["pixels"], inputs["ids"], inputs["mask"], inputs["state"]),
+            inputs["state"],
+        )
         draws = inputs.get("draws")
-        step, log_probs = self._begin(x, inputs.get("step"))
+        step, log_probs = self._begin_denoising(x, inputs.get("step"))
         chain = [x]
         for i in range(steps):
             draw = None if draws is None else draws[:, i if self._every_step else 0]
             index = self._schedule.indices[i].expand(rows)
-            x, log_probs = self._denoise(prefix, state, x, index, step, draw, log_probs)
+            x, log_probs = self._denoise_step(prefix, state, x, index, step, draw, log_probs)
             chain.append(x)
-        actions, states = self._finish(chain, inputs.get("offset"))
+        actions, states = self._finish_chain(chain, inputs.get("offset"))
         decided = {"actions": actions, "log_probs": log_probs, "chain": states, "step": step}
-        values = self.module.criticise(prefix, state)
+        values = self.module.estimate_values(prefix, state)
         return decided if values is None else {**decided, "values": values}
 
     def _decide_steered(self, head: SteeringHead, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Denoise chunks by the ODE from the noise that the head chooses."""
-        prefix, state = self._prefix(inputs["pixels"], inputs["ids"], inputs["mask"], inputs["state"]), inputs["state"]
-        distribution = head(self._features(prefix, state), self._spread)
+        prefix, state = (
+            self._build_prefix(inputs["pixels"], inputs["ids"], inputs["mask"], inputs["state"]),
+            inputs["state"],
+        )
+        distribution = head(self._compute_features(prefix, state), self._spread)
         unsquashed = distribution.sample(inputs.get("normals"))
         x = head.initial_noise(unsquashed)
-        step, log_probs = self._begin(x, None)
+        step, log_probs = self._begin_denoising(x, None)
         for i in range(self._schedule.steps):
-            x, _ = self._denoise(prefix, state, x, self._schedule.indices[i].expand(len(x)), step, None, log_probs)
+            x, _ = self._denoise_step(prefix, state, x, self._schedule.indices[i].expand(len(x)), step, None, log_probs)
         decided = {
-            "actions": self._restored(x, inputs.get("offset")),
+            "actions": self._restore_actions(x, inputs.get("offset")),
             "log_probs": self._by_action(distribution.log_prob(unsquashed)),
             STEERING: unsquashed,
         }
-        values = self.module.criticise(prefix, state)
+        values = self.module.estimate_values(prefix, state)
         return decided if values is None else {**decided, "values": values}
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         """Score recorded chunks. This takes one pass of the expert if one step was stochastic, K passes if all were;
         the vision-language model runs once. With a steering head the score is that of the initial noise."""
-        prefix, state = self._see(obs)
+        prefix, state = self._encode_observation(obs)
         if self.module.steering is not None:
-            distribution = self.module.steering(self._features(prefix, state), self._spread)
+            distribution = self.module.steering(self._compute_features(prefix, state), self._spread)
             unsquashed = as_tensor(chunk.extras[STEERING], self._device)
             return Scores(
                 log_probs=self._by_action(distribution.log_prob(unsquashed)),
                 entropy=self._by_action(distribution.entropy()),
-                values=self.module.criticise(prefix, state),
+                values=self.module.estimate_values(prefix, state),
             )
         chain, step = (as_tensor(chunk.extras[name], self._device) for name in ("chain", "step"))
         rows = torch.arange(len(step), device=self._device)
@@ -181,11 +187,11 @@ class FlowPolicy(VLAModel):
         spread = torch.zeros_like(log_probs)
         for index in indices:
             x = chain[rows, index]
-            hidden = self.module.denoise(prefix, state, x, self._schedule.time[index])
-            log_probs, spread = self._density(hidden, x, chain[rows, index + 1], index, step, log_probs, spread)
+            hidden = self.module.run_expert(prefix, state, x, self._schedule.time[index])
+            log_probs, spread = self._add_density(hidden, x, chain[rows, index + 1], index, step, log_probs, spread)
         # without a noise head the entropy is a constant, and callers differentiate it
         spread = spread + 0 * log_probs
-        return Scores(log_probs=log_probs, entropy=spread, values=self.module.criticise(prefix, state))
+        return Scores(log_probs=log_probs, entropy=spread, values=self.module.estimate_values(prefix, state))
 
     @torch.no_grad()
     def continue_chunk(
@@ -194,31 +200,31 @@ class FlowPolicy(VLAModel):
         """Return actions [B, C, A] that continue each sample's last chunk, by the ODE (`real_time`). They begin at the
         observation, so the first `delay` of them are those executed meanwhile."""
         horizon, width = self._shape
-        prefix, state = self._see(obs)
-        offset = self._offset(obs)
+        prefix, state = self._encode_observation(obs)
+        offset = self._action_offset(obs)
         last, weights = torch.zeros(len(obs), horizon, width), torch.zeros(len(obs), horizon, width)
         for row, unexecuted in enumerate(previous):
             left = len(unexecuted.actions)
-            relative = self._relative(
+            relative = self._subtract_offset(
                 as_tensor(unexecuted.actions, self._device), None if offset is None else offset[row : row + 1]
             )
-            last[row, :left] = self._actions.normalise(relative, width).cpu()
+            last[row, :left] = self._actions.normalise_feature(relative, width).cpu()
             weights[row, :, : self._actions.dim] = weights_of(left, unexecuted.delay, horizon)[:, None]
         last, weights = last.to(self._device), weights.to(self._device)
         x = self._unscored_start(prefix, state, noise, greedy)
         for i in range(self._schedule.steps):
             time = self._schedule.time[i].expand(len(obs))
 
-            def velocity(x: Tensor, time: Tensor = time) -> Tensor:
-                return self.module.velocity(self.module.denoise(prefix, state, x, time))
+            def predict_velocity(x: Tensor, time: Tensor = time) -> Tensor:
+                return self.module.project_velocity(self.module.run_expert(prefix, state, x, time))
 
-            x = x - self._schedule.delta * guided(velocity, x, time, last, weights)
-        return self._restored(x, offset)
+            x = x - self._schedule.delta * guide_velocity(predict_velocity, x, time, last, weights)
+        return self._restore_actions(x, offset)
 
     def policy_features(self, obs: Observation) -> Tensor:
         """Return the mean over the horizon of the expert's output for the mean noise (x = 0 at t = 1), and the
         normalised state, float32 [B, D]."""
-        return self._features(*self._see(obs))
+        return self._compute_features(*self._encode_observation(obs))
 
     def steering_noise(self, features: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
         if self.module.steering is None:
@@ -229,7 +235,7 @@ class FlowPolicy(VLAModel):
 
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
-        values = self.module.criticise(*self._see(obs))
+        values = self.module.estimate_values(*self._encode_observation(obs))
         if values is None:
             raise NotOffered(f"this {self.name} has no value head; it is built for algorithms that need values")
         return values
@@ -256,22 +262,22 @@ class FlowPolicy(VLAModel):
                 f"model.steering for the run with trainer 'dsrl'"
             )
         horizon, width = self._shape
-        relative = self._relative(as_tensor(actions, self._device), self._offset(obs, chunked=True))
-        wanted = self._actions.normalise(relative, width)
+        relative = self._subtract_offset(as_tensor(actions, self._device), self._action_offset(obs, chunked=True))
+        wanted = self._actions.normalise_feature(relative, width)
         target = torch.cat([wanted, wanted[:, -1:].expand(-1, horizon - wanted.shape[1], -1)], dim=1)
         trained = [p for p in self.module.network.parameters() if p.requires_grad]
         keys = (crc32(to_numpy(t).tobytes()) for t in (actions, trained[-1]))
         rng = generator(self._seed, f"{self.name}/imitation", *keys)
         time = as_tensor(training_times(rng, len(target)), self._device)
         noise = as_tensor(rng.standard_normal(target.shape, dtype=np.float32), self._device)
-        with seeded(int(rng.integers(2**63)), self._device):
-            prefix, state = self._see(obs, dropout=True)
+        with seed_torch(int(rng.integers(2**63)), self._device):
+            prefix, state = self._encode_observation(obs, dropout=True)
             errors = self.module.flow_matching(prefix, state, target, noise, time)
         return errors[:, : wanted.shape[1]].mean()
 
     # ------------------------------------------------------------------------------------------------ one step
 
-    def _begin(self, start: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _begin_denoising(self, start: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the number of the stochastic step, int64 [B], and log-probs of 0 for each action. Without uniform
         numbers no step is stochastic."""
         log_probs = start.new_zeros(len(start), self._chunk, 1, dtype=torch.float32)
@@ -280,7 +286,7 @@ class FlowPolicy(VLAModel):
         count = self._schedule.noisy_steps
         return (uniforms * count).long().clamp(max=count - 1), log_probs
 
-    def _denoise(
+    def _denoise_step(
         self,
         prefix: Any,
         state: Tensor,
@@ -296,13 +302,13 @@ class FlowPolicy(VLAModel):
             step: int64 [B], as in `Chunk.extras`.
             draw: standard normal [B, H, A]; None: the chunk is greedy.
         """
-        hidden = self.module.denoise(prefix, state, x, self._schedule.time[index])
+        hidden = self.module.run_expert(prefix, state, x, self._schedule.time[index])
         noisy = step != NOWHERE if self._every_step else step == index
-        mean, std = self._transition(hidden, x, index, noisy)
+        mean, std = self._compute_transition(hidden, x, index, noisy)
         x = mean if draw is None else mean + std * draw
-        return x, log_probs + self._sum(log_density(x, mean, std))
+        return x, log_probs + self._sum_dimensions(log_density(x, mean, std))
 
-    def _density(
+    def _add_density(
         self,
         hidden: Tensor,
         x: Tensor,
@@ -313,30 +319,30 @@ class FlowPolicy(VLAModel):
         spread: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Return log-probs and entropies so far, with those of step `index` from x to the `following` state added."""
-        mean, std = self._transition(hidden, x, index, step != NOWHERE)
-        log_probs = log_probs + self._sum(log_density(following, mean, std))
-        return log_probs, spread + self._sum(entropy(std).expand_as(mean))
+        mean, std = self._compute_transition(hidden, x, index, step != NOWHERE)
+        log_probs = log_probs + self._sum_dimensions(log_density(following, mean, std))
+        return log_probs, spread + self._sum_dimensions(gaussian_entropy(std).expand_as(mean))
 
-    def _finish(self, chain: Sequence[Tensor], offset: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _finish_chain(self, chain: Sequence[Tensor], offset: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the actions in the simulator's units, and all states of the chain, [B, K + 1, H, A]."""
-        actions = self._restored(chain[-1], offset)
+        actions = self._restore_actions(chain[-1], offset)
         return actions, torch.stack(list(chain), dim=1)
 
-    def _transition(self, hidden: Tensor, x: Tensor, index: Tensor, noisy: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute_transition(self, hidden: Tensor, x: Tensor, index: Tensor, noisy: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean [B, H, A] and standard deviation ([B, H, A] or [B, 1, 1]) of step `index` from x, for the
         expert's output; 0 where not noisy."""
-        velocity = self.module.velocity(hidden)
+        velocity = self.module.project_velocity(hidden)
         if self.module.noise_head is None:
-            mean, std = self._schedule.mean(x, velocity, index, noisy), self._schedule.std[index][:, None, None]
+            mean, std = self._schedule.step_mean(x, velocity, index, noisy), self._schedule.std[index][:, None, None]
         else:
-            mean, std = self._schedule.mean(x, velocity, index, None), self.module.noise_head(hidden)
+            mean, std = self._schedule.step_mean(x, velocity, index, None), self.module.noise_head(hidden)
         return mean, torch.where(noisy[:, None, None], std * self._spread, 0.0)
 
-    def _sum(self, elements: Tensor) -> Tensor:
+    def _sum_dimensions(self, elements: Tensor) -> Tensor:
         """Sum [B, H, A] over the dimensions of each executed action, and return [B, C, 1]."""
         return elements[:, : self._chunk, : self._actions.dim].sum(-1, keepdim=True)
 
-    def _start(self) -> Tensor:
+    def _build_start(self) -> Tensor:
         if self._greedy_start == "zeros":
             return torch.zeros(1, *self._shape, device=self._device)
         return as_tensor(
@@ -348,15 +354,15 @@ class FlowPolicy(VLAModel):
         head = self.module.steering
         if head is not None:
             normals = None if greedy else as_tensor(noise.normals(*head.shape), self._device)
-            return head.initial_noise(head(self._features(prefix, state), self._spread).sample(normals))
+            return head.initial_noise(head(self._compute_features(prefix, state), self._spread).sample(normals))
         if greedy:
-            return self._start().expand(len(state), -1, -1)
+            return self._build_start().expand(len(state), -1, -1)
         return as_tensor(noise.normals(*self._shape), self._device)
 
-    def _features(self, prefix: Any, state: Tensor) -> Tensor:
+    def _compute_features(self, prefix: Any, state: Tensor) -> Tensor:
         """Return the features [B, D] of `policy_features`; without gradient where the policy is frozen."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.module.steering is None):
-            hidden = self.module.denoise(
+            hidden = self.module.run_expert(
                 prefix, state, state.new_zeros(len(state), *self._shape), state.new_ones(len(state))
             )
             return torch.cat([hidden.mean(1), state], dim=1)
@@ -366,33 +372,33 @@ class FlowPolicy(VLAModel):
         parts = elements.sum((1, 2)) / self._chunk
         return parts[:, None, None].expand(-1, self._chunk, 1)
 
-    def _see(self, obs: Observation, dropout: bool = False) -> tuple[Any, Tensor]:
+    def _encode_observation(self, obs: Observation, dropout: bool = False) -> tuple[Any, Tensor]:
         """Return the prefix and the normalised, padded state [B, S]. Switches the adapters' dropout."""
         self._set_dropout(dropout)
-        inputs = self._inputs(obs)
-        return self._prefix(**inputs), inputs["state"]
+        inputs = self._build_inputs(obs)
+        return self._build_prefix(**inputs), inputs["state"]
 
-    def _inputs(self, obs: Observation) -> dict[str, Tensor]:
-        """Return the arguments of `_prefix`."""
+    def _build_inputs(self, obs: Observation) -> dict[str, Tensor]:
+        """Return the arguments of `_build_prefix`."""
         recorded = None
         if self._state_scaler is not None:
             if obs.state is None:
                 raise ValueError(f"{self.name} was built with a state, and the observation has none")
             recorded = as_tensor(obs.state, self._device)
         cameras = [as_tensor(obs.images[name], self._device) for name in self._cameras]
-        pixels, state = self._process(cameras, recorded)
-        ids, mask = self._prompt(obs, state)
+        pixels, state = self._process_inputs(cameras, recorded)
+        ids, mask = self._encode_prompts(obs, state)
         return {"pixels": pixels, "ids": ids, "mask": mask, "state": state}
 
-    def _process(self, cameras: Sequence[Tensor], recorded: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _process_inputs(self, cameras: Sequence[Tensor], recorded: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the images and the recorded state as the network takes them; zeros without a state."""
-        pixels = self.images.process(cameras)
+        pixels = self.images.process_images(cameras)
         width = self.checkpoint.shape.state_dim
         if recorded is None or self._state_scaler is None:
             return pixels, torch.zeros(len(pixels), width, device=self._device)
-        return pixels, self._state_scaler.normalise(recorded, width)
+        return pixels, self._state_scaler.normalise_feature(recorded, width)
 
-    def _offset(self, obs: Observation, chunked: bool = False) -> Tensor | None:
+    def _action_offset(self, obs: Observation, chunked: bool = False) -> Tensor | None:
         """Return the first numbers of the state that the network's actions are relative to, [B, N], or with `chunked`
         [B, 1, N]; None where actions are not relative."""
         if not self.delta_actions:
@@ -402,16 +408,16 @@ class FlowPolicy(VLAModel):
         offset = as_tensor(obs.state, self._device)[:, : self.delta_actions]
         return offset[:, None] if chunked else offset
 
-    def _restored(self, x: Tensor, offset: Tensor | None) -> Tensor:
-        """Return the actions [B, C, A] of denoised chunks in the simulator's units and range. `offset`: as `_offset`
-        returns it."""
-        actions = self._actions.restore(x[:, : self._chunk])
+    def _restore_actions(self, x: Tensor, offset: Tensor | None) -> Tensor:
+        """Return the actions [B, C, A] of denoised chunks in the simulator's units and range. `offset`: as
+        `_action_offset` returns it."""
+        actions = self._actions.restore_units(x[:, : self._chunk])
         if offset is not None:
             count = self.delta_actions
             actions = torch.cat([actions[..., :count] + offset[:, None], actions[..., count:]], dim=-1)
         return actions.clamp(self._low, self._high)
 
-    def _relative(self, actions: Tensor, offset: Tensor | None) -> Tensor:
+    def _subtract_offset(self, actions: Tensor, offset: Tensor | None) -> Tensor:
         """Return actions [..., A] in the simulator's units as the network predicts them. `offset`: [..., N] or None."""
         if offset is None:
             return actions
@@ -427,11 +433,11 @@ class FlowPolicy(VLAModel):
         return torch.set_grad_enabled(torch.is_grad_enabled() and self._train_prefix)
 
     regions: tuple[Callable[..., Any], ...] = (
-        _process,
-        _begin,
-        _denoise,
-        _density,
-        _finish,
+        _process_inputs,
+        _begin_denoising,
+        _denoise_step,
+        _add_density,
+        _finish_chain,
         HorizonValueHead.forward,
         PrefixValueHead.forward,
     )

@@ -20,7 +20,7 @@ STEERING_HEAD = "steering_head.safetensors"
 
 
 @torch.no_grad()
-def start(layer: nn.Module, gain: float, rng: torch.Generator) -> None:
+def initialise_layer(layer: nn.Module, gain: float, rng: torch.Generator) -> None:
     """Set normal weights of this gain, and no bias."""
     assert isinstance(layer, nn.Linear)
     layer.weight.copy_(torch.randn(layer.weight.shape, generator=rng) * (gain / math.sqrt(layer.in_features)))
@@ -34,7 +34,7 @@ def small_mlp(widths: list[int], seed: int, gain: float = math.sqrt(2.0), last_b
     layers.append(nn.Linear(widths[-2], widths[-1], bias=last_bias))
     rng = torch.Generator().manual_seed(seed)
     for layer in layers:
-        start(layer, 0.01 if layer is layers[-1] else gain, rng)
+        initialise_layer(layer, 0.01 if layer is layers[-1] else gain, rng)
     return layers
 
 

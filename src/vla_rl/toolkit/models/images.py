@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vla_rl.toolkit.models.networks import as_tensor
-from vla_rl.toolkit.models.resampling import resize
+from vla_rl.toolkit.models.resampling import resize_batch
 
 if TYPE_CHECKING:
     from vla_rl.core.types import ArrayOrTensor
@@ -22,8 +22,8 @@ def resize_with_pad(pixels: Tensor, size: int) -> Tensor:
     height, width = pixels.shape[2:]
     if (height, width) == (size, size):
         return pixels
-    inner = _inner(height, width, size)
-    pixels = resize(pixels, *inner, "bilinear")
+    inner = _inner_size(height, width, size)
+    pixels = resize_batch(pixels, *inner, "bilinear")
     top, left = (size - inner[0]) // 2, (size - inner[1]) // 2
     return F.pad(pixels, (left, size - inner[1] - left, top, size - inner[0] - top))
 
@@ -34,7 +34,7 @@ def resize_to_corner(pixels: Tensor, size: int) -> Tensor:
     height, width = pixels.shape[2:]
     if (height, width) == (size, size):
         return pixels
-    inner = _inner(height, width, size)
+    inner = _inner_size(height, width, size)
     pixels = F.interpolate(pixels, inner, mode="bilinear", align_corners=False)
     return F.pad(pixels, (size - inner[1], 0, size - inner[0], 0))
 
@@ -48,7 +48,7 @@ def crop_and_resize(pixels: Tensor, size: int) -> Tensor:
     return F.interpolate(middle, (size, size), mode="bilinear", antialias=True).clamp(0, 255).floor()
 
 
-def _inner(height: int, width: int, size: int) -> tuple[int, int]:
+def _inner_size(height: int, width: int, size: int) -> tuple[int, int]:
     ratio = max(height, width) / size
     return int(height / ratio), int(width / ratio)
 
@@ -64,13 +64,13 @@ class ImageProcessor:
         self._dtype = dtype
 
     def __call__(self, cameras: Sequence[ArrayOrTensor]) -> Tensor:
-        return self.process([as_tensor(images, self._device) for images in cameras])
+        return self.process_images([as_tensor(images, self._device) for images in cameras])
 
-    def process(self, cameras: Sequence[Tensor]) -> Tensor:
+    def process_images(self, cameras: Sequence[Tensor]) -> Tensor:
         """Convert images that are on the device."""
-        return torch.stack([self._camera(images) for images in cameras], dim=1).to(self._dtype)
+        return torch.stack([self._process_camera(images) for images in cameras], dim=1).to(self._dtype)
 
-    def _camera(self, images: Tensor) -> Tensor:
+    def _process_camera(self, images: Tensor) -> Tensor:
         pixels = images.permute(0, 3, 1, 2).float()
         return self.resize(pixels, self._size).div_(127.5).sub_(1)
 

@@ -14,7 +14,7 @@ from vla_rl.core.errors import CheckpointError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Observation
 from vla_rl.toolkit.json_files import read_record
-from vla_rl.toolkit.models.checkpoints import resolve
+from vla_rl.toolkit.models.checkpoints import resolve_checkpoint
 
 INSTRUCTION = "instruction.json"
 """File in addition to a model's own files; a model without a suffix has none."""
@@ -58,8 +58,8 @@ def saved_suffix(checkpoint: Any) -> str:
     if not isinstance(checkpoint, str | Path):
         return ""
     try:
-        folder = resolve(str(checkpoint), (INSTRUCTION,), download=False)
+        folder = resolve_checkpoint(str(checkpoint), (INSTRUCTION,), download=False)
     except CheckpointError:  # no folder: `builtin:NAME`, or another meaning that a plugin gives to its key
         return ""
     file = folder / INSTRUCTION
-    return read_record(file, CheckpointError).text("suffix") if file.is_file() else ""
+    return read_record(file, CheckpointError).get_text("suffix") if file.is_file() else ""

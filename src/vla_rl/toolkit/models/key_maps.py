@@ -13,7 +13,7 @@ from attrs.validators import in_
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.paths import read_text
-from vla_rl.core.spec.yaml import parse
+from vla_rl.core.spec.yaml import parse_yaml
 from vla_rl.core.types import Array, EnvInfo, Observation
 from vla_rl.toolkit.images import resized
 from vla_rl.toolkit.models.openpi import EncodedImage, check_pixels
@@ -74,7 +74,7 @@ PRESETS: Mapping[str, KeyMap] = {
 }
 
 
-def plain(info: EnvInfo) -> KeyMap:
+def default_key_map(info: EnvInfo) -> KeyMap:
     """Return the key map of policies for any robot: `observation/CAMERA`, `observation/state`, `prompt`."""
     return KeyMap(
         images={camera: f"observation/{camera}" for camera in info.cameras},
@@ -91,7 +91,7 @@ def read_key_map(name: str) -> KeyMap:
         suggestion = did_you_mean(name, PRESETS)
         raise UserError(f"{name!r} is neither a file nor one of the key maps {', '.join(PRESETS)}{suggestion}")
     try:
-        document = parse(read_text(file))
+        document = parse_yaml(read_text(file))
         for error in document.errors:
             raise UserError(f"{file}:{error.line}: {error.message}")
         data = document.data
@@ -110,7 +110,7 @@ def read_request(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> tup
     Keys that the policy does not need are neither used nor decoded. Raise FrameError, or UserError that lists what is
     expected."""
     wanted = keys.keys_of(info)
-    missing = [key for key in (*wanted.values(), *keys.state) if _find(request, key) is None]
+    missing = [key for key in (*wanted.values(), *keys.state) if _find_entry(request, key) is None]
     if missing:
         present = ", ".join(repr(key[:100]) for key in list(request)[:20]) or "nothing"
         raise UserError(
@@ -118,22 +118,23 @@ def read_request(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> tup
             f"{', '.join(map(repr, wanted.values()))}, state {', '.join(map(repr, keys.state)) or 'none'} "
             f"({info.state_dim} numbers), instruction {keys.instruction!r}"
         )
-    raw_images = {camera: _find(request, key) for camera, key in wanted.items()}
+    raw_images = {camera: _find_entry(request, key) for camera, key in wanted.items()}
     if keys.resize:  # without resizing, their sizes are known
         check_pixels(image for image in raw_images.values() if isinstance(image, EncodedImage))
     images = {
-        camera: _upright(image, wanted[camera], keys, info.cameras[camera]) for camera, image in raw_images.items()
+        camera: _convert_image(image, wanted[camera], keys, info.cameras[camera])
+        for camera, image in raw_images.items()
     }
-    text = _find(request, keys.instruction)
+    text = _find_entry(request, keys.instruction)
     if isinstance(text, bytes):
         text = text[:LONGEST_TEXT].decode("utf-8", "replace")
-    state = _joined([_find(request, key) for key in keys.state], info.state_dim) if keys.state else None
+    state = _join_state([_find_entry(request, key) for key in keys.state], info.state_dim) if keys.state else None
     return images, state, text
 
 
 def has_encoded(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> bool:
     """Return whether one of the needed images is compressed, so that reading the request takes long."""
-    return any(isinstance(_find(request, key), EncodedImage) for key in keys.keys_of(info).values())
+    return any(isinstance(_find_entry(request, key), EncodedImage) for key in keys.keys_of(info).values())
 
 
 def write_request(keys: KeyMap, info: EnvInfo, obs: Observation, row: int) -> dict[str, Any]:
@@ -142,7 +143,7 @@ def write_request(keys: KeyMap, info: EnvInfo, obs: Observation, row: int) -> di
     for camera, key in keys.keys_of(info).items():
         image = np.asarray(obs.images[camera][row])
         image = image[::-1, ::-1] if keys.rotate_180 else image
-        _put(request, key, np.ascontiguousarray(image.transpose(2, 0, 1) if keys.channels_first else image))
+        _put_entry(request, key, np.ascontiguousarray(image.transpose(2, 0, 1) if keys.channels_first else image))
     if keys.state and obs.state is not None:
         sizes = tuple(keys.state_sizes) or (info.state_dim,)
         if len(sizes) != len(keys.state) or sum(sizes) != info.state_dim:
@@ -152,20 +153,20 @@ def write_request(keys: KeyMap, info: EnvInfo, obs: Observation, row: int) -> di
             )
         parts = np.split(np.asarray(obs.state[row]), np.cumsum(sizes)[:-1])
         for key, part in zip(keys.state, parts, strict=True):
-            _put(request, key, part)
+            _put_entry(request, key, part)
     request[keys.instruction] = obs.instructions[row]
     return request
 
 
-def _find(request: Mapping[Any, Any], key: str) -> Any:
+def _find_entry(request: Mapping[Any, Any], key: str) -> Any:
     if key in request:
         return request[key]
     first, slash, remainder = key.partition("/")
     within = request.get(first) if slash else None
-    return _find(within, remainder) if isinstance(within, Mapping) else None
+    return _find_entry(within, remainder) if isinstance(within, Mapping) else None
 
 
-def _put(request: dict[str, Any], key: str, value: Any) -> None:
+def _put_entry(request: dict[str, Any], key: str, value: Any) -> None:
     """Put a value into the request. openpi's names of LIBERO and DROID contain slashes; only ALOHA's images are a
     map."""
     first, _, remainder = key.partition("/")
@@ -175,7 +176,7 @@ def _put(request: dict[str, Any], key: str, value: Any) -> None:
         request[key] = value
 
 
-def _upright(image: Any, key: str, keys: KeyMap, size: tuple[int, int]) -> Array:
+def _convert_image(image: Any, key: str, keys: KeyMap, size: tuple[int, int]) -> Array:
     """Convert a client's image to uint8 [H, W, 3]: also from PNG and JPEG, floats in 0 ... 1, and channels first. The
     size is compared before anything is decoded or copied."""
     if isinstance(image, EncodedImage):
@@ -208,7 +209,7 @@ def _check_size(given: tuple[int, ...], key: str, keys: KeyMap, size: tuple[int,
     )
 
 
-def _joined(parts: Sequence[Any], length: int) -> Any:
+def _join_state(parts: Sequence[Any], length: int) -> Any:
     """Return the parts as float32 [S] if they are numbers; else as they are, for `Policy.observation` to refuse."""
     numbers = sum(part.size for part in parts if isinstance(part, np.ndarray))
     if numbers > length:  # refused before they are copied

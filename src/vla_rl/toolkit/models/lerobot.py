@@ -60,7 +60,7 @@ class FeatureScale:
     clip: bool = False
     """Numbers outside the range are clipped to it, in both directions (GR00T N1.7)."""
 
-    def ranges(self) -> list[tuple[float, float]]:
+    def usual_ranges(self) -> list[tuple[float, float]]:
         """Return the lowest and highest usual number of each dimension: the mode's ends, or one standard deviation
         below and above the mean, which is exact for a gripper that is as often open as closed. Empty for IDENTITY."""
         if self.mode == "MEAN_STD":
@@ -85,26 +85,26 @@ def read_statistics(folder: Path, raw: Mapping[str, Any]) -> Statistics:
     Args:
         raw: config.json.
     """
-    steps, record = read_steps(folder), _config(folder, raw)
+    steps, record = read_steps(folder), _config_record(folder, raw)
     refuse_relative_actions(folder, raw, steps)
     step = next((s for s in steps if s.data.get("registry_name") == NORMALIZER), None)
     if step is None:
         raise CheckpointError(
             f"{folder / PREPROCESSOR} has no step {NORMALIZER!r}: there are no statistics to scale with"
         )
-    settings = step.section("config")
+    settings = step.get_section("config")
     file, tensors = folder / PREPROCESSOR, {}
     if "state_file" in step.data:
-        file = path_inside(folder, step.text("state_file"), f"{step.source}: 'state_file'", CheckpointError)
-        tensors = _tensors(file)
-    modes = record.section("normalization_mapping"), settings.section("norm_map")
+        file = path_inside(folder, step.get_text("state_file"), f"{step.source}: 'state_file'", CheckpointError)
+        tensors = _read_tensors(file)
+    modes = record.get_section("normalization_mapping"), settings.get_section("norm_map")
     features: dict[str, Record] = {}
-    for section in (record.section("output_features"), record.section("input_features")):
+    for section in (record.get_section("output_features"), record.get_section("input_features")):
         features |= section.records_here()
-    features |= settings.section("features").records_here()
+    features |= settings.get_section("features").records_here()
 
-    def scale(feature: str, kind: str) -> FeatureScale:
-        mode = next((part.text(kind) for part in reversed(modes) if kind in part.data), "IDENTITY")
+    def read_scale(feature: str, kind: str) -> FeatureScale:
+        mode = next((part.get_text(kind) for part in reversed(modes) if kind in part.data), "IDENTITY")
         if mode not in MODES:
             raise CheckpointError(f"{folder}: normalisation {mode!r} is not known{did_you_mean(mode, MODES)}")
         names = [f"{feature}.{statistic}" for statistic in MODES[mode]]
@@ -116,12 +116,14 @@ def read_statistics(folder: Path, raw: Mapping[str, Any]) -> Statistics:
             )
         values = tuple(tensors[name] for name in names)
         check_scale(str(file), mode, dict(zip(names, values, strict=True)))
-        dim = len(values[0]) if values else _dim(features[feature])
-        return FeatureScale(mode=mode, values=values, dim=dim, eps=settings.number("eps", 0, high=1, default=1e-8))
+        dim = len(values[0]) if values else _read_dim(features[feature])
+        return FeatureScale(mode=mode, values=values, dim=dim, eps=settings.get_number("eps", 0, high=1, default=1e-8))
 
     if ACTION not in features:
         raise CheckpointError(f"{folder / 'config.json'} names no output feature {ACTION!r}")
-    return Statistics(action=scale(ACTION, "ACTION"), state=scale(STATE, "STATE") if STATE in features else None)
+    return Statistics(
+        action=read_scale(ACTION, "ACTION"), state=read_scale(STATE, "STATE") if STATE in features else None
+    )
 
 
 def check_scale(source: str, mode: str, values: Mapping[str, Sequence[float]]) -> None:
@@ -154,13 +156,13 @@ def check_scale(source: str, mode: str, values: Mapping[str, Sequence[float]]) -
 
 def read_horizon(raw: Record) -> int:
     """H, actions in a denoised chunk, by config.json. Raises CheckpointError."""
-    return raw.integer("chunk_size", 1, MAX_CHUNK, default=50)
+    return raw.get_integer("chunk_size", 1, MAX_CHUNK, default=50)
 
 
 def read_executed(raw: Record) -> int | None:
     """Return how many actions of a chunk lerobot executes before the next one, by config.json; None: it does not say.
     Raise CheckpointError."""
-    return raw.integer(EXECUTED, 1, MAX_CHUNK) if raw.given(EXECUTED) else None
+    return raw.get_integer(EXECUTED, 1, MAX_CHUNK) if raw.has_value(EXECUTED) else None
 
 
 def read_steps(folder: Path) -> list[Record]:
@@ -187,15 +189,15 @@ def refuse_old_statistics(folder: Path) -> None:
     )
 
 
-def _config(folder: Path, raw: Mapping[str, Any]) -> Record:
+def _config_record(folder: Path, raw: Mapping[str, Any]) -> Record:
     return Record(source=str(folder / "config.json"), data=raw, error=CheckpointError)
 
 
-def _dim(feature: Record) -> int:
+def _read_dim(feature: Record) -> int:
     """Numbers of a feature. Raises CheckpointError."""
-    shape = feature.sizes("shape", 0, MAX_SIZE)
+    shape = feature.get_sizes("shape", 0, MAX_SIZE)
     if len(shape) != 1:
-        raise feature.wrong("shape", "a list of one whole number")
+        raise feature.build_error("shape", "a list of one whole number")
     return shape[0]
 
 
@@ -204,25 +206,25 @@ def check_actions(folder: Path, raw: Mapping[str, Any]) -> None:
     are relative to the state."""
     refuse_relative_actions(folder, raw, read_steps(folder) if (folder / PREPROCESSOR).is_file() else ())
     for section in ("input_features", "output_features"):
-        _config(folder, raw).section(section).records_here()
-    _config(folder, raw).section("normalization_mapping")
+        _config_record(folder, raw).get_section(section).records_here()
+    _config_record(folder, raw).get_section("normalization_mapping")
 
 
 def refuse_relative_actions(folder: Path, raw: Mapping[str, Any], steps: Sequence[Record]) -> None:
     """Raises CheckpointError for a model whose actions are differences to the state."""
-    relative = [step.section("config") for step in steps if step.data.get("registry_name") in RELATIVE]
-    record = _config(folder, raw)
-    flags = [_flag(record, key) for key in ("use_relative_actions", "use_delta_joint_actions_aloha")]
-    if any(flags) or any(settings.boolean("enabled", True) for settings in relative):
+    relative = [step.get_section("config") for step in steps if step.data.get("registry_name") in RELATIVE]
+    record = _config_record(folder, raw)
+    flags = [_read_flag(record, key) for key in ("use_relative_actions", "use_delta_joint_actions_aloha")]
+    if any(flags) or any(settings.get_boolean("enabled", True) for settings in relative):
         raise CheckpointError(
             f"{folder} gives actions relative to the state, which is not supported; use a checkpoint that was trained "
             "on absolute actions"
         )
 
 
-def _flag(record: Record, key: str) -> bool:
+def _read_flag(record: Record, key: str) -> bool:
     """False where it is left out or null. Raises CheckpointError."""
-    return record.boolean(key) if record.given(key) else False
+    return record.get_boolean(key) if record.has_value(key) else False
 
 
 def model_config(
@@ -246,7 +248,7 @@ def model_config(
     }
 
 
-def rescaled(raw: Mapping[str, Any], statistics: Statistics) -> dict[str, Any]:
+def rescale_config(raw: Mapping[str, Any], statistics: Statistics) -> dict[str, Any]:
     """Return config.json of a model that these statistics normalise; empty if `raw` is."""
     if not raw:
         return {}
@@ -296,20 +298,20 @@ def write_processors(
     pre = [*start, scaling, *text, device] if normalise_first else [*start, *text, device, scaling]
     outwards = {**settings, "features": raw["output_features"]}
     post = [{"registry_name": f"un{NORMALIZER}", "config": outwards, "state_file": f"{after}.safetensors"}, device]
-    tensors = _saved(statistics)
+    tensors = _encode_statistics(statistics)
     return {
-        PREPROCESSOR: _json({"name": "policy_preprocessor", "steps": pre}),
-        POSTPROCESSOR: _json({"name": "policy_postprocessor", "steps": post}),
+        PREPROCESSOR: _encode_json({"name": "policy_preprocessor", "steps": pre}),
+        POSTPROCESSOR: _encode_json({"name": "policy_postprocessor", "steps": post}),
         f"{before}.safetensors": tensors,
         f"{after}.safetensors": tensors,
     }
 
 
-def _json(content: Any) -> bytes:
+def _encode_json(content: Any) -> bytes:
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
-def _saved(statistics: Statistics) -> bytes:
+def _encode_statistics(statistics: Statistics) -> bytes:
     from safetensors.torch import save
     from torch import tensor
 
@@ -322,7 +324,7 @@ def _saved(statistics: Statistics) -> bytes:
     return save(tensors)
 
 
-def _tensors(path: Path) -> dict[str, tuple[float, ...]]:
+def _read_tensors(path: Path) -> dict[str, tuple[float, ...]]:
     from safetensors.numpy import load_file
 
     if not path.is_file():

@@ -34,22 +34,22 @@ class LiveMemory(TorchDispatchMode):
         self.now = 0
         """Bytes that are alive."""
         self.peak = 0
-        """Most bytes that were alive at once since `restart`."""
+        """Most bytes that were alive at once since `restart_peak`."""
         self._alive: set[int] = set()
 
-    def restart(self) -> None:
+    def restart_peak(self) -> None:
         """Forget the peak."""
         self.peak = self.now
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in tree_iter((args, kwargs)):
-            self._track(value, is_new=False)
+            self._track_storage(value, is_new=False)
         result = func(*args, **(kwargs or {}))
         for value in tree_iter(result):
-            self._track(value, is_new=True)
+            self._track_storage(value, is_new=True)
         return result
 
-    def _track(self, value: Any, is_new: bool) -> None:
+    def _track_storage(self, value: Any, is_new: bool) -> None:
         """Count the storage of a tensor unless it is known; one that is not new counts nothing."""
         if not isinstance(value, Tensor) or self.device not in (None, value.device.type):
             return
@@ -61,8 +61,8 @@ class LiveMemory(TorchDispatchMode):
         self._alive.add(address)
         self.now += size
         self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._free, address, size)
+        weakref.finalize(storage, self._free_storage, address, size)
 
-    def _free(self, address: int, size: int) -> None:
+    def _free_storage(self, address: int, size: int) -> None:
         self._alive.discard(address)
         self.now -= size

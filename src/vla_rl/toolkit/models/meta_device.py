@@ -59,16 +59,16 @@ class CudaSemantics(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is Tensor.backward:
-            return self._backward(*args, **kwargs)
+            return self._run_backward(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if self.precision is not None and (name in NARROW or name in WIDE):
             with torch._C.DisableTorchFunction():  # noqa: SLF001 - the casts themselves
-                args, kwargs = tree_map(self._narrow if name in NARROW else _widen, (args, kwargs))
+                args, kwargs = tree_map(self._narrow_tensor if name in NARROW else _widen_tensor, (args, kwargs))
         if name == "scaled_dot_product_attention":
             return _fused_attention(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _backward(
+    def _run_backward(
         self,
         loss: Tensor,
         gradient: Tensor | None = None,
@@ -80,7 +80,7 @@ class CudaSemantics(TorchFunctionMode):
         torch's own functions switch the mode off first, so the engine is called as they call it.
         """
         engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001 - there is no public name
-        with self.recomputing(), self:
+        with self.resume_autocast(), self:
             gradient = torch.ones_like(loss) if gradient is None else gradient
             keep = create_graph if retain_graph is None else retain_graph
             engine.run_backward(
@@ -94,7 +94,7 @@ class CudaSemantics(TorchFunctionMode):
             )
 
     @contextmanager
-    def autocast(self, precision: torch.dtype | None) -> Iterator[None]:
+    def imitate_autocast(self, precision: torch.dtype | None) -> Iterator[None]:
         """Context of autocast in this precision; None: off."""
         outer = self.precision
         self.precision = precision
@@ -107,7 +107,7 @@ class CudaSemantics(TorchFunctionMode):
                 self.casts.clear()
 
     @contextmanager
-    def recomputing(self) -> Iterator[None]:
+    def resume_autocast(self) -> Iterator[None]:
         """Context in which autocast is as it last was in a forward pass."""
         outer = self.precision
         self.precision = self._last
@@ -116,7 +116,7 @@ class CudaSemantics(TorchFunctionMode):
         finally:
             self.precision = outer
 
-    def _narrow(self, value: Any) -> Any:
+    def _narrow_tensor(self, value: Any) -> Any:
         precision = self.precision
         if not _is_meta_float(value) or value.dtype in (precision, torch.float64):
             return value
@@ -135,20 +135,22 @@ def _is_meta_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_meta and value.is_floating_point()
 
 
-def _widen(value: Any) -> Any:
+def _widen_tensor(value: Any) -> Any:
     narrow = _is_meta_float(value) and value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if narrow else value
 
 
-def autocast(device: str, dtype: torch.dtype = torch.bfloat16, *, enabled: bool = True) -> AbstractContextManager[Any]:
+def device_autocast(
+    device: str, dtype: torch.dtype = torch.bfloat16, *, enabled: bool = True
+) -> AbstractContextManager[Any]:
     """Return `torch.autocast` for a type of device; on the meta device its imitation, inside `CudaSemantics`."""
     if device != META:
         return torch.autocast(device, dtype, enabled)
     rules = _RULES.get()
-    return nullcontext() if rules is None else rules.autocast(dtype if enabled else None)
+    return nullcontext() if rules is None else rules.imitate_autocast(dtype if enabled else None)
 
 
-def autocasts(device: str) -> bool:
+def is_autocast_on(device: str) -> bool:
     """Return whether autocast is on for this type of device."""
     if device != META:
         return torch.is_autocast_enabled(device)

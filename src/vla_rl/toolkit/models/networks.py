@@ -38,7 +38,9 @@ def as_tensor(array: Any, device: torch.device) -> Tensor:
 
 
 @torch.no_grad()
-def initialise(network: nn.Module, seed: int, last: str, other: Callable[[str, nn.Module, Normal], None]) -> None:
+def initialise_network(
+    network: nn.Module, seed: int, last: str, other: Callable[[str, nn.Module, Normal], None]
+) -> None:
     """Set random weights that depend on the seed alone, without PyTorch's global generator. For small networks: Xavier
     for linear layers, and a last layer whose output starts near 0. Large networks (`DRAWN_ON_DEVICE`) draw on their
     device, so that their weights depend on its type too.
@@ -52,17 +54,17 @@ def initialise(network: nn.Module, seed: int, last: str, other: Callable[[str, n
     device = own if large and own.type != META else torch.device("cpu")
     rng = torch.Generator(device).manual_seed(seed)
 
-    def normal(tensor: Tensor, std: float) -> None:
+    def fill_normal(tensor: Tensor, std: float) -> None:
         if not tensor.is_meta:
             tensor.copy_(torch.randn(tensor.shape, generator=rng, device=device) * std)
 
     for name, module in network.named_modules():
         if isinstance(module, nn.Linear):
-            normal(module.weight, 0.02 if name.endswith(last) else math.sqrt(2 / sum(module.weight.shape)))
+            fill_normal(module.weight, 0.02 if name.endswith(last) else math.sqrt(2 / sum(module.weight.shape)))
         elif isinstance(module, nn.Conv2d | nn.Conv3d):
-            normal(module.weight, module.weight[0].numel() ** -0.5)
+            fill_normal(module.weight, module.weight[0].numel() ** -0.5)
         else:
-            other(name, module, normal)
+            other(name, module, fill_normal)
         bias = getattr(module, "bias", None)
         if isinstance(bias, nn.Parameter):
             bias.zero_()
@@ -90,7 +92,7 @@ def load_weights(module: nn.Module, state: Mapping[str, Tensor], source: Path, r
     module.load_state_dict(state)
 
 
-def unchanged(name: str, tensor: Tensor) -> Tensor:
+def keep_tensor(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
@@ -98,19 +100,19 @@ def same_name(name: str) -> str:
     return name
 
 
-def never(name: str) -> bool:
+def always_false(name: str) -> bool:
     return False
 
 
-def fill(
+def fill_network(
     network: nn.Module,
     weights: WeightFiles,
     device: torch.device,
     dtype: torch.dtype,
     *,
-    change: Callable[[str, Tensor], Tensor] = unchanged,
+    change: Callable[[str, Tensor], Tensor] = keep_tensor,
     public_name: Callable[[str], str] = same_name,
-    stays_float32: Callable[[str], bool] = never,
+    stays_float32: Callable[[str], bool] = always_false,
 ) -> None:
     """Load weights into a network that is on the meta device or has untouched memory. There is never a second copy of
     the weights, nor one of higher precision. Raise CheckpointError, before a tensor is read, if they do not fit. For
@@ -124,16 +126,16 @@ def fill(
     names = {public_name(name): name for name in network.state_dict()}
     check_shapes(network, weights, public_name)
     if device.type == META:
-        allocate(network, device, dtype, weights.folder, stays_float32)
+        allocate_network(network, device, dtype, weights.folder, stays_float32)
         return
     check_memory(sum(p.numel() for p in network.parameters()), dtype, device, weights.folder)
 
-    def put(public: str, tensor: Tensor) -> None:
+    def put_tensor(public: str, tensor: Tensor) -> None:
         name = names[public]
         precision = torch.float32 if stays_float32(name) else dtype
-        replace(network, name, change(public, tensor).to(device, precision, copy=True))
+        replace_parameter(network, name, change(public, tensor).to(device, precision, copy=True))
 
-    weights.each(put)
+    weights.visit_tensors(put_tensor)
 
 
 def check_shapes(network: nn.Module, weights: WeightFiles, public_name: Callable[[str], str]) -> None:
@@ -142,28 +144,29 @@ def check_shapes(network: nn.Module, weights: WeightFiles, public_name: Callable
     check_names(shapes, weights.shapes, weights.folder)
 
 
-def construct(make: Callable[[], Built], device: torch.device) -> Built:
+def construct_module(make: Callable[[], Built], device: torch.device) -> Built:
     """Return the module that `make` builds, on the device. PyTorch's constructors draw numbers that are discarded, so
     its global generator is put back."""
     with torch.random.fork_rng(devices=[]):
         return make().to(device)
 
 
-def allocate(
+def allocate_network(
     network: nn.Module,
     device: torch.device,
     dtype: torch.dtype,
     source: Path | str,
-    stays_float32: Callable[[str], bool] = never,
+    stays_float32: Callable[[str], bool] = always_false,
 ) -> None:
-    """Allocate the memory of a network as in `fill`, all zeros. Raise CheckpointError if the memory is too small."""
+    """Allocate the memory of a network as in `fill_network`, all zeros. Raise CheckpointError if the memory is too
+    small."""
     check_memory(sum(p.numel() for p in network.parameters()), dtype, device, source)
     for name, p in list(network.named_parameters()):
         precision = torch.float32 if stays_float32(name) else dtype
-        replace(network, name, torch.zeros(p.shape, device=device, dtype=precision))
+        replace_parameter(network, name, torch.zeros(p.shape, device=device, dtype=precision))
 
 
-def replace(network: nn.Module, name: str, data: Tensor) -> None:
+def replace_parameter(network: nn.Module, name: str, data: Tensor) -> None:
     """Replace a parameter's tensor; it stays trained or frozen as before."""
     path, _, leaf = name.rpartition(".")
     module = network.get_submodule(path)

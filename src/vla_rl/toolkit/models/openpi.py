@@ -2,8 +2,8 @@
 
 An array is a map with the keys `__ndarray__`, `data` (bytes in C order), `dtype` and `shape`, a NumPy number one with
 `__npgeneric__`, `data` and `dtype`; these keys are bytes. vla-evaluation-harness has text for keys, and images as PNG
-or JPEG. `unpack` reads both, and nothing that could run code: it is safe for untrusted frames. PNG and JPEG grow a
-thousandfold when they are decoded, so a server leaves them encoded (`unpack(frame, decode=False)`), and decodes only
+or JPEG. `unpack_frame` reads both, and nothing that could run code: it is safe for untrusted frames. PNG and JPEG grow
+a thousandfold when they are decoded, so a server leaves them encoded (`unpack(frame, decode=False)`), and decodes only
 the images that its policy uses.
 """
 
@@ -40,7 +40,7 @@ class FrameError(ValueError):
     """A frame is not valid data of a policy's client or server."""
 
 
-def pack(data: Any, text_keys: bool = False) -> bytes:
+def pack_frame(data: Any, text_keys: bool = False) -> bytes:
     """Encode plain data, arrays and NumPy numbers as a frame. Raise FrameError for arrays of objects and the like.
 
     Args:
@@ -48,7 +48,7 @@ def pack(data: Any, text_keys: bool = False) -> bytes:
     """
     import msgpack
 
-    packed: bytes = msgpack.packb(data, default=_described_by_text if text_keys else _described)
+    packed: bytes = msgpack.packb(data, default=_described_by_text if text_keys else _describe_value)
     return packed
 
 
@@ -62,26 +62,26 @@ class EncodedImage:
     @property
     def size(self) -> tuple[int, int]:
         """Height and width, read from the header alone. Raises FrameError."""
-        with self._opened() as image:
+        with self._open_image() as image:
             return image.height, image.width
 
     def decode(self) -> Array:
         """Return the pixels, uint8 [H, W, 3] of a colour image. Call `check_pixels` first. Raise FrameError."""
-        with self._opened() as image:
+        with self._open_image() as image:
             try:
                 return np.asarray(image)
             except Exception as exc:
-                raise self._unreadable(exc) from exc
+                raise self._unreadable_error(exc) from exc
 
-    def _opened(self) -> Any:
+    def _open_image(self) -> Any:
         from PIL import Image
 
         try:
             return Image.open(io.BytesIO(self.content), formats=[self.format])
         except Exception as exc:
-            raise self._unreadable(exc) from exc
+            raise self._unreadable_error(exc) from exc
 
-    def _unreadable(self, error: Exception) -> FrameError:
+    def _unreadable_error(self, error: Exception) -> FrameError:
         return FrameError(f"an image cannot be read as {self.format}: {error}"[:300])
 
 
@@ -98,7 +98,7 @@ def check_pixels(images: Iterable[EncodedImage]) -> None:
             )
 
 
-def unpack(frame: bytes, decode: bool = True) -> Any:
+def unpack_frame(frame: bytes, decode: bool = True) -> Any:
     """Decode a frame. Arrays are read-only views of it. Raise FrameError.
 
     Args:
@@ -110,18 +110,18 @@ def unpack(frame: bytes, decode: bool = True) -> Any:
         raise FrameError(f"the frame has {len(frame)} bytes, more than {MAX_FRAME}")
     left = MAX_ITEMS
 
-    def count(items: int) -> None:
+    def count_items(items: int) -> None:
         nonlocal left
         left -= items
         if left < 0:
             raise FrameError(f"the frame has more than {MAX_ITEMS} items; send numbers as arrays")
 
     def read_map(data: dict[Any, Any]) -> Any:
-        count(len(data))
-        return _read(data)
+        count_items(len(data))
+        return _read_marked(data)
 
     def read_list(data: list[Any]) -> list[Any]:
-        count(len(data))
+        count_items(len(data))
         return data
 
     try:
@@ -143,10 +143,10 @@ def unpack(frame: bytes, decode: bool = True) -> Any:
     if not decode or not images:
         return data
     check_pixels(images)
-    return _decoded(data)
+    return _decode_images(data)
 
 
-def _described(value: Any) -> dict[bytes, Any]:
+def _describe_value(value: Any) -> dict[bytes, Any]:
     if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind in "VOc":
         kind = f"dtype {value.dtype}" if hasattr(value, "dtype") else type(value).__name__
         raise FrameError(f"values of {kind} cannot be sent")
@@ -161,11 +161,11 @@ def _described(value: Any) -> dict[bytes, Any]:
 
 
 def _described_by_text(value: Any) -> Any:
-    described = _described(value)
+    described = _describe_value(value)
     return value.item() if b"__npgeneric__" in described else {k.decode(): v for k, v in described.items()}
 
 
-def _read(data: dict[Any, Any]) -> Any:
+def _read_marked(data: dict[Any, Any]) -> Any:
     for marker, read in _READERS.items():
         if marker in data or marker.encode() in data:
             named = {key.decode() if isinstance(key, bytes) else key: value for key, value in data.items()}
@@ -173,8 +173,8 @@ def _read(data: dict[Any, Any]) -> Any:
     return data
 
 
-def _array(data: Mapping[str, Any]) -> Array:
-    content, shape, dtype = data.get("data"), data.get("shape"), _dtype(data.get("dtype"))
+def _read_array(data: Mapping[str, Any]) -> Array:
+    content, shape, dtype = data.get("data"), data.get("shape"), _read_dtype(data.get("dtype"))
     if not isinstance(content, bytes) or not isinstance(shape, list | tuple) or len(shape) > MAX_DEPTH:
         raise FrameError("an array needs bytes as its data, and a shape")
     if not all(type(size) is int and size >= 0 for size in shape):
@@ -184,27 +184,27 @@ def _array(data: Mapping[str, Any]) -> Array:
     return np.frombuffer(content, dtype).reshape(shape)
 
 
-def _number(data: Mapping[str, Any]) -> Any:
+def _read_number(data: Mapping[str, Any]) -> Any:
     value = data.get("data")
     if not isinstance(value, bool | int | float):
         raise FrameError("a NumPy scalar is not a number")
-    return _dtype(data.get("dtype")).type(value)
+    return _read_dtype(data.get("dtype")).type(value)
 
 
-def _image(data: Mapping[str, Any]) -> Array | EncodedImage:
+def _read_image(data: Mapping[str, Any]) -> Array | EncodedImage:
     """Read an image of vla-evaluation-harness."""
     if data.get("format") == "raw":
-        return _array(data)
+        return _read_array(data)
     content, name = data.get("data"), data.get("format")
     if not isinstance(content, bytes) or name not in ("png", "jpeg"):
         raise FrameError(f"images are raw, png or jpeg, not {repr(name)[:80]}")
     return EncodedImage(content, name)
 
 
-_READERS = {"__ndarray__": _array, "__npgeneric__": _number, "__image__": _image}
+_READERS = {"__ndarray__": _read_array, "__npgeneric__": _read_number, "__image__": _read_image}
 
 
-def _dtype(name: Any) -> np.dtype[Any]:
+def _read_dtype(name: Any) -> np.dtype[Any]:
     """Return a dtype by its `dtype.str`. Raise FrameError for anything but plain numbers, such as structures."""
     if isinstance(name, bytes):
         name = name.decode("ascii", "replace")
@@ -228,9 +228,9 @@ def _look_through(data: Any, left: int, images: list[EncodedImage]) -> None:
             _look_through(value, left - 1, images)
 
 
-def _decoded(data: Any) -> Any:
+def _decode_images(data: Any) -> Any:
     if isinstance(data, EncodedImage):
         return data.decode()
     if isinstance(data, dict):
-        return {key: _decoded(value) for key, value in data.items()}
-    return [_decoded(value) for value in data] if isinstance(data, list) else data
+        return {key: _decode_images(value) for key, value in data.items()}
+    return [_decode_images(value) for value in data] if isinstance(data, list) else data

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import CheckpointError, UserError
-from vla_rl.toolkit.models.checkpoints import TOKENIZER, WEIGHTS, read_json, unreadable
+from vla_rl.toolkit.models.checkpoints import TOKENIZER, WEIGHTS, read_json, unreadable_error
 from vla_rl.toolkit.models.lerobot import LEROBOT, FeatureScale, read_statistics
 
 MODELS = ("pi0", "pi05")
@@ -52,7 +52,7 @@ def write_openpi(folder: Path, target: Path, asset_id: str) -> None:
     if state_file.is_file() and read_json(state_file).get("state_in_prompt") == "padded":
         raise UserError(f"prompts of {folder} hold a padded state (model.state_in_prompt), as openpi's never do")
     statistics = read_statistics(folder, raw)
-    entries = {"actions": _entry(statistics.action, 0.0), "state": _entry(statistics.state, 1.0)}
+    entries = {"actions": _build_entry(statistics.action, 0.0), "state": _build_entry(statistics.state, 1.0)}
     target.mkdir(parents=True, exist_ok=True)
     precision = rename_tensors(folder / WEIGHTS, target / WEIGHTS)
     _write_json(
@@ -83,7 +83,7 @@ def rename_tensors(source: Path, target: Path) -> str:
             length = int.from_bytes(file.read(8), "little")
             header: dict[str, Any] = json.loads(file.read(length))
         except (ValueError, OverflowError, MemoryError) as exc:
-            raise unreadable(source, exc) from exc
+            raise unreadable_error(source, exc) from exc
         about = header.pop("__metadata__", {"format": "pt"})
         renamed = {name.removeprefix(LEROBOT): entry for name, entry in header.items()}
         sizes: dict[str, int] = {}
@@ -98,11 +98,11 @@ def rename_tensors(source: Path, target: Path) -> str:
     return PRECISIONS.get(max(sizes, key=lambda dtype: sizes[dtype]), "float32")
 
 
-def _entry(scale: FeatureScale | None, inwards: float) -> dict[str, list[float]]:
+def _build_entry(scale: FeatureScale | None, inwards: float) -> dict[str, list[float]]:
     """Return the openpi statistics of a feature. openpi normalises pi0 by mean and deviation, pi0.5 by quantiles: both
     are given, and both lead to the same numbers as this scale in any mode. `inwards` is 1 for the state and 0 for
     actions, to whose deviation lerobot adds nothing."""
-    centre, half = ([], []) if scale is None else _affine(scale, inwards)
+    centre, half = ([], []) if scale is None else _centre_and_width(scale, inwards)
     return {
         "mean": centre,
         "std": [max(width - EPS, 0.0) for width in half],
@@ -111,7 +111,7 @@ def _entry(scale: FeatureScale | None, inwards: float) -> dict[str, list[float]]
     }
 
 
-def _affine(scale: FeatureScale, inwards: float) -> tuple[list[float], list[float]]:
+def _centre_and_width(scale: FeatureScale, inwards: float) -> tuple[list[float], list[float]]:
     """Return the centre and half width of each dimension; a number is normalised to (number - centre) / half width."""
     if scale.mode == "IDENTITY":
         return [0.0] * scale.dim, [1.0] * scale.dim

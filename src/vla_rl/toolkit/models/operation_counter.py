@@ -43,7 +43,7 @@ class OperationCounts:
     """Calls of modules, each of which costs time on the host."""
 
     @property
-    def flops(self) -> float:
+    def total_flops(self) -> float:
         """Return all floating-point operations."""
         return sum(operation.flops * count for operation, count in self.operations.items())
 
@@ -57,11 +57,11 @@ class OperationCounter(TorchDispatchMode):
         self._module_calls = 0
 
     @property
-    def counts(self) -> OperationCounts:
-        """Return what was counted since `restart`."""
+    def operation_counts(self) -> OperationCounts:
+        """Return what was counted since `restart_counts`."""
         return OperationCounts(operations=self._operations, module_calls=self._module_calls)
 
-    def restart(self) -> None:
+    def restart_counts(self) -> None:
         """Forget what was counted."""
         self._operations = Counter()
         self._module_calls = 0
@@ -90,12 +90,12 @@ class OperationCounter(TorchDispatchMode):
         count_flops = flop_registry.get(func.overloadpacket)
         flops = 0.0 if count_flops is None else float(count_flops(*args, **kwargs, out_val=result))
         kind: Kind = "other" if count_flops is None else "attention" if "attention" in name else "product"
-        traffic = float(sum(_bytes(tensor) for tensor in tensors))
+        traffic = float(sum(_count_bytes(tensor) for tensor in tensors))
         self._operations[Operation(kind, flops, traffic)] += 1
         return result
 
 
-def _bytes(tensor: Tensor) -> int:
+def _count_bytes(tensor: Tensor) -> int:
     """Return the bytes of a tensor's values; those of an expanded one count once."""
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return int(torch.Size(sizes).numel()) * tensor.element_size()

@@ -45,12 +45,12 @@ def learn_merges(
 def train_tokenizer(instructions: Iterable[str], prompt: Callable[[str], str], vocab_size: int) -> Tokenizer:
     """Train a small BPE in the style of Gemma's (byte fallback, "▁" for a space), which depends on the instructions
     alone."""
-    tokenizer = _bpe(*learn_merges(_bpe(None, []), instructions, prompt, vocab_size, SPECIAL))
+    tokenizer = _build_bpe(*learn_merges(_build_bpe(None, []), instructions, prompt, vocab_size, SPECIAL))
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     return tokenizer
 
 
-def _bpe(vocab: dict[str, int] | None, merges: list[Any]) -> Tokenizer:
+def _build_bpe(vocab: dict[str, int] | None, merges: list[Any]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab, merges if vocab else None, unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Replace(" ", SPACE)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(rf"{SPACE}?[^{SPACE}\n]+|\n"), "isolated")
@@ -69,25 +69,25 @@ class KnownPrompts(ABC):
         self._tokens: list[list[int]] = []
 
     @abstractmethod
-    def encode(self, instruction: str) -> list[int]:
+    def encode_instruction(self, instruction: str) -> list[int]:
         """Return the prompt's token ids, without padding."""
 
     @abstractmethod
     def _lay_out(self, tokens: Sequence[list[int]]) -> None:
         """Rebuild the rows of all prompts."""
 
-    def _learn(self, instructions: Iterable[str]) -> None:
+    def _learn_prompts(self, instructions: Iterable[str]) -> None:
         for text in instructions:
             self._index[text] = len(self._tokens)
-            self._tokens.append(self.encode(text))
+            self._tokens.append(self.encode_instruction(text))
         if self._tokens:
             self._lay_out(self._tokens)
 
-    def _positions(self, instructions: Sequence[str]) -> Tensor:
+    def _find_rows(self, instructions: Sequence[str]) -> Tensor:
         """Return the row index of each instruction, int64 [B]; new instructions are added."""
         new = dict.fromkeys(text for text in instructions if text not in self._index)
         if new:
-            self._learn(new)
+            self._learn_prompts(new)
         return as_tensor(np.array([self._index[text] for text in instructions], np.int64), self._device)
 
 
@@ -109,17 +109,17 @@ class PaddedPrompts(KnownPrompts):
         self._vocab = vocab
         self._limit = max_length
         self._full_width = full_width
-        self._learn(dict.fromkeys(instructions))
+        self._learn_prompts(dict.fromkeys(instructions))
 
     @abstractmethod
-    def ids(self, instruction: str) -> list[int]:
+    def prompt_ids(self, instruction: str) -> list[int]:
         """Return the prompt's token ids, however many."""
 
-    def encode(self, instruction: str) -> list[int]:
+    def encode_instruction(self, instruction: str) -> list[int]:
         """Return the token ids, cut at the length that the model was trained with, as its own code does."""
-        return self._within(self.ids(instruction), instruction)
+        return self._limit_ids(self.prompt_ids(instruction), instruction)
 
-    def _within(self, ids: list[int], text: str) -> list[int]:
+    def _limit_ids(self, ids: list[int], text: str) -> list[int]:
         if max(ids) >= self._vocab:
             raise CheckpointError(
                 f"the tokenizer gives id {max(ids)} for {text!r}, the model has {self._vocab} embeddings; "
@@ -129,17 +129,17 @@ class PaddedPrompts(KnownPrompts):
 
     def _lay_out(self, tokens: Sequence[list[int]]) -> None:
         width = self._limit if self._full_width else max(len(ids) for ids in tokens)
-        new_ids, mask = padded(tokens, width, self._device)
+        new_ids, mask = pad_tokens(tokens, width, self._device)
         self._ids = new_ids
         self._mask = mask
 
-    def rows(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def token_rows(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return token ids and mask (False at padding), [B, L]."""
-        at = self._positions(instructions)
+        at = self._find_rows(instructions)
         return self._ids[at], self._mask[at]
 
 
-def padded(tokens: Sequence[list[int]], width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def pad_tokens(tokens: Sequence[list[int]], width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return token ids and mask (False at padding), [B, width], padded on the right with id 0."""
     lengths = as_tensor(np.array([len(ids) for ids in tokens], np.int64), device)
     rows = np.array([ids + [0] * (width - len(ids)) for ids in tokens], np.int64)

@@ -29,7 +29,7 @@ def weights_of(left: int, delay: int, horizon: int) -> Tensor:
     return torch.where(index < delay, 1.0, torch.where(index < left, falling, 0.0)).float()
 
 
-def guided(
+def guide_velocity(
     velocity: Callable[[Tensor], Tensor], x: Tensor, time: Tensor, last: Tensor, weights: Tensor, limit: float = LIMIT
 ) -> Tensor:
     """Return the velocity [B, H, A] at x towards the noise, guided to the last chunk.

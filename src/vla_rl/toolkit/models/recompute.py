@@ -34,11 +34,11 @@ def checkpoint_keys(recompute: str, width: int) -> dict[str, Any]:
     if recompute == "selective":
         from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-        keys["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_policy, max(width // 2, 1)))
+        keys["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_choose_policy, max(width // 2, 1)))
     return keys
 
 
-def _policy(
+def _choose_policy(
     least: int, context: SelectiveCheckpointContext, operator: Any, *args: Any, **keys: Any
 ) -> CheckpointPolicy:
     """Return whether selective recomputation keeps this operator's result."""
@@ -52,7 +52,7 @@ def _summed_channels(operator: Any, args: tuple[Any, ...]) -> int:
     """Return half the operations for each number of the result: the channels k over which a product sums, or twice the
     keys that a query attends to. 0 for cheap operators, and for products whose result is not needed.
     """
-    name = _name(operator)
+    name = _operator_name(operator)
     if name.startswith("_scaled_dot_product"):
         attended: Tensor = args[1]
         return 2 * attended.shape[-2]
@@ -67,5 +67,5 @@ def _summed_channels(operator: Any, args: tuple[Any, ...]) -> int:
 
 
 @cache
-def _name(operator: Any) -> str:
+def _operator_name(operator: Any) -> str:
     return str(operator.overloadpacket.__name__)

@@ -30,12 +30,12 @@ class _Kernel(NamedTuple):
     """Distance -> weight before normalisation."""
 
 
-def resize(pixels: Tensor, height: int, width: int, kind: Filter) -> Tensor:
+def resize_batch(pixels: Tensor, height: int, width: int, kind: Filter) -> Tensor:
     """Resize [B, 3, H, W] of whole levels 0..255 as Pillow's filter does, to whole levels, of the same dtype."""
     if tuple(pixels.shape[2:]) == (height, width):
         return pixels
     if pixels.device.type != "cpu":
-        return resample(pixels, height, width, kind)
+        return resample_batch(pixels, height, width, kind)
     frames = pixels.permute(0, 2, 3, 1).to(torch.uint8).numpy()
     done = np.stack([np.asarray(_pillow_resize(Image.fromarray(frame), height, width, kind)) for frame in frames])
     return torch.from_numpy(done).permute(0, 3, 1, 2).to(pixels.dtype)
@@ -48,17 +48,17 @@ def _pillow_resize(image: Image.Image, height: int, width: int, kind: Filter) ->
     return image.resize((width, image.height), method).resize((width, height), method)
 
 
-def resample(pixels: Tensor, height: int, width: int, kind: Filter) -> Tensor:
+def resample_batch(pixels: Tensor, height: int, width: int, kind: Filter) -> Tensor:
     """Resize as Pillow does, but the whole batch on its device: horizontally, then vertically, each rounded to whole
     levels."""
     batch, channels, before = pixels.shape[:3]
-    lines = _resample(pixels.permute(3, 0, 1, 2).flatten(1).int(), width, kind)
+    lines = _resample_lines(pixels.permute(3, 0, 1, 2).flatten(1).int(), width, kind)
     lines = lines.view(width, batch, channels, before).permute(3, 0, 1, 2).flatten(1)
-    resized = _resample(lines, height, kind).view(height, width, batch, channels)
+    resized = _resample_lines(lines, height, kind).view(height, width, batch, channels)
     return resized.permute(2, 3, 0, 1).to(pixels.dtype)
 
 
-def _resample(lines: Tensor, size: int, kind: Filter) -> Tensor:
+def _resample_lines(lines: Tensor, size: int, kind: Filter) -> Tensor:
     """Return lines int32 [before, N] resampled to [size, N]. Sums stay below 2**31, as in Pillow."""
     if len(lines) == size:
         return lines
@@ -101,11 +101,11 @@ def filter_taps(before: int, after: int, kind: Filter) -> tuple[npt.NDArray[np.i
     return first, weights[:, : int(np.flatnonzero(weights.any(0)).max()) + 1]
 
 
-def _triangle(x: float) -> float:
+def _triangle_weight(x: float) -> float:
     return max(1.0 - abs(x), 0.0)
 
 
-def _keys(x: float) -> float:
+def _cubic_weight(x: float) -> float:
     """Return the cubic convolution kernel (Keys 1981) with a = -0.5."""
     a, x = -0.5, abs(x)
     if x < 1.0:
@@ -114,6 +114,6 @@ def _keys(x: float) -> float:
 
 
 KERNELS = {
-    "bilinear": _Kernel(Image.Resampling.BILINEAR, 1.0, _triangle),
-    "bicubic": _Kernel(Image.Resampling.BICUBIC, 2.0, _keys),
+    "bilinear": _Kernel(Image.Resampling.BILINEAR, 1.0, _triangle_weight),
+    "bicubic": _Kernel(Image.Resampling.BICUBIC, 2.0, _cubic_weight),
 }

@@ -38,18 +38,18 @@ class FeatureScaler:
         self._shift = shift.to(device, dtype)
         self._on_host = tuple(constant.to(dtype).numpy() for constant in (offset, inwards, shift))
 
-    def normalise(self, x: Tensor, width: int) -> Tensor:
+    def normalise_feature(self, x: Tensor, width: int) -> Tensor:
         """Normalise [..., dim] in physical units, padded with zeros to [..., width]."""
         scaled = (x.to(self._dtype) - self._offset) / self._in - self._shift
         return F.pad(scaled.clamp(-self._end, self._end), (0, width - self.dim))
 
     def normalise_on_host(self, x: Array, width: int) -> Array:
-        """Return what `normalise` returns on a CPU, to the last bit, for an array."""
+        """Return what `normalise_feature` returns on a CPU, to the last bit, for an array."""
         offset, inwards, shift = self._on_host
         scaled = ((x.astype(offset.dtype) - offset) / inwards - shift).clip(-self._end, self._end)
         return np.pad(scaled, [(0, 0)] * (x.ndim - 1) + [(0, width - self.dim)])
 
-    def restore(self, x: Tensor) -> Tensor:
+    def restore_units(self, x: Tensor) -> Tensor:
         """Un-normalise [..., width] to physical units, [..., dim]."""
         return (x[..., : self.dim].clamp(-self._end, self._end) + self._shift) * self._out + self._offset
 
@@ -58,9 +58,9 @@ class GripperScaler(FeatureScaler):
     """A scaler whose gripper dimension (the last of an action) is 0 for closed and 1 for open in training, and +1 and
     -1 in LIBERO."""
 
-    def normalise(self, x: Tensor, width: int) -> Tensor:
-        return super().normalise(torch.cat([x[..., :-1], (1 - x[..., -1:]) / 2], dim=-1), width)
+    def normalise_feature(self, x: Tensor, width: int) -> Tensor:
+        return super().normalise_feature(torch.cat([x[..., :-1], (1 - x[..., -1:]) / 2], dim=-1), width)
 
-    def restore(self, x: Tensor) -> Tensor:
-        actions = super().restore(x)
+    def restore_units(self, x: Tensor) -> Tensor:
+        actions = super().restore_units(x)
         return torch.cat([actions[..., :-1], (1 - 2 * actions[..., -1:]).sign()], dim=-1)

@@ -52,13 +52,13 @@ class SquashedGaussian:
         """Return the entropies in nats: those of the Gaussians plus the means of log(1 - tanh(u)^2), which have no
         closed form (Gauss-Hermite quadrature).
         """
-        points, shares = _quadrature(self.mean.device)
+        points, shares = _quadrature_nodes(self.mean.device)
         u = self.mean.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * points
         return self.log_std + 0.5 * math.log(2 * math.pi * math.e) + (log_slope(u) * shares).sum(-1)
 
 
 @cache
-def _quadrature(device: torch.device) -> tuple[Tensor, Tensor]:
+def _quadrature_nodes(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the nodes and weights float32 [NODES] of a mean over a standard normal distribution."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
     points = torch.as_tensor(nodes, dtype=torch.float32, device=device)

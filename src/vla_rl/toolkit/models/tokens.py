@@ -15,12 +15,12 @@ def inverse_cdf(log_probs: Tensor, uniforms: Tensor) -> Tensor:
     return (cdf <= point.unsqueeze(-1)).sum(-1)
 
 
-def choose(log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
+def choose_bins(log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
     """Return the mode of [..., bins], or the bins that the uniform numbers [...] sample; int64 [...]."""
     return log_probs.argmax(-1) if uniforms is None else inverse_cdf(log_probs, uniforms)
 
 
-def median(log_probs: Tensor) -> Tensor:
+def median_bins(log_probs: Tensor) -> Tensor:
     """Return the median of ordered bins [..., bins], int64 [...]: the first bin that, with the bins before it, has more
     than half of the probability.
 
@@ -30,6 +30,6 @@ def median(log_probs: Tensor) -> Tensor:
     return inverse_cdf(log_probs, log_probs.new_full(log_probs.shape[:-1], 0.5))
 
 
-def entropy(log_probs: Tensor) -> Tensor:
+def categorical_entropy(log_probs: Tensor) -> Tensor:
     """Return the entropy of [..., bins] as [...], in nats."""
     return -(log_probs.exp() * log_probs).sum(-1)

@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
-from vla_rl.toolkit.data.recording import png
+from vla_rl.toolkit.data.recording import encode_png
 from vla_rl.toolkit.people.panel import Answer, Panel
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class PagePanel(Panel):
         if address_file is not None:
             try:
                 _check_address_file(address_file, path)
-                self._write(address_file, path)
+                self._write_address(address_file, path)
             except UserError:
                 self._server.server_close()
                 raise
@@ -88,7 +88,7 @@ class PagePanel(Panel):
         serve = partial(self._server.serve_forever, poll_interval=POLL_S)
         Thread(target=serve, name="person-page", daemon=True).start()
 
-    def _write(self, file: Path, path: str) -> None:
+    def _write_address(self, file: Path, path: str) -> None:
         partial = file.with_name(f".{file.name}.partial")
         try:
             partial.unlink(missing_ok=True)
@@ -98,7 +98,7 @@ class PagePanel(Panel):
         except OSError as exc:
             raise UserError(f"{path}.address_file: {file} cannot be written ({exc.strerror})") from exc
 
-    def show(self, text: str, answers: Sequence[Answer]) -> None:
+    def show_text(self, text: str, answers: Sequence[Answer]) -> None:
         with self._changed:
             self._text = text
             self._question += 1
@@ -111,27 +111,27 @@ class PagePanel(Panel):
             self._image = image.copy()
             self._num_images += 1
 
-    def take(self, wait_s: float) -> Answer | None:
+    def take_answer(self, wait_s: float) -> Answer | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._waits(), wait_s)
+            self._changed.wait_for(lambda: self._stopped or self._has_answer(), wait_s)
             if self._stopped:
                 return "stop"
-            if not self._waits():
+            if not self._has_answer():
                 return None
             self._taken = True
             return self._answer
 
-    def _waits(self) -> bool:
+    def _has_answer(self) -> bool:
         """Return whether an answer waits for `take`."""
         return self._answer is not None and not self._taken
 
-    def stop(self) -> None:
+    def request_stop(self) -> None:
         """Take the stop, which is of no question."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
-    def press(self, question: int, answer: str) -> bool:
+    def press_button(self, question: int, answer: str) -> bool:
         """Take the answer of a button to a question. Return whether it counts: the first one to the question that is
         shown, if it is offered."""
         with self._changed:
@@ -141,7 +141,7 @@ class PagePanel(Panel):
                 self._changed.notify_all()
             return counts
 
-    def state(self) -> dict[str, Any]:
+    def page_state(self) -> dict[str, Any]:
         """Return what the page shows."""
         with self._changed:
             return {
@@ -157,7 +157,7 @@ class PagePanel(Panel):
         """Return the image as PNG; None: there is none."""
         with self._changed:
             image = self._image
-        return None if image is None else png(image)
+        return None if image is None else encode_png(image)
 
     def close(self) -> None:
         self._server.shutdown()
@@ -206,43 +206,43 @@ class _PageHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
         if parts.path == "/":
-            if self._allowed(parse_qs(parts.query).get("token", [""])[0]):
+            if self._is_allowed(parse_qs(parts.query).get("token", [""])[0]):
                 nonce = secrets.token_urlsafe(16)
                 text = Template(HTML.read_text(encoding="utf-8")).substitute(token=self.page.token, nonce=nonce)
-                self._send(200, text.encode(), "text/html; charset=utf-8", nonce)
-        elif not self._allowed(self.headers.get("X-Token", "")):
+                self._send_reply(200, text.encode(), "text/html; charset=utf-8", nonce)
+        elif not self._is_allowed(self.headers.get("X-Token", "")):
             return
         elif parts.path == "/state":
-            self._send(200, json.dumps(self.page.state()).encode(), "application/json")
+            self._send_reply(200, json.dumps(self.page.page_state()).encode(), "application/json")
         elif parts.path == "/image.png" and (image := self.page.image_png()) is not None:
-            self._send(200, image, "image/png")
+            self._send_reply(200, image, "image/png")
         else:
-            self._send(404, b"nothing here", "text/plain")
+            self._send_reply(404, b"nothing here", "text/plain")
 
     def do_POST(self) -> None:
-        if not self._allowed(self.headers.get("X-Token", "")):
+        if not self._is_allowed(self.headers.get("X-Token", "")):
             return
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > LONGEST_REQUEST or self.path != "/press":
-            self._send(400, b"expected at /press: stop, or QUESTION ANSWER, such as 3 success", "text/plain")
+            self._send_reply(400, b"expected at /press: stop, or QUESTION ANSWER, such as 3 success", "text/plain")
             return
         question, _, answer = self.rfile.read(int(length)).decode(errors="replace").partition(" ")
         counts = True
         if question == "stop":
-            self.page.stop()
+            self.page.request_stop()
         else:
-            counts = question.isdecimal() and self.page.press(int(question), answer)
-        self._send(200 if counts else 409, json.dumps(self.page.state()).encode(), "application/json")
+            counts = question.isdecimal() and self.page.press_button(int(question), answer)
+        self._send_reply(200 if counts else 409, json.dumps(self.page.page_state()).encode(), "application/json")
 
-    def _allowed(self, token: str) -> bool:
+    def _is_allowed(self, token: str) -> bool:
         """Return whether a request has the token, and is for this machine by name; else refuse it."""
         hosts = {f"{name}:{self.page.port}" for name in (LOOPBACK, "localhost")}
         if self.headers.get("Host") in hosts and compare_digest(token.encode(), self.page.token.encode()):
             return True
-        self._send(403, b"open the address that the run has logged, token included", "text/plain")
+        self._send_reply(403, b"open the address that the run has logged, token included", "text/plain")
         return False
 
-    def _send(self, status: int, body: bytes, kind: str, nonce: str = "") -> None:
+    def _send_reply(self, status: int, body: bytes, kind: str, nonce: str = "") -> None:
         self.send_response(status)
         sources = f"script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; " if nonce else ""
         policy = f"default-src 'none'; {sources}img-src blob:; connect-src 'self'; frame-ancestors 'none'"

@@ -18,7 +18,7 @@ class Panel(ABC):
     """Where the person answers, for messages."""
 
     @abstractmethod
-    def show(self, text: str, answers: Sequence[Answer]) -> None:
+    def show_text(self, text: str, answers: Sequence[Answer]) -> None:
         """Show a text, and offer these answers, of which the first one counts; earlier answers other than "stop" are
         forgotten."""
 
@@ -26,7 +26,7 @@ class Panel(ABC):
         """Show a camera image, uint8 [H, W, 3]."""
 
     @abstractmethod
-    def take(self, wait_s: float) -> Answer | None:
+    def take_answer(self, wait_s: float) -> Answer | None:
         """Return the answer and forget it, or None if none comes within `wait_s` seconds. "stop" comes before all
         others, is always offered, and stays until `close`."""
 

@@ -28,7 +28,7 @@ def open_panel(settings: PanelSettings, path: str) -> Panel:
     return TerminalPanel(settings.terminal, path)
 
 
-def ask(
+def ask_person(
     panel: Panel,
     question: str,
     answers: tuple[Answer, ...],
@@ -44,20 +44,20 @@ def ask(
         stop_requested: whether the run has to stop (Ctrl-C).
         path: path of the settings in a spec, for messages.
     """
-    panel.show(question, answers)
+    panel.show_text(question, answers)
     end = monotonic() + deadline_s
     answer = None
     while answer is None and (left := end - monotonic()) > 0:
         if stop_requested():
             raise StopRequested
-        answer = panel.take(min(left, ASKED_S))
+        answer = panel.take_answer(min(left, ASKED_S))
     check_stop(panel, answer)
     if answer is None:
         raise NobodyAnswered(
             f"no one answered {question!r} at {panel.place} within {deadline_s:g} s ({path}.deadline_s), so the run "
             "ends"
         )
-    panel.show(THANKS, ())
+    panel.show_text(THANKS, ())
     return answer
 
 

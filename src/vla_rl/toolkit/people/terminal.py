@@ -37,8 +37,8 @@ class TerminalPanel(Panel):
         self._line = b""
         self._stopped = False
 
-    def show(self, text: str, answers: Sequence[Answer]) -> None:
-        while self.take(0.0) not in (None, "stop"):
+    def show_text(self, text: str, answers: Sequence[Answer]) -> None:
+        while self.take_answer(0.0) not in (None, "stop"):
             pass  # typed before the question
         self._answers = tuple(answers)
         keys = {answer: letter for letter, answer in LETTERS.items()}
@@ -46,7 +46,7 @@ class TerminalPanel(Panel):
         assert self._file is not None
         os.write(self._file, f"{text} [{', '.join(offered)}, then Enter]\n".encode())
 
-    def take(self, wait_s: float) -> Answer | None:
+    def take_answer(self, wait_s: float) -> Answer | None:
         end = monotonic() + wait_s
         while not self._stopped:
             line, newline, rest = self._line.partition(b"\n")
@@ -57,11 +57,11 @@ class TerminalPanel(Panel):
                 if answer in self._answers:
                     self._answers = ()  # a question has one answer
                     return answer
-            elif not self._read(max(end - monotonic(), 0.0)):
+            elif not self._read_input(max(end - monotonic(), 0.0)):
                 return None
         return "stop"
 
-    def _read(self, wait_s: float) -> bool:
+    def _read_input(self, wait_s: float) -> bool:
         """Read what is typed within this many seconds. Return whether something was."""
         if self._file is None or not select.select([self._file], [], [], wait_s)[0]:
             return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vla_rl.core.errors import counted, there_are
+from vla_rl.core.errors import format_count, there_are
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan
 
 ROLES = ("sim", "policy", "learner")
@@ -12,7 +12,7 @@ DEVICES = ("cpu", "cuda", "cuda:0")
 """Names of a worker's device. A worker sees only its own GPU, which is its first."""
 
 
-def checked(plan: Plan, cluster: Cluster, job: Job) -> Plan:
+def validate_plan(plan: Plan, cluster: Cluster, job: Job) -> Plan:
     """Return the plan if its envs, lanes and ranks are consistent. Raise DoesNotFit with what is needed and what is
     available."""
     sims, learners = plan.hosting("sim"), plan.hosting("learner")
@@ -63,11 +63,12 @@ def check_slots(plan: Plan, cluster: Cluster) -> None:
                 f"`index` for the number of that GPU on its node"
             )
         if not 0 <= slot.gpus <= 1 or slot.cpus < 0:
-            request = f"{counted(slot.gpus, 'GPU')} and {counted(slot.cpus, 'CPU')}"
+            request = f"{format_count(slot.gpus, 'GPU')} and {format_count(slot.cpus, 'CPU')}"
             raise DoesNotFit(f"{slot_name} asks for {request}; a worker has 0 to 1 GPU")
         if (slot.device == "cpu") != (slot.gpus == 0):
             raise DoesNotFit(
-                f"{slot_name} is on {slot.device} with {counted(slot.gpus, 'GPU')}; set `device` and `gpus` together"
+                f"{slot_name} is on {slot.device} with {format_count(slot.gpus, 'GPU')}; set `device` and `gpus` "
+                f"together"
             )
         if slot.index is None:
             continue
@@ -150,7 +151,9 @@ def _check_shares(plan: Plan, cluster: Cluster) -> None:
         ):
             if needed > have + 1e-6:
                 where = "" if name is None else f" on node {name!r}"
-                raise DoesNotFit(f"{len(slots)} workers need {counted(needed, what)}{where}, and {there_are(have)}")
+                raise DoesNotFit(
+                    f"{len(slots)} workers need {format_count(needed, what)}{where}, and {there_are(have)}"
+                )
     most_cpus = max((node.cpus for node in cluster.nodes), default=0.0)
     for slot in plan.slots:
         if slot.cpus > most_cpus + 1e-6:

@@ -23,8 +23,8 @@ from attrs import validators as v
 
 from vla_rl.core.errors import there_are
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot
-from vla_rl.toolkit.placement.checks import checked
-from vla_rl.toolkit.placement.lanes import BatchingSettings, Lanes, layout, valid_lanes
+from vla_rl.toolkit.placement.checks import validate_plan
+from vla_rl.toolkit.placement.lanes import BatchingSettings, Lanes, plan_lanes, valid_lanes
 
 Devices = str | int | tuple[int, ...] | None
 ROLES = ("sim", "policy", "learner")
@@ -54,7 +54,7 @@ class OffloadSettings:
     policy."""
 
     @property
-    def roles(self) -> frozenset[str]:
+    def offloaded_roles(self) -> frozenset[str]:
         return frozenset(role for role in ROLES if getattr(self, role))
 
 
@@ -103,7 +103,7 @@ class RoleDevices:
 
 def devices_of(cluster: Cluster) -> list[Device]:
     """Return all devices, in the order of their numbers."""
-    counts = [(n, n.gpus if cluster.gpus else int(n.cpus * SLOTS_PER_CORE)) for n in _nodes(cluster)]
+    counts = [(n, n.gpus if cluster.gpus else int(n.cpus * SLOTS_PER_CORE)) for n in _sort_nodes(cluster)]
     return [Device(node.name, index) for node, count in counts for index in range(count)]
 
 
@@ -120,9 +120,9 @@ def find_devices(role: str, text: str, cluster: Cluster) -> list[Device]:
         match = PART.fullmatch(part.strip())
         assert match is not None
         pattern, first, last = match.groups()
-        nodes = [node.name for node in _nodes(cluster) if fnmatchcase(node.name, pattern or "*")]
+        nodes = [node.name for node in _sort_nodes(cluster) if fnmatchcase(node.name, pattern or "*")]
         if not nodes:
-            names = ", ".join(node.name for node in _nodes(cluster))
+            names = ", ".join(node.name for node in _sort_nodes(cluster))
             raise DoesNotFit(f"placement.{role}: no node is named {pattern!r}; there are: {names}")
         if first is None:
             devices += [Device(name, None) for name in nodes]
@@ -133,12 +133,12 @@ def find_devices(role: str, text: str, cluster: Cluster) -> list[Device]:
             if int(last or first) >= len(pool):
                 raise DoesNotFit(
                     f"placement.{role}: device {last or first} is needed, and {there_are(len(pool), kind)}{note}"
-                    f"{'' if pattern is None else f' on node {name!r}'}{_numbers(pool)}"
+                    f"{'' if pattern is None else f' on node {name!r}'}{_format_numbers(pool)}"
                 )
             devices += pool[int(first) : int(last or first) + 1]
     twice = [device for device, count in Counter(devices).items() if count > 1]
     if twice:
-        raise DoesNotFit(f"placement.{role}: {text!r} names {_formatted(twice, cluster)} twice")
+        raise DoesNotFit(f"placement.{role}: {text!r} names {_format_devices(twice, cluster)} twice")
     return devices
 
 
@@ -152,10 +152,10 @@ def refuse_overlap(a: str, b: str, of: Mapping[str, Sequence[Device]], cluster: 
     """Raise DoesNotFit if two roles name the same device."""
     shared = [device for device in of[a] if device in set(of[b]) and device.index is not None]
     if shared:
-        raise DoesNotFit(f"placement: {a} and {b} both name {_formatted(shared, cluster)}; {hint}")
+        raise DoesNotFit(f"placement: {a} and {b} both name {_format_devices(shared, cluster)}; {hint}")
 
 
-def arrange(
+def arrange_workers(
     cluster: Cluster,
     job: Job,
     of: Mapping[str, Sequence[Device]],
@@ -172,7 +172,7 @@ def arrange(
     Args:
         of: role -> its devices.
         sim_workers: number of simulator workers, separate from other roles; None: one per device of `sim`.
-        stages, lanes, batching: as `lanes.layout` takes them.
+        stages, lanes, batching: as `lanes.plan_lanes` takes them.
         offload: roles to offload.
         apart: roles that name the same device have separate workers there, with equal parts of it.
     """
@@ -191,9 +191,11 @@ def arrange(
     of_node: dict[str, list[Sequence[str]]] = {}
     for device, roles in workers:
         of_node.setdefault(device.node, []).append(roles)
-    shares = {node.name: _shares(node, of_node[node.name], cluster) for node in cluster.nodes if node.name in of_node}
+    shares = {
+        node.name: _share_cpus(node, of_node[node.name], cluster) for node in cluster.nodes if node.name in of_node
+    }
     sims = sum("sim" in roles for _, roles in workers)
-    arranged = layout(job, sims, len(of["policy"]), stages, lanes, batching)
+    arranged = plan_lanes(job, sims, len(of["policy"]), stages, lanes, batching)
     slots = []
     for device, roles in workers:
         gpu = bool(cluster.gpus) and device.index is not None
@@ -202,21 +204,21 @@ def arrange(
                 roles=tuple(roles),
                 device="cuda" if gpu else "cpu",
                 cpus=shares[device.node]["sim" in roles],
-                gpus=_floor(1 / on_device[device]) if gpu else 0.0,
+                gpus=_floor_share(1 / on_device[device]) if gpu else 0.0,
                 node=device.node if len(cluster.nodes) > 1 else None,
                 index=device.index,
             )
         )
-    return checked(Plan(slots=tuple(slots), offload=offload, **arranged), cluster, job)
+    return validate_plan(Plan(slots=tuple(slots), offload=offload, **arranged), cluster, job)
 
 
-def _shares(node: Node, worker_roles: Sequence[Sequence[str]], cluster: Cluster) -> tuple[float, float]:
+def _share_cpus(node: Node, worker_roles: Sequence[Sequence[str]], cluster: Cluster) -> tuple[float, float]:
     """Return the CPUs of a node's workers without and with simulators. With GPUs, each worker without simulators gets a
     core, and the simulators share the rest; without GPUs, all workers share equally."""
     cpus = node.cpus
     if not cluster.gpus:
         share = cpus / len(worker_roles)
-        share = float(int(share)) if share >= 1 else _floor(share)
+        share = float(int(share)) if share >= 1 else _floor_share(share)
         return share, share
     if len(worker_roles) > cpus:
         raise DoesNotFit(
@@ -226,20 +228,20 @@ def _shares(node: Node, worker_roles: Sequence[Sequence[str]], cluster: Cluster)
     return 1.0, float((cpus - len(worker_roles) + sims) // max(sims, 1))
 
 
-def _floor(share: float) -> float:
+def _floor_share(share: float) -> float:
     """Round down to a thousandth, so that shares of one device never add up to more than it."""
     return math.floor(share * 1000) / 1000
 
 
-def _nodes(cluster: Cluster) -> list[Node]:
+def _sort_nodes(cluster: Cluster) -> list[Node]:
     return sorted(cluster.nodes, key=lambda node: node.name)
 
 
-def _formatted(devices: Sequence[Device], cluster: Cluster) -> str:
+def _format_devices(devices: Sequence[Device], cluster: Cluster) -> str:
     one = len(cluster.nodes) == 1
     names = [f"{'' if one else f'{p.node}:'}{'cpu' if p.index is None else p.index}" for p in devices]
     return f"device{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
-def _numbers(pool: Sequence[Device]) -> str:
+def _format_numbers(pool: Sequence[Device]) -> str:
     return f": 0-{len(pool) - 1}" if len(pool) > 1 else ": 0" if pool else ""

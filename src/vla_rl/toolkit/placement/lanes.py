@@ -20,7 +20,7 @@ def valid_lanes(instance: Any, attribute: Any, value: Lanes) -> None:
         raise ValueError(f"a lane of {value} envs; give 1 or more, envs (a lane each) or stages")
 
 
-def seconds(instance: Any, attribute: Any, value: float | None) -> None:
+def valid_seconds(instance: Any, attribute: Any, value: float | None) -> None:
     """Validate a number of seconds, or None (attrs validator)."""
     if value is not None and not 0 <= value < inf:
         raise ValueError(f"a wait of {value} seconds; give 0 or more, or null")
@@ -32,12 +32,12 @@ class BatchingSettings:
 
     max_batch: int | None = field(default=None, validator=v.optional(v.ge(1)))
     """Most envs in one inference; null: all that the policy acts for."""
-    max_wait_s: float | None = field(default=0.0, validator=seconds)
+    max_wait_s: float | None = field(default=0.0, validator=valid_seconds)
     """Seconds that the oldest request waits for a fuller batch; 0: infer with whatever waits; null: wait for the whole
     batch."""
 
 
-def layout(
+def plan_lanes(
     job: Job, sims: int, policies: int, stages: int, lanes: Lanes, batching: BatchingSettings | None
 ) -> dict[str, Any]:
     """Return `stages`, `concurrent_lanes` and `batching` of a plan with this many sim and policy workers. Raise

@@ -65,7 +65,7 @@ class _Frames:
     """int64 [n]: number of the episode."""
 
     @property
-    def outcomes(self) -> Array:
+    def episode_outcomes(self) -> Array:
         """Return whether each episode has a frame of success, bool [episodes]."""
         return np.bincount(self.episodes, self.labels) > 0
 
@@ -84,7 +84,7 @@ def fit_classifier(
     Returns the classifier; `shape.fitted` has what it reached on held-out episodes. Raises UserError for recordings
     with fewer than two episodes of either outcome.
     """
-    frames, shape = _read(data, settings)
+    frames, shape = _read_frames(data, settings)
     held_out = _held_out(frames, settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(settings.seed, "success-classifier/weights"))
@@ -99,7 +99,7 @@ def fit_classifier(
         half = settings.batch // 2
         rows = np.concatenate([draws.choice(positive, half), draws.choice(negative, settings.batch - half)])
         labels = torch.as_tensor(frames.labels[rows], dtype=torch.float32).to(device)
-        images = _shifted(frames.images[rows].to(device), draws.integers(-SHIFT, SHIFT + 1, (len(rows), 2)))
+        images = _shift_images(frames.images[rows].to(device), draws.integers(-SHIFT, SHIFT + 1, (len(rows), 2)))
         logits = model(images, frames.instruction_ids[rows].to(device))
         loss = F.binary_cross_entropy_with_logits(logits, labels)
         for group in optimizer.param_groups:
@@ -109,8 +109,8 @@ def fit_classifier(
         optimizer.step()
         on_step(step + 1, loss.item())
     model.eval().requires_grad_(False)
-    measured = measure(model, frames, held_out, settings.threshold)
-    model.shape = evolve(shape, fitted={"episodes": len(frames.outcomes), **vars_of(settings), **measured})
+    measured = measure_classifier(model, frames, held_out, settings.threshold)
+    model.shape = evolve(shape, fitted={"episodes": len(frames.episode_outcomes), **vars_of(settings), **measured})
     return model
 
 
@@ -121,7 +121,9 @@ def vars_of(settings: ClassifierSettings) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def measure(model: SuccessClassifier, frames: _Frames, held_out: Array, threshold: float) -> Mapping[str, float]:
+def measure_classifier(
+    model: SuccessClassifier, frames: _Frames, held_out: Array, threshold: float
+) -> Mapping[str, float]:
     """Return shares on held-out episodes: frames and episodes that are classified correctly, frames of success that are
     missed, and other frames that are taken for success. An episode is classified correctly if some frame counts as
     success exactly when the episode succeeded."""
@@ -134,7 +136,7 @@ def measure(model: SuccessClassifier, frames: _Frames, held_out: Array, threshol
     called = torch.cat(parts).numpy() >= threshold
     labels = frames.labels[rows]
     called_episodes = np.bincount(frames.episodes[rows], called, len(held_out)) > 0
-    right = called_episodes == frames.outcomes
+    right = called_episodes == frames.episode_outcomes
     return {
         "held_out_episodes": int(held_out.sum()),
         "frame_accuracy": float((called == labels).mean()),
@@ -144,7 +146,7 @@ def measure(model: SuccessClassifier, frames: _Frames, held_out: Array, threshol
     }
 
 
-def _read(data: Demonstrations, settings: ClassifierSettings) -> tuple[_Frames, ClassifierShape]:
+def _read_frames(data: Demonstrations, settings: ClassifierSettings) -> tuple[_Frames, ClassifierShape]:
     """Read all frames. Raises UserError for recordings from which nothing can be learnt."""
     count = data.num_samples()
     indices = np.arange(count)
@@ -181,7 +183,7 @@ def _held_out(frames: _Frames, settings: ClassifierSettings) -> Array:
     a group, are held out together: else the classifier is measured on scenes that it knows. Raises UserError where
     either side lacks an outcome.
     """
-    outcomes = frames.outcomes
+    outcomes = frames.episode_outcomes
     first = np.flatnonzero(np.diff(frames.episodes, prepend=-1))
     starts = [hashlib.sha256(frames.images[row].numpy().tobytes()).digest() for row in first.tolist()]
     scenes = np.unique(np.array([start.hex() for start in starts]), return_inverse=True)[1]
@@ -201,7 +203,7 @@ def _held_out(frames: _Frames, settings: ClassifierSettings) -> Array:
     return held_out
 
 
-def _shifted(images: torch.Tensor, shifts: Array) -> torch.Tensor:
+def _shift_images(images: torch.Tensor, shifts: Array) -> torch.Tensor:
     """Return images uint8 [B, cameras, 3, size, size] shifted by (down, right) pixels, int64 [B, 2]; edges repeat."""
     size = images.shape[-1]
     cells = np.arange(size)

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import field, frozen
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.paths import about, check_folder
+from vla_rl.core.paths import check_folder, explain_path_errors
 from vla_rl.toolkit.json_files import read_record
 
 KIND = "success_classifier"
@@ -36,7 +36,7 @@ class ClassifierShape:
 
 def check_new_folder(folder: Path) -> None:
     """Raise UserError unless a classifier can be written to this folder; tested by trying."""
-    with about(WHAT, folder):
+    with explain_path_errors(WHAT, folder):
         if folder.is_dir() and any(folder.iterdir()):
             raise UserError(f"{folder} exists and is not empty; give the name of a new folder")
     check_folder(WHAT, folder)
@@ -47,14 +47,14 @@ def read_shape(folder: Path) -> ClassifierShape:
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} has no {CONFIG}; write a classifier with `vla-rl fit-rewards DATA --to {folder}`")
     record = read_record(folder / CONFIG)
-    if record.text("kind", "") != KIND:
-        raise record.wrong("kind", repr(KIND))
-    record.integer("version", VERSION, VERSION)
+    if record.get_text("kind", "") != KIND:
+        raise record.build_error("kind", repr(KIND))
+    record.get_integer("version", VERSION, VERSION)
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"{folder} has no {WEIGHTS}, so it is incomplete; fit the classifier again")
     return ClassifierShape(
-        cameras=record.texts("cameras"),
-        instructions=record.texts("instructions"),
-        image_size=record.integer("image_size", SMALLEST_IMAGE, 1024),
-        fitted=record.record("fitted", {}).data,
+        cameras=record.get_texts("cameras"),
+        instructions=record.get_texts("instructions"),
+        image_size=record.get_integer("image_size", SMALLEST_IMAGE, 1024),
+        fitted=record.get_record("fitted", {}).data,
     )

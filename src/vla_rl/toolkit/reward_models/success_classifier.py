@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.paths import about, write_whole
+from vla_rl.core.paths import explain_path_errors, write_whole
 from vla_rl.core.types import Observation
 from vla_rl.toolkit.reward_models.folder import (
     CONFIG,
@@ -83,7 +83,7 @@ class SuccessClassifier(nn.Module):
         return logits
 
     @torch.no_grad()
-    def probabilities(self, obs: Observation) -> torch.Tensor:
+    def predict_success(self, obs: Observation) -> torch.Tensor:
         """Return the probability of success for each observation, float32 [B]."""
         return torch.sigmoid(self(self.scale_images(obs), self.instruction_ids(obs.instructions)))
 
@@ -116,7 +116,7 @@ def save_classifier(model: SuccessClassifier, folder: Path) -> None:
     }
     existed = folder.is_dir()
     try:
-        with about(WHAT, folder):
+        with explain_path_errors(WHAT, folder):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / WEIGHTS).write_bytes(save(weights))
             write_whole(folder / CONFIG, json.dumps(config, indent=1, ensure_ascii=False))

@@ -33,7 +33,9 @@ class ChangedWeights:
         """Sampled weights before the first optimiser step of the training step; {}: there was none."""
         self._stride = 1
 
-    def begin(self, parameters: Mapping[str, torch.Tensor], names: Collection[str], strategy: ParallelStrategy) -> None:
+    def keep_weights(
+        self, parameters: Mapping[str, torch.Tensor], names: Collection[str], strategy: ParallelStrategy
+    ) -> None:
         """Keep the weights of these names that the next optimiser step may change, unless an earlier one of the same
         training step did.
         """
@@ -41,20 +43,22 @@ class ChangedWeights:
             return
         own = {name: strategy.own_part(parameters[name]) for name in names}
         self._stride = coprime_stride(sum(part.numel() for part in own.values()))
-        self._before = self._sampled(own)
+        self._before = self._sample_weights(own)
 
-    def end(self, parameters: Mapping[str, torch.Tensor], strategy: ParallelStrategy) -> dict[str, Statistic]:
+    def compare_weights(
+        self, parameters: Mapping[str, torch.Tensor], strategy: ParallelStrategy
+    ) -> dict[str, Statistic]:
         """Return the metric of the training step that ends, in host memory; {} where no optimiser stepped."""
         if not self._before:
             return {}
         before = self._before
         self._before = {}
-        after = self._sampled({name: strategy.own_part(parameters[name]) for name in before})
+        after = self._sample_weights({name: strategy.own_part(parameters[name]) for name in before})
         changed = torch.stack([(after[name] != before[name]).sum() for name in before]).sum()
         compared = sum(tensor.numel() for tensor in before.values())
         return {WEIGHTS_CHANGED: Mean(torch.tensor([float(changed), float(compared)], dtype=torch.float64))}
 
-    def _sampled(self, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _sample_weights(self, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return every n-th weight of each tensor in its acting type, as a copy."""
         return {
             name: part.detach().flatten()[index % self._stride :: self._stride].to(self._types[name], copy=True)

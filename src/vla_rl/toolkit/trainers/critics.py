@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.manager import offers
+from vla_rl.core.manager import offers_method
 from vla_rl.toolkit.models.heads import small_mlp
 from vla_rl.toolkit.trainers.dummy_samples import dummy_observation
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
@@ -17,7 +17,7 @@ from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 def check_features(trained: TrainedModel, trainer: str) -> None:
     """Raises UserError for a model without features, on which critics work."""
-    if not offers(trained.model, "policy_features"):
+    if not offers_method(trained.model, "policy_features"):
         raise UserError(
             f"trainer {trainer!r} needs critics on the policy's features, and model {trained.name!r} gives none "
             f"(VLAModel.policy_features); film_resnet does"
@@ -41,9 +41,9 @@ class CriticInputs:
 
     def __call__(self, features: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         """Return the inputs [B, D + C A] for features [B, D] and chunks [B, C, A]."""
-        return torch.cat([features, self.scaled(actions)], dim=1)
+        return torch.cat([features, self.scale_actions(actions)], dim=1)
 
-    def scaled(self, actions: torch.Tensor) -> torch.Tensor:
+    def scale_actions(self, actions: torch.Tensor) -> torch.Tensor:
         """Return chunks [B, C, A] scaled to [-1, 1], [B, C A]."""
         return ((actions - self._middle) / self._half_range).flatten(1)
 
@@ -93,7 +93,7 @@ def advantage_weights(advantages: torch.Tensor, temperature: float, most: float)
 
 
 @torch.no_grad()
-def follow(target: nn.Module, trained: nn.Module, rate: float) -> None:
+def update_target(target: nn.Module, trained: nn.Module, rate: float) -> None:
     """Move a target network towards the trained one: (1 - rate) * target + rate * trained (Polyak averaging)."""
     for slow, fast in zip(target.parameters(), trained.parameters(), strict=True):
         slow.lerp_(fast, rate)

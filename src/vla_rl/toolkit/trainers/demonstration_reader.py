@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.trainers import ImitationStep
 from vla_rl.core.types import Observation
-from vla_rl.toolkit.data.augmentation import augment
+from vla_rl.toolkit.data.augmentation import augment_images
 from vla_rl.toolkit.trainers.reader import read_in_background
 
 T = TypeVar("T")
@@ -34,5 +34,5 @@ def read_samples(
     """Return the samples of a micro-batch, with the images augmented as the step says."""
     obs, actions = demonstrations.read_samples(step.indices[start : start + micro_batch])
     if step.augment is not None:
-        obs = augment(obs, step.augment, step.seed, step.number, step.first + start)
+        obs = augment_images(obs, step.augment, step.seed, step.number, step.first + start)
     return obs, actions

@@ -35,11 +35,11 @@ class DeviceCopies:
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
     @property
-    def overlap(self) -> bool:
+    def can_overlap(self) -> bool:
         """Whether copies run while the device computes."""
         return self._stream is not None
 
-    def copy(self, inputs: ModelInputs, fields: Mapping[str, Array | None]) -> DeviceSamples:
+    def copy_samples(self, inputs: ModelInputs, fields: Mapping[str, Array | None]) -> DeviceSamples:
         """Copy samples; `wait_for` them before use."""
         if self._stream is None:
             tensors = {
@@ -48,15 +48,15 @@ class DeviceCopies:
             }
             return DeviceSamples(inputs, tensors)
         with torch.cuda.stream(self._stream):
-            tensors = {name: self._tensor(array) for name, array in fields.items()}
+            tensors = {name: self._copy_tensor(array) for name, array in fields.items()}
             copies = ModelInputs(
-                obs=evolve(inputs.obs, images={name: self._tensor(a) for name, a in inputs.obs.images.items()}),
-                actions=self._tensor(inputs.actions),
-                extras={name: self._tensor(array) for name, array in inputs.extras.items()},
+                obs=evolve(inputs.obs, images={name: self._copy_tensor(a) for name, a in inputs.obs.images.items()}),
+                actions=self._copy_tensor(inputs.actions),
+                extras={name: self._copy_tensor(array) for name, array in inputs.extras.items()},
             )
             return DeviceSamples(copies, tensors, self._stream.record_event())
 
-    def _tensor(self, array: Any) -> Any:
+    def _copy_tensor(self, array: Any) -> Any:
         return None if array is None else as_tensor(array, self._device)
 
     def wait_for(self, samples: DeviceSamples) -> None:
@@ -65,11 +65,11 @@ class DeviceCopies:
             return
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(samples.copied)
-        for tensor in _tensors(samples):
+        for tensor in _walk_tensors(samples):
             tensor.record_stream(stream)  # their memory belongs to the other stream
 
 
-def _tensors(samples: DeviceSamples) -> Iterator[torch.Tensor]:
+def _walk_tensors(samples: DeviceSamples) -> Iterator[torch.Tensor]:
     inputs = samples.inputs
     for value in (*samples.tensors.values(), *inputs.obs.images.values(), inputs.actions, *inputs.extras.values()):
         if isinstance(value, torch.Tensor):

@@ -43,7 +43,7 @@ class FrameRecords:
     def instructions(self, texts: Sequence[str]) -> None:
         self._instructions = {text: number for number, text in enumerate(texts)}
 
-    def write(self, frames: Observation, records: Array) -> None:
+    def write_frames(self, frames: Observation, records: Array) -> None:
         """Write observations to as many records, whose dtype has the fields of `frame_dtype`."""
         for name in self._info.cameras:
             records[f"image/{name}"] = to_numpy(frames.images[name])
@@ -53,7 +53,7 @@ class FrameRecords:
         for row, text in enumerate(frames.instructions):
             records["instruction"][row] = self._instructions.setdefault(text, len(self._instructions))
 
-    def read(self, records: Array) -> Observation:
+    def read_frames(self, records: Array) -> Observation:
         """Return the observations that these records hold."""
         texts = self.instructions
         with_steps = bool((records["steps"] != NO_STEPS).all())

@@ -44,7 +44,7 @@ class MetricAccumulator:
             earlier = self.statistics.get(name)
             self.statistics[name] = statistic if earlier is None else earlier + statistic
 
-    def read(self, seconds: float) -> UpdateMetrics:
+    def read_metrics(self, seconds: float) -> UpdateMetrics:
         """Return the metrics as numbers, of an update that took these seconds."""
         on_host = self.on_host()
         return UpdateMetrics(
@@ -85,7 +85,7 @@ class GradientAccumulator:
     """Gradients and metrics of one optimiser step, normalised at its end."""
 
     parameters: Mapping[str, nn.Parameter]
-    """Trainable parameters. Their `grad` holds the policy's sum, and the gradient after `normalise`."""
+    """Trainable parameters. Their `grad` holds the policy's sum, and the gradient after `normalise_gradients`."""
     loss: Callable[[Scores, Batch], Loss]
     keep_samples: bool
     """True if further epochs follow, which need the samples of all parts again."""
@@ -103,7 +103,7 @@ class GradientAccumulator:
     _failed: bool = field(default=False, init=False)
 
     @contextmanager
-    def part(
+    def accumulate_part(
         self, inputs: ModelInputs | None, fields: SampleFields, micro_batches: Sequence[Array], passes: int
     ) -> Iterator[None]:
         """Context in which the micro-batches of one part are added. If it fails, the accumulator refuses further
@@ -122,7 +122,7 @@ class GradientAccumulator:
         if self._failed:
             raise RuntimeError("an earlier part of this training step failed")
 
-    def add(self, scores: Scores, batch: Batch, counts: bool = True) -> None:
+    def add_batch(self, scores: Scores, batch: Batch, counts: bool = True) -> None:
         """Run the backward passes of a micro-batch, whose weights are not divided yet.
 
         Args:
@@ -135,15 +135,15 @@ class GradientAccumulator:
         if counts and not self._checked:
             self._compare_halved(scores, batch, loss, value_loss)
             self._checked = True
-        self._backward(loss, value_loss)
+        self._run_backward(loss, value_loss)
         if counts:
-            value_metrics = {} if value_loss is None else _metrics(value_loss)
-            policy_metrics = {name: value - value_metrics.get(name, 0.0) for name, value in _metrics(loss).items()}
+            value_metrics = {} if value_loss is None else _loss_metrics(value_loss)
+            policy_metrics = {name: value - value_metrics.get(name, 0.0) for name, value in _loss_metrics(loss).items()}
             self._sums.add_sums(policy_metrics)
             self._sums.add(loss.maxima, loss.statistics)  # they are of both losses, so they are added once
             self._value_sums.add_sums(value_metrics)
 
-    def _backward(self, loss: Loss, value_loss: Loss | None) -> None:
+    def _run_backward(self, loss: Loss, value_loss: Loss | None) -> None:
         """Add the gradients: the policy's to `grad`, and the critic's to their own sums."""
         if value_loss is None:
             loss.total.backward()
@@ -151,11 +151,11 @@ class GradientAccumulator:
         # Two backward passes over one graph: the policy's terms into `grad`, then the critic's into the swapped-in
         # sums.
         (loss.total - value_loss.total).backward(retain_graph=True)
-        self._swap()
+        self._swap_gradients()
         value_loss.total.backward()
-        self._swap()
+        self._swap_gradients()
 
-    def normalise(self, step: OptimizerStep, metrics: MetricAccumulator, steps: int) -> torch.Tensor:
+    def normalise_gradients(self, step: OptimizerStep, metrics: MetricAccumulator, steps: int) -> torch.Tensor:
         """Turn the sums of gradients into one gradient, and add to `metrics`, which cover `steps` optimiser steps.
         Return the loss.
         """
@@ -174,7 +174,9 @@ class GradientAccumulator:
         metrics.add(self._sums.maxima, self._sums.statistics)
         return normalised.sums["loss/total"]
 
-    def epochs(self, steps: Sequence[OptimizerStep]) -> tuple[ModelInputs | None, SampleFields, list[OptimizerStep]]:
+    def plan_epochs(
+        self, steps: Sequence[OptimizerStep]
+    ) -> tuple[ModelInputs | None, SampleFields, list[OptimizerStep]]:
         """Return the samples of all parts, joined, and the optimiser steps: those after the first use the micro-batches
         of all parts.
         """
@@ -187,12 +189,12 @@ class GradientAccumulator:
             micro_batches += [start + indices for indices in part.micro_batches]
             start += 0 if part.inputs is None else len(part.inputs)
         passes = sum(part.passes for part in self._parts)
-        fields = {name: _joined([part.fields[name] for part in self._parts]) for name in self._parts[0].fields}
+        fields = {name: _join_arrays([part.fields[name] for part in self._parts]) for name in self._parts[0].fields}
         inputs = [part.inputs for part in self._parts if part.inputs is not None]
         further = [evolve(step, micro_batches=tuple(micro_batches), passes=passes) for step in steps[1:]]
         return (ModelInputs.concat(inputs) if inputs else None), fields, [steps[0], *further]
 
-    def _swap(self) -> None:
+    def _swap_gradients(self) -> None:
         """Exchange the policy's and the critic's sums of gradients."""
         for name, parameter in self.parameters.items():
             policy_gradient = parameter.grad
@@ -204,17 +206,19 @@ class GradientAccumulator:
         """Compare the loss with those of half the weights of the policy, or of the critic, which must halve its
         terms.
         """
-        metrics = _metrics(loss)
-        value_metrics = {} if value_loss is None else _metrics(value_loss)
+        metrics = _loss_metrics(loss)
+        value_metrics = {} if value_loss is None else _loss_metrics(value_loss)
         half = self.loss(scores, evolve(batch, weights=batch.weights / 2))
         expected = {name: (value + value_metrics.get(name, 0.0)) / 2 for name, value in metrics.items()}
-        self._compare(_metrics(half), expected, metrics)
+        self._compare_metrics(_loss_metrics(half), expected, metrics)
         if value_loss is not None and batch.value_weights is not None:
             zeros = torch.zeros_like(batch.weights)
             half = self.loss(scores, evolve(batch, weights=zeros, value_weights=batch.value_weights / 2))
-            self._compare(_metrics(half), {name: value / 2 for name, value in value_metrics.items()}, value_metrics)
+            self._compare_metrics(
+                _loss_metrics(half), {name: value / 2 for name, value in value_metrics.items()}, value_metrics
+            )
 
-    def _compare(
+    def _compare_metrics(
         self,
         metrics: Mapping[str, torch.Tensor],
         expected: Mapping[str, torch.Tensor],
@@ -241,10 +245,10 @@ class GradientAccumulator:
                 )
 
 
-def _metrics(loss: Loss) -> dict[str, torch.Tensor]:
+def _loss_metrics(loss: Loss) -> dict[str, torch.Tensor]:
     return {"loss/total": loss.total.detach(), **loss.metrics}
 
 
-def _joined(arrays: Sequence[Array | None]) -> Array | None:
+def _join_arrays(arrays: Sequence[Array | None]) -> Array | None:
     present = [array for array in arrays if array is not None]
     return np.concatenate(present) if present else None

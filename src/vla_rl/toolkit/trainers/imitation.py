@@ -16,7 +16,7 @@ from vla_rl.toolkit.trainers.demonstration_reader import read_ahead, read_sample
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 
-def imitate(
+def imitate_demonstrations(
     trained: TrainedModel,
     demonstrations: Demonstrations | None,
     steps: Sequence[ImitationStep],
@@ -35,12 +35,12 @@ def imitate(
     if demonstrations is not None:
         samples = read_ahead(partial(read_samples, demonstrations, micro_batch=size), steps, size)
     with trained.released():
-        losses += [_step(trained, step, samples, heartbeat) for step in steps]
+        losses += [_make_step(trained, step, samples, heartbeat) for step in steps]
         trained.check_finite()
     return torch.stack(losses).sum()
 
 
-def _step(
+def _make_step(
     trained: TrainedModel,
     step: ImitationStep,
     samples: Iterator[tuple[Observation, Any]],
@@ -59,6 +59,6 @@ def _step(
             (loss / step.total).backward()
             total = total + loss.detach()
     for _ in range(trained.dummy_passes(most_passes, passes)):
-        (0 * trained.imitation_loss(trained.dummy.obs, trained.dummy.actions)).backward()
+        (0 * trained.imitation_loss(trained.dummy_inputs.obs, trained.dummy_inputs.actions)).backward()
     trained.optimizer_step("imitation", total)
     return total

@@ -37,12 +37,12 @@ class LabelledChunks:
         return len(self._log)
 
     @property
-    def first(self) -> int:
+    def oldest_sample(self) -> int:
         """Number of the oldest sample."""
-        return self._log.first
+        return self._log.oldest_record
 
     @property
-    def count(self) -> int:
+    def sample_count(self) -> int:
         """Number of samples that were added since the run began."""
         return self._log.count
 
@@ -53,20 +53,21 @@ class LabelledChunks:
         if not len(obs):
             return
         records = np.zeros(len(obs), self._log.dtype)
-        self._frames.write(obs, records["frame"])
+        self._frames.write_frames(obs, records["frame"])
         records["actions"] = actions
         self._log.append(records)
-        self._log.drop_before(self._log.needed)
+        self._log.drop_before(self._log.oldest_needed)
 
-    def read(self, indices: Array) -> tuple[Observation, Array]:
-        """Return samples by their numbers, `first` to `count` - 1, int64 [B]: observations and chunks [B, C, A]."""
-        records = self._log.read(indices)
-        return self._frames.read(records["frame"]), np.ascontiguousarray(records["actions"])
+    def read_labelled(self, indices: Array) -> tuple[Observation, Array]:
+        """Return samples by their numbers, `oldest_sample` to `count` - 1, int64 [B]: observations and chunks [B, C,
+        A]."""
+        records = self._log.read_records(indices)
+        return self._frames.read_frames(records["frame"]), np.ascontiguousarray(records["actions"])
 
     def state(self) -> Mapping[str, Any]:
         """Return what `load` needs in addition to the files, which are on the disk then."""
-        self._log.protect()
-        return {"count": self.count, "instructions": self._frames.instructions}
+        self._log.protect_records()
+        return {"count": self.sample_count, "instructions": self._frames.instructions}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from the files as they were at `state`. Raises UserError if they are missing."""
@@ -92,14 +93,14 @@ class AggregatedDemonstrations(Demonstrations):
     def read_samples(self, indices: Any) -> tuple[Observation, Array]:
         index = np.asarray(indices)
         is_recorded = index < self._recorded_samples
-        labelled = index[~is_recorded] - self._recorded_samples + self._labelled.first
+        labelled = index[~is_recorded] - self._recorded_samples + self._labelled.oldest_sample
         if self._recorded is None or not is_recorded.any():
-            return self._labelled.read(labelled)
+            return self._labelled.read_labelled(labelled)
         obs, actions = self._recorded.read_samples(index[is_recorded])
         obs = obs.numpy()
         actions = np.asarray(to_numpy(actions), np.float32)
         if len(labelled):
-            further, further_actions = self._labelled.read(labelled)
+            further, further_actions = self._labelled.read_labelled(labelled)
             obs = concat_observations(obs, further)
             actions = np.concatenate([actions, further_actions])
         order = np.argsort(np.argsort(~is_recorded, kind="stable"))

@@ -35,7 +35,7 @@ class MasterWeights:
         for name, parameter in self._weights.items():
             parameter.register_post_accumulate_grad_hook(partial(_move_gradient, self.masters[name]))
 
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+    def follow_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Round the weights after every step of an optimiser, which has the masters among its parameters."""
         if self.masters:
             optimizer.register_step_post_hook(self._after_step)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.core.fields import arranged
+from vla_rl.core.fields import arrange_fields
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.trainers import OptimizerStep, SampleFields, SampleInputs
 from vla_rl.core.types import Array, Batch, Chunk
@@ -24,7 +24,7 @@ class MicroBatches:
         self._algorithm = algorithm
         self._copies = DeviceCopies(trained.device)
 
-    def each(
+    def iterate_batches(
         self,
         rows: SampleInputs | None,
         fields: SampleFields,
@@ -43,28 +43,30 @@ class MicroBatches:
         following: DeviceSamples | None = None
         for i, indices in enumerate(micro_batches):
             assert rows is not None
-            samples = self._copy(rows, fields, indices) if following is None else following
-            ahead = self._copies.overlap and i + 1 < len(micro_batches)
-            following = self._copy(rows, fields, micro_batches[i + 1]) if ahead else None
-            yield self._build(samples, step, version)
+            samples = self._copy_samples(rows, fields, indices) if following is None else following
+            ahead = self._copies.can_overlap and i + 1 < len(micro_batches)
+            following = self._copy_samples(rows, fields, micro_batches[i + 1]) if ahead else None
+            yield self._build_batch(samples, step, version)
 
-    def dummy(self, fields: SampleFields, step: OptimizerStep, version: int) -> Batch:
+    def build_dummy(self, fields: SampleFields, step: OptimizerStep, version: int) -> Batch:
         """Build a micro-batch of one sample with weight 0. `fields`: any samples, for shapes and types."""
         zeros = {
             name: None if array is None else np.zeros((1, *array.shape[1:]), array.dtype)
             for name, array in fields.items()
         }
-        return self._build(self._copy(self._trained.dummy, zeros, np.zeros(1, np.int64)), step, version)
+        return self._build_batch(
+            self._copy_samples(self._trained.dummy_inputs, zeros, np.zeros(1, np.int64)), step, version
+        )
 
-    def _copy(self, rows: SampleInputs, fields: SampleFields, indices: Array) -> DeviceSamples:
+    def _copy_samples(self, rows: SampleInputs, fields: SampleFields, indices: Array) -> DeviceSamples:
         arrays = {
             name: None if array is None else array[indices]
             for name, array in fields.items()
             if name not in ("counts", "value_counts")
         }
-        return self._copies.copy(rows.take(indices), arrays)
+        return self._copies.copy_samples(rows.take(indices), arrays)
 
-    def _build(self, samples: DeviceSamples, step: OptimizerStep, version: int) -> Batch:
+    def _build_batch(self, samples: DeviceSamples, step: OptimizerStep, version: int) -> Batch:
         self._copies.wait_for(samples)
         inputs = samples.inputs
         tensors: dict[str, Any] = dict(samples.tensors)
@@ -84,4 +86,4 @@ class MicroBatches:
             model = self._trained.model
             with torch.no_grad():
                 reference = self._trained.strategy.run(lambda: model.reference_log_probs(inputs.obs, chunk))
-        return Batch(obs=inputs.obs, chunk=chunk, reference_log_probs=reference, **arranged(Batch, tensors))
+        return Batch(obs=inputs.obs, chunk=chunk, reference_log_probs=reference, **arrange_fields(Batch, tensors))

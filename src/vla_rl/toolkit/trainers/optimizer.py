@@ -42,8 +42,8 @@ def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 class FiniteGuard:
     """Guard that keeps the weights as they are from the first loss or gradient on that is not finite.
 
-    A fused optimiser skips its steps on the device, so that the host waits for nothing; `check` then reads the result
-    once. Other optimisers are checked before each step.
+    A fused optimiser skips its steps on the device, so that the host waits for nothing; `check_finite` then reads the
+    result once. Other optimisers are checked before each step.
     """
 
     def __init__(self, model: str) -> None:
@@ -53,7 +53,7 @@ class FiniteGuard:
         self._not_finite: torch.Tensor | None = None
         """float32 scalar: 1 once something was not finite, else 0; None: nothing was tested since the last check."""
 
-    def step(self, optimizer: torch.optim.Optimizer, tested: torch.Tensor, where: str) -> None:
+    def guard_step(self, optimizer: torch.optim.Optimizer, tested: torch.Tensor, where: str) -> None:
         """Make a step unless `tested`, a scalar, or an earlier one is not finite. Raises UserError naming `where` for
         an optimiser that is not fused.
         """
@@ -64,10 +64,10 @@ class FiniteGuard:
             parts: Any = optimizer
             parts.found_inf = self._not_finite  # torch reads it by this name: a gradient scaler sets it
         else:
-            self.check()
+            self.check_finite()
         optimizer.step()
 
-    def check(self) -> None:
+    def check_finite(self) -> None:
         """Raises UserError if something was not finite since the last call; the weights are unchanged since then."""
         not_finite = self._not_finite
         where = self._where
@@ -94,6 +94,6 @@ def clip_and_step(
     """
     strategy.reduce(parameters)
     max_norm = limit if limit is not None else float("inf")
-    norm: torch.Tensor = strategy.unsharded(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
-    guard.step(optimizer, norm + loss, where)
+    norm: torch.Tensor = strategy.unshard_tensor(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
+    guard.guard_step(optimizer, norm + loss, where)
     return norm

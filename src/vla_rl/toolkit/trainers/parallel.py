@@ -33,7 +33,7 @@ class ParallelStrategy(ABC):
     mesh: Any = None
     """`torch.distributed.device_mesh.DeviceMesh` of the ranks, where the strategy shards the model; else None."""
 
-    def prepare(self, model: VLAModel, info: EnvInfo) -> ModelInputs | None:
+    def prepare_model(self, model: VLAModel, info: EnvInfo) -> ModelInputs | None:
         """Arrange a model whose weights are equal on all ranks; all ranks together. Return one sample for dummy
         batches, where ranks run in lockstep.
         """
@@ -47,17 +47,17 @@ class ParallelStrategy(ABC):
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         """Add up the gradients of all ranks."""
 
-    def gather(self) -> None:  # noqa: B027 - full weights need nothing
+    def gather_weights(self) -> None:  # noqa: B027 - full weights need nothing
         """Put full weights into the module, for use outside `run`; all ranks together."""
 
-    def release(self) -> None:  # noqa: B027 - full weights stay
-        """Undo `gather`."""
+    def release_weights(self) -> None:  # noqa: B027 - full weights stay
+        """Undo `gather_weights`."""
 
     def full_weights(self) -> AbstractContextManager[None]:
         """Context in which the released module holds full weights, to be saved or sent; all ranks together."""
         return nullcontext()
 
-    def unsharded(self, tensor: Any) -> Any:
+    def unshard_tensor(self, tensor: Any) -> Any:
         """Return a tensor that may be sharded as a full tensor on its device; all ranks together. Other values are
         returned unchanged.
         """
@@ -68,8 +68,8 @@ class ParallelStrategy(ABC):
         return tensor
 
     def full_tensor(self, tensor: Any) -> Any:
-        """Return `unsharded` in host memory."""
-        return on_host(self.unsharded(tensor))
+        """Return `unshard_tensor` in host memory."""
+        return on_host(self.unshard_tensor(tensor))
 
     def local_shard(self, tensor: Any, like: torch.Tensor) -> Any:
         """Return this rank's shard of a full tensor, sharded as the parameter `like`. Other values are returned

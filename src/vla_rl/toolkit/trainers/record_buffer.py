@@ -31,29 +31,29 @@ class RecordBuffer(RecordLog):
         """First records of the last checkpoints."""
 
     def __len__(self) -> int:
-        return self.count - self.first
+        return self.count - self.oldest_record
 
     @property
-    def first(self) -> int:
+    def oldest_record(self) -> int:
         """Number of the oldest record that counts."""
         return self._first_of(self.count)
 
     @property
-    def needed(self) -> int:
+    def oldest_needed(self) -> int:
         """Number of the oldest record that counts or that a checkpoint needs."""
-        return min([self.first, *self._protected])
+        return min([self.oldest_record, *self._protected])
 
-    def protect(self) -> None:
+    def protect_records(self) -> None:
         """Keep the records that count for a checkpoint. Raises UserError where they cannot be written to the disk."""
         self.sync()
-        if not self._protected or self._protected[-1] != self.first:
-            self._protected.append(self.first)
+        if not self._protected or self._protected[-1] != self.oldest_record:
+            self._protected.append(self.oldest_record)
 
     def go_on(self, count: int) -> None:
         """Continue from the checkpoint that was made at this `count`. Raises UserError if records are missing."""
         self.truncate(self._first_of(count), count)
         self._protected.clear()
-        self._protected.append(self.first)
+        self._protected.append(self.oldest_record)
 
     def _first_of(self, count: int) -> int:
         return max(0, count - self.capacity)

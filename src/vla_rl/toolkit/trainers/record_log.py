@@ -54,17 +54,19 @@ class RecordLog:
         if self.count == 0:
             self.truncate(0, 0)  # files of a run that ended before its first checkpoint
         stored = np.empty(len(records), self._stored)
-        self._bytes(stored)[:] = _bytes(np.ascontiguousarray(records, dtype=self.dtype))  # faster than by fields
-        stored["crc"] = self._checksums(stored, np.arange(self.count, self.count + len(records)))
+        self._content_bytes(stored)[:] = _record_bytes(
+            np.ascontiguousarray(records, dtype=self.dtype)
+        )  # faster than by fields
+        stored["crc"] = self._compute_checksums(stored, np.arange(self.count, self.count + len(records)))
         start = 0
         while start < len(stored):
             number, at = divmod(self.count + start, self._per_file)
             end = min(len(stored), start + self._per_file - at)
-            self._write(number, at, stored[start:end])
+            self._write_records(number, at, stored[start:end])
             start = end
         self.count += len(stored)
 
-    def read(self, indices: Array) -> Array:
+    def read_records(self, indices: Array) -> Array:
         """Return the records with these numbers (int64 [B]), in this order. Raises UserError for one that is lost or
         that does not have its checksum.
         """
@@ -72,16 +74,16 @@ class RecordLog:
         for row in np.argsort(indices, kind="stable").tolist():  # so that each file is opened once
             number, at = divmod(int(indices[row]), self._per_file)
             buffer = stored[row : row + 1].view(np.uint8).data
-            if os.preadv(self._open(number), [buffer], at * self._stored.itemsize) < self._stored.itemsize:
-                raise self._damaged(number, f"ends before record {indices[row]}")
-        self._verify(stored, indices, UserError)
+            if os.preadv(self._open_file(number), [buffer], at * self._stored.itemsize) < self._stored.itemsize:
+                raise self._damage_error(number, f"ends before record {indices[row]}")
+        self._verify_checksums(stored, indices, UserError)
         return stored["record"]
 
     def drop_before(self, index: int) -> None:
         """Delete the files that only hold records below this number."""
-        for number in self._files():
+        for number in self._file_sizes():
             if (number + 1) * self._per_file <= index:
-                self._delete(number)
+                self._delete_file(number)
 
     def truncate(self, first: int, count: int) -> None:
         """Continue from `count` records, of which those from `first` on are needed; drop later ones. Reads all needed
@@ -93,7 +95,7 @@ class RecordLog:
                     f"{folder} is a link, and a copy of the run folder would write to the same files; put the whole "
                     f"run folder on that disk (--folder), or replace the link by what it points to"
                 )
-        files = self._files()
+        files = self._file_sizes()
         size = self._stored.itemsize
         for number in range(first // self._per_file, -(-count // self._per_file)):
             begin = number * self._per_file
@@ -101,19 +103,19 @@ class RecordLog:
             if files.get(number, -1) < (end - begin) * size:
                 state = "ends early" if number in files else "is not there"
                 text = f"the checkpoint needs the replay buffer's records {first} to {count - 1}"
-                raise CheckpointError(f"{self._file(number)} {state}: {text}")
+                raise CheckpointError(f"{self._file_path(number)} {state}: {text}")
             step = max(1, VERIFIED_BYTES // size)
             for start in range(max(begin, first), end, step):
                 indices = np.arange(start, min(start + step, end))
                 stored = np.empty(len(indices), self._stored)
-                os.preadv(self._open(number), [stored.view(np.uint8).data], (start - begin) * size)
-                self._verify(stored, indices, CheckpointError)
+                os.preadv(self._open_file(number), [stored.view(np.uint8).data], (start - begin) * size)
+                self._verify_checksums(stored, indices, CheckpointError)
         for number in files:
             kept = min(max(count - number * self._per_file, 0), self._per_file) * size
             if kept == 0:
-                self._delete(number)
+                self._delete_file(number)
             elif kept < self._per_file * size:  # the only one that is written to
-                self._shorten(number, kept)
+                self._shorten_file(number, kept)
         self.count = count
 
     def sync(self) -> None:
@@ -122,7 +124,7 @@ class RecordLog:
         """
         for number in self._unsynced:
             try:
-                os.fsync(self._open(number))
+                os.fsync(self._open_file(number))
             except OSError as exc:
                 raise self._not_written(number, exc) from exc
         self._unsynced.clear()
@@ -130,39 +132,41 @@ class RecordLog:
     def close(self) -> None:
         """Close the files, without `sync`."""
         for number in list(self._descriptors):
-            self._close(number)
+            self._close_file(number)
 
     # -------------------------------------------------------------------------------------------------- checksums
 
-    def _checksums(self, stored: Array, indices: Array) -> list[int]:
+    def _compute_checksums(self, stored: Array, indices: Array) -> list[int]:
         """Return the checksum of each stored record, [K], with its number: a record in another one's place is wrong."""
-        rows = self._bytes(stored)
+        rows = self._content_bytes(stored)
         return [zlib.crc32(row, index & 0xFFFFFFFF) for row, index in zip(rows, indices.tolist(), strict=True)]
 
-    def _bytes(self, stored: Array) -> Array:
+    def _content_bytes(self, stored: Array) -> Array:
         """Return the bytes of stored records without their checksums, uint8 [K, size of the dtype], which share memory
         with them."""
-        return _bytes(stored)[:, : self.dtype.itemsize]
+        return _record_bytes(stored)[:, : self.dtype.itemsize]
 
-    def _verify(self, stored: Array, indices: Array, error: type[UserError]) -> None:
-        wrong = np.flatnonzero(stored["crc"] != np.array(self._checksums(stored, indices), np.uint32))
+    def _verify_checksums(self, stored: Array, indices: Array, error: type[UserError]) -> None:
+        wrong = np.flatnonzero(stored["crc"] != np.array(self._compute_checksums(stored, indices), np.uint32))
         if len(wrong):
             index = int(indices[wrong[0]])
             text = f"does not hold record {index} as it was written (its checksum is wrong)"
-            raise self._damaged(index // self._per_file, text, error)
+            raise self._damage_error(index // self._per_file, text, error)
 
-    def _damaged(self, number: int, text: str, error: type[UserError] = UserError) -> UserError:
+    def _damage_error(self, number: int, text: str, error: type[UserError] = UserError) -> UserError:
         advice = "" if issubclass(error, CheckpointError) else "; run again with --resume: it looks for a sound state"
-        return error(f"the replay buffer was damaged: {self._file(number)} {text}{advice}")
+        return error(f"the replay buffer was damaged: {self._file_path(number)} {text}{advice}")
 
     # ------------------------------------------------------------------------------------------------------ files
 
-    def _write(self, number: int, at: int, stored: Array) -> None:
+    def _write_records(self, number: int, at: int, stored: Array) -> None:
         data = stored.view(np.uint8).reshape(-1).data
         offset = at * self._stored.itemsize
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._file(number), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            descriptor = os.open(
+                self._file_path(number), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
+            )
             try:
                 self._unsynced.add(number)
                 while data:
@@ -176,52 +180,52 @@ class RecordLog:
 
     def _not_written(self, number: int, exc: OSError) -> UserError:
         return UserError(
-            f"the replay buffer could not be written to {self._file(number)}: {exc.strerror}. Free disk space, or "
+            f"the replay buffer could not be written to {self._file_path(number)}: {exc.strerror}. Free disk space, or "
             f"lower trainer.capacity; the run resumes from its last checkpoint"
         )
 
-    def _shorten(self, number: int, size: int) -> None:
+    def _shorten_file(self, number: int, size: int) -> None:
         """Cut a file to this size. One with other names is replaced by a copy, which is written to from then on."""
-        file = self._file(number)
-        self._close(number)  # of a copy there is another descriptor
+        file = self._file_path(number)
+        self._close_file(number)  # of a copy there is another descriptor
         own_copy(file)
         if file.stat().st_size > size:
             os.truncate(file, size)
 
-    def _open(self, number: int) -> int:
+    def _open_file(self, number: int) -> int:
         """Return the descriptor of a file for reading, and close the one that was not used for longest."""
         descriptor = self._descriptors.pop(number, None)
         if descriptor is None:
             while len(self._descriptors) >= OPEN_FILES:
-                self._close(next(iter(self._descriptors)))
+                self._close_file(next(iter(self._descriptors)))
             try:
-                descriptor = os.open(self._file(number), os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = os.open(self._file_path(number), os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError as exc:
-                raise self._damaged(number, "is not there") from exc
+                raise self._damage_error(number, "is not there") from exc
         self._descriptors[number] = descriptor
         return descriptor
 
-    def _close(self, number: int) -> None:
+    def _close_file(self, number: int) -> None:
         if number in self._descriptors:
             os.close(self._descriptors.pop(number))
 
-    def _delete(self, number: int) -> None:
-        self._close(number)
+    def _delete_file(self, number: int) -> None:
+        self._close_file(number)
         self._unsynced.discard(number)
-        self._file(number).unlink()
+        self._file_path(number).unlink()
 
-    def _file(self, number: int) -> Path:
+    def _file_path(self, number: int) -> Path:
         return self.folder / f"{number:08d}.bin"
 
-    def _files(self) -> Mapping[int, int]:
+    def _file_sizes(self) -> Mapping[int, int]:
         """Return number -> bytes of the log's files that are there; others in the folder do not count."""
         if not self.folder.is_dir():
             return {}
         named = {match[1]: p for p in self.folder.iterdir() if (match := NAME.fullmatch(p.name)) and p.is_file()}
-        files = {int(text): path for text, path in named.items() if path == self._file(int(text))}
+        files = {int(text): path for text, path in named.items() if path == self._file_path(int(text))}
         return {number: files[number].stat().st_size for number in sorted(files)}
 
 
-def _bytes(records: Array) -> Array:
+def _record_bytes(records: Array) -> Array:
     """Return the bytes of records, uint8 [K, size of a record], which share memory with them."""
     return records.view(np.uint8).reshape(len(records), records.itemsize)

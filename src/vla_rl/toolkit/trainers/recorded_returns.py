@@ -25,7 +25,7 @@ class RecordedReturns:
     chunk_discount: float
     """Discount from a sample to the next one."""
 
-    def advantages(self, values: Array, horizon: int | None) -> Array:
+    def compute_advantages(self, values: Array, horizon: int | None) -> Array:
         """Return A(s, a) = sum of g^k r_k over n samples + g^n V(s_n) - V(s), float32 [n]; less of it where the
         episode ends before.
 

@@ -43,8 +43,8 @@ class TransitionBatch:
     def take(self, indices: Array) -> TransitionBatch:
         """Return the transitions at these positions (int64 [b]), in this order."""
         return TransitionBatch(
-            obs=_take(self.obs, indices),
-            following=_take(self.following, indices),
+            obs=_take_rows(self.obs, indices),
+            following=_take_rows(self.following, indices),
             actions=self.actions[indices],
             rewards=self.rewards[indices],
             bootstrap=self.bootstrap[indices],
@@ -53,8 +53,8 @@ class TransitionBatch:
     @staticmethod
     def concat(one: TransitionBatch, other: TransitionBatch) -> TransitionBatch:
         return TransitionBatch(
-            obs=_concat(one.obs, other.obs),
-            following=_concat(one.following, other.following),
+            obs=_concat_rows(one.obs, other.obs),
+            following=_concat_rows(one.following, other.following),
             actions=np.concatenate([one.actions, other.actions]),
             rewards=np.concatenate([one.rewards, other.rewards]),
             bootstrap=np.concatenate([one.bootstrap, other.bootstrap]),
@@ -103,12 +103,12 @@ class TransitionBuffer:
         return len(self._transitions)
 
     @property
-    def first(self) -> int:
+    def oldest_transition(self) -> int:
         """Number of the oldest transition in the buffer."""
-        return self._transitions.first
+        return self._transitions.oldest_record
 
     @property
-    def count(self) -> int:
+    def transition_count(self) -> int:
         """Number of transitions that were added since the run began."""
         return self._transitions.count
 
@@ -129,7 +129,7 @@ class TransitionBuffer:
             records[name] = getattr(transitions, name)
         frames = np.zeros(len(transitions.frames), self._frames.dtype)
         if features is None:
-            self._frame_records.write(transitions.frames, frames)
+            self._frame_records.write_frames(transitions.frames, frames)
         else:
             frames["features"] = features
         self._frames.append(frames)
@@ -140,17 +140,17 @@ class TransitionBuffer:
             raise
         self._delete_unneeded()
 
-    def read(self, indices: Array) -> TransitionBatch:
+    def read_transitions(self, indices: Array) -> TransitionBatch:
         """Return transitions by their numbers, `first` to `count` - 1, int64 [B]."""
-        records = self._transitions.read(indices)
+        records = self._transitions.read_records(indices)
         frames, rows = np.unique(np.concatenate([records["first"], records["following"]]), return_inverse=True)
-        observations = self._observations(self._frames.read(frames))
+        observations = self._read_observations(self._frames.read_records(frames))
         valid = records["valid"]
         discounts = self._discount ** np.arange(valid.shape[1])
         bootstrap = self._discount ** valid.sum(1) * ~records["terminated"]
         return TransitionBatch(
-            obs=_take(observations, rows[: len(records)]),
-            following=_take(observations, rows[len(records) :]),
+            obs=_take_rows(observations, rows[: len(records)]),
+            following=_take_rows(observations, rows[len(records) :]),
             actions=np.ascontiguousarray(records["actions"]),
             rewards=(records["rewards"] * discounts * valid).sum(1).astype(np.float32),
             bootstrap=bootstrap.astype(np.float32),
@@ -159,7 +159,7 @@ class TransitionBuffer:
     def state(self) -> Mapping[str, Any]:
         """Return what `load` needs in addition to the files, which are on the disk then."""
         self._frames.sync()
-        self._transitions.protect()
+        self._transitions.protect_records()
         return {
             "frames": self._frames.count,
             "transitions": self._transitions.count,
@@ -169,7 +169,7 @@ class TransitionBuffer:
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from the files as they were at `state`. Raises UserError if they are missing."""
         self._transitions.go_on(state["transitions"])
-        begin = self._oldest_frame(self.first) if len(self) else 0
+        begin = self._oldest_frame(self.oldest_transition) if len(self) else 0
         self._frames.truncate(begin, state["frames"])
         self._frame_records.instructions = state["instructions"]
 
@@ -179,7 +179,7 @@ class TransitionBuffer:
         self._transitions.close()
 
     def _delete_unneeded(self) -> None:
-        needed = self._transitions.needed
+        needed = self._transitions.oldest_needed
         if needed == 0:
             return
         self._transitions.drop_before(needed)
@@ -187,19 +187,19 @@ class TransitionBuffer:
 
     def _oldest_frame(self, transition: int) -> int:
         """Return the oldest frame that this transition or a later one may need."""
-        return int(self._transitions.read(np.array([transition]))["oldest_frame"][0])
+        return int(self._transitions.read_records(np.array([transition]))["oldest_frame"][0])
 
-    def _observations(self, records: Array) -> Observation | Array:
+    def _read_observations(self, records: Array) -> Observation | Array:
         if self._of_features:
             return np.ascontiguousarray(records["features"])
-        return self._frame_records.read(records)
+        return self._frame_records.read_frames(records)
 
 
-def _take(obs: Observation | Array, indices: Array) -> Observation | Array:
+def _take_rows(obs: Observation | Array, indices: Array) -> Observation | Array:
     return obs.take(indices) if isinstance(obs, Observation) else obs[indices]
 
 
-def _concat(one: Observation | Array, other: Observation | Array) -> Observation | Array:
+def _concat_rows(one: Observation | Array, other: Observation | Array) -> Observation | Array:
     if isinstance(one, Observation) and isinstance(other, Observation):
         return concat_observations(one, other)
     return np.concatenate([one, other])

@@ -14,14 +14,14 @@ from vla_rl.core.errors import PluginError
 from vla_rl.core.manager import hookimpl
 from vla_rl.core.trainers import UpdateMetrics
 from vla_rl.core.types import Statistic
-from vla_rl.toolkit.algorithms.result_checks import RESERVED_NAMES, reserved
-from vla_rl.toolkit.trainers.trainer_state import unreadable
+from vla_rl.toolkit.algorithms.result_checks import RESERVED_NAMES, find_reserved
+from vla_rl.toolkit.trainers.trainer_state import find_unreadable
 
 OF_TRAINERS = frozenset({"loss/total", "loss/imitation", "policy/grad_norm", "policy/recompute_kl"})
 """Names that are reserved from algorithms because trainers report them."""
 
 
-def guard(plugin: str, own_table: bool = False) -> tuple[str, TrainerGuard]:
+def guard_trainer(plugin: str, own_table: bool = False) -> tuple[str, TrainerGuard]:
     """Return the checks of a trainer's results, in the form that `manager.wrap` takes wrappers.
 
     Args:
@@ -44,9 +44,11 @@ class TrainerGuard:
     def update(self) -> Generator[None, UpdateMetrics, UpdateMetrics]:
         metrics = yield
         if not isinstance(metrics, UpdateMetrics):
-            raise self._error(f"returns a {type(metrics).__name__} from `update`; return UpdateMetrics(sums={{...}})")
+            raise self._plugin_error(
+                f"returns a {type(metrics).__name__} from `update`; return UpdateMetrics(sums={{...}})"
+            )
         for part in ("sums", "maxima", "statistics"):
-            self._check(part, getattr(metrics, part), Statistic if part == "statistics" else Real)
+            self._check_metrics(part, getattr(metrics, part), Statistic if part == "statistics" else Real)
         values = {**metrics.sums, **metrics.maxima}
         new = [name for name, value in values.items() if not math.isfinite(value) and name not in self._warned]
         self._warned.update(new)
@@ -56,24 +58,28 @@ class TrainerGuard:
     @hookimpl(wraps="trainer")
     def state(self) -> Generator[None, Mapping[str, Any], Mapping[str, Any]]:
         state = yield
-        unread = unreadable(dict(state))
+        unread = find_unreadable(dict(state))
         if unread is not None:
-            raise self._error(
+            raise self._plugin_error(
                 f"returns a {unread[1]} as state(){unread[0]}, and no checkpoint could be read with it; return a "
                 f"tensor (torch.from_numpy), or numbers, texts, lists and dicts of Python"
             )
         return state
 
-    def _check(self, part: str, metrics: Any, kind: type) -> None:
+    def _check_metrics(self, part: str, metrics: Any, kind: type) -> None:
         if not isinstance(metrics, Mapping):
-            raise self._error(f"returns a {type(metrics).__name__} as UpdateMetrics.{part}; return name -> value")
+            raise self._plugin_error(
+                f"returns a {type(metrics).__name__} as UpdateMetrics.{part}; return name -> value"
+            )
         for name, value in metrics.items():
             if not isinstance(name, str) or not isinstance(value, kind):
                 kind_name = "number (float)" if kind is Real else kind.__name__
                 text = f"reports a {type(value).__name__} as the metric {name!r} in UpdateMetrics.{part}"
-                raise self._error(f"{text}; each of these is a {kind_name}")
-        for name in [] if self.own_table else reserved(metrics.keys() - OF_TRAINERS):
-            raise self._error(f"reports a metric {name!r}; {RESERVED_NAMES}: leave it out, or choose another name")
+                raise self._plugin_error(f"{text}; each of these is a {kind_name}")
+        for name in [] if self.own_table else find_reserved(metrics.keys() - OF_TRAINERS):
+            raise self._plugin_error(
+                f"reports a metric {name!r}; {RESERVED_NAMES}: leave it out, or choose another name"
+            )
 
-    def _error(self, text: str) -> PluginError:
+    def _plugin_error(self, text: str) -> PluginError:
         return PluginError(f"{self.plugin} {text}")

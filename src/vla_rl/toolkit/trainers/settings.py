@@ -5,14 +5,14 @@ from __future__ import annotations
 from attrs import field, frozen
 from attrs import validators as v
 
-from vla_rl.core.spec.sections import between
+from vla_rl.core.spec.sections import number_between
 
 
 @frozen(kw_only=True, slots=False)
 class CriticWarmupSettings:
     """Setting of trainers of demonstrations that train critics before the policy."""
 
-    critic_steps: int = field(default=0, validator=between(0, 1_000_000_000))
+    critic_steps: int = field(default=0, validator=number_between(0, 1_000_000_000))
     """First optimiser steps, which train the critics alone; fewer than `imitation.steps`."""
 
 

@@ -37,7 +37,7 @@ class TrainedModel:
         Args:
             info: description of the env that the model was built for.
             acting: a policy acts with this model between calls.
-            world: number of ranks; each of several has to `join`.
+            world: number of ranks; each of several has to `join_ranks`.
         """
         self.model = model
         self.train = train
@@ -69,14 +69,14 @@ class TrainedModel:
         actor = [p for name, p in self.parameters.items() if name not in self.critic_names]
         critic = [p for name, p in self.parameters.items() if name in self.critic_names]
         self.optimizer = optimizer.build_optimizer(actor, critic, self.train)
-        self.master_weights.follow(self.optimizer)
+        self.master_weights.follow_optimizer(self.optimizer)
 
-    def join(self, strategy: ParallelStrategy) -> None:
+    def join_ranks(self, strategy: ParallelStrategy) -> None:
         """Train together with other ranks, which have equal weights; all ranks together. The optimiser starts from
         scratch where the strategy replaces parameters.
         """
         self.strategy = strategy
-        self._dummy = strategy.prepare(self.model, self.info)
+        self._dummy = strategy.prepare_model(self.model, self.info)
         if strategy.lockstep:
             self._start_optimizer(masters=False)
             self._let_act()
@@ -85,12 +85,12 @@ class TrainedModel:
 
     def _let_act(self) -> None:
         if self._acting:
-            self.strategy.gather()
+            self.strategy.gather_weights()
 
     @contextmanager
     def released(self) -> Iterator[None]:
         """Context in which the rank holds its own share of the weights only. After it, the policy can act again."""
-        self.strategy.release()
+        self.strategy.release_weights()
         yield
         self._let_act()
 
@@ -104,7 +104,7 @@ class TrainedModel:
         together.
         """
         for name, tensor in self.published_weights():
-            yield name, self.strategy.unsharded(tensor)
+            yield name, self.strategy.unshard_tensor(tensor)
 
     @contextmanager
     def full_weights(self) -> Iterator[None]:
@@ -115,7 +115,7 @@ class TrainedModel:
     # ---------------------------------------------------------------------------------------------------- passes
 
     @property
-    def dummy(self) -> ModelInputs:
+    def dummy_inputs(self) -> ModelInputs:
         """One sample for dummy batches, which let a rank keep step with others; only where ranks run in lockstep."""
         assert self._dummy is not None
         return self._dummy
@@ -175,7 +175,9 @@ class TrainedModel:
                 parameter.grad = None
             else:
                 stepped.append(parameter)
-        self._changed.begin(self.parameters, self.critic_names if critic_only else self.parameters, self.strategy)
+        self._changed.keep_weights(
+            self.parameters, self.critic_names if critic_only else self.parameters, self.strategy
+        )
         limit = self.train.max_grad_norm
         return optimizer.clip_and_step(self.optimizer, stepped, self.strategy, limit, loss, self._guard, where)
 
@@ -183,8 +185,8 @@ class TrainedModel:
         """Return the metric `update/weights_changed` of the optimiser steps since the last call; {} if no step was
         made.
         """
-        return self._changed.end(self.parameters, self.strategy)
+        return self._changed.compare_weights(self.parameters, self.strategy)
 
     def check_finite(self) -> None:
         """Raises UserError if a loss or a gradient was not finite since the last call."""
-        self._guard.check()
+        self._guard.check_finite()

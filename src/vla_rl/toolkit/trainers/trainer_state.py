@@ -39,13 +39,13 @@ def load_owned_state(trainer: Trainer, saved: Mapping[str, Any], source: str) ->
         trainer.load(saved["state"])
 
 
-def unreadable(value: Any, path: str = "") -> tuple[str, str] | None:
+def find_unreadable(value: Any, path: str = "") -> tuple[str, str] | None:
     """Return the keys and the class of the first part of a state that would not come back from a checkpoint, which is
     read with `weights_only`; None where all parts do. `path`: keys that lead to `value`.
     """
     if type(value) is dict:
         parts = [(f"{path}[{key!r}]", part) for key, part in value.items()]
-        return next(filter(None, (unreadable(key, path) for key in value)), None) or _first_unreadable(parts)
+        return next(filter(None, (find_unreadable(key, path) for key in value)), None) or _first_unreadable(parts)
     if type(value) in (list, tuple):
         return _first_unreadable([(f"{path}[{i}]", part) for i, part in enumerate(value)])
     if value is None or type(value) in (str, int, float, bool, torch.Tensor):
@@ -61,7 +61,7 @@ def unreadable(value: Any, path: str = "") -> tuple[str, str] | None:
 
 
 def _first_unreadable(parts: list[tuple[str, Any]]) -> tuple[str, str] | None:
-    return next(filter(None, (unreadable(part, path) for path, part in parts)), None)
+    return next(filter(None, (find_unreadable(part, path) for path, part in parts)), None)
 
 
 def owned_parts(trainer: Trainer) -> dict[str, Any]:

@@ -73,15 +73,15 @@ def network_target(x: Tensor, noisy: Tensor, c: Conditioners) -> Tensor:
 def wrap_model_output(noisy: Tensor, output: Tensor, c: Conditioners) -> Tensor:
     """Return the denoised frames in [-1, 1], quantised to 8 bits like a camera's. They are truncated, not rounded, as
     in DIAMOND."""
-    return quantised(c.c_skip * noisy + c.c_out * output)
+    return quantise_frames(c.c_skip * noisy + c.c_out * output)
 
 
-def quantised(frames: Tensor) -> Tensor:
+def quantise_frames(frames: Tensor) -> Tensor:
     return frames.clamp(-1, 1).add(1).div(2).mul(255).byte().div(255).mul(2).sub(1)
 
 
 @torch.no_grad()
-def sample(denoise: Callable[[Tensor, Tensor], Tensor], x: Tensor, sigmas: Tensor, order: int = 1) -> Tensor:
+def sample_frames(denoise: Callable[[Tensor, Tensor], Tensor], x: Tensor, sigmas: Tensor, order: int = 1) -> Tensor:
     """Sample frames from standard normals x (not scaled by the first level), by Euler's method (order 1) or Heun's (2),
     without churn.
 

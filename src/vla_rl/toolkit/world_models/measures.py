@@ -41,7 +41,7 @@ class ImaginedEpisodes:
     outcomes: list[Array] = field(factory=list)
 
 
-def measure(
+def measure_quality(
     model: WorldModel, windows: Windows, seed: int = 0, *, action_episodes: int | None = None
 ) -> dict[str, float]:
     """Compute all measures of episodes (see the module): those of images and states per step k, the others over all
@@ -68,8 +68,8 @@ def measure(
     )
     measures = (
         _image_measures(replay, windows)
-        | _actions(model, first_windows, seed)
-        | _disagreement(replay, imagine_episodes(model, first_windows, seed, "again"))
+        | _measure_actions(model, first_windows, seed)
+        | _measure_disagreement(replay, imagine_episodes(model, first_windows, seed, "again"))
     )
     executed_steps = np.concatenate(replay.executed)
     classes = np.concatenate(replay.outcomes)[executed_steps]
@@ -104,7 +104,7 @@ def imagine_episodes(model: WorldModel, windows: Windows, seed: int = 0, draw: s
             getattr(windows, name)[:, history - 1 + step] for name in ("actions", "executed", "outcomes")
         )
         recorded = frames_of(windows, history + step)
-        imagined = model.imagine(mind, actions, _noise(windows, seed, step, draw)).numpy()
+        imagined = model.imagine(mind, actions, _build_noise(windows, seed, step, draw)).numpy()
         replay.executed.append(executed.any(1))
         replay.imagined.append(imagined)
         replay.real.append(recorded)
@@ -135,7 +135,7 @@ def roc_auc_error(auc: float, wins: int, losses: int) -> float:
     return float(np.sqrt((auc * (1 - auc) + (wins - 1) * both + (losses - 1) * other) / (wins * losses)))
 
 
-def psnr(one: Array, other: Array, mask: Array | None = None) -> float:
+def compute_psnr(one: Array, other: Array, mask: Array | None = None) -> float:
     """Return the peak signal-to-noise ratio of uint8 images in dB, over the pixels in `mask` if given."""
     error = np.square(one.astype(np.float32) - other.astype(np.float32))
     mean = float(error.mean() if mask is None else error[mask].mean() if mask.any() else np.nan)
@@ -145,13 +145,13 @@ def psnr(one: Array, other: Array, mask: Array | None = None) -> float:
 # ------------------------------------------------------------------------------------------------------ inside
 
 
-def _noise(windows: Windows, seed: int, step: int, draw: str = "measure") -> Noise:
+def _build_noise(windows: Windows, seed: int, step: int, draw: str = "measure") -> Noise:
     return Noise(
         seed, f"world-model/{draw}", windows.states.tolist(), windows.seeds.tolist(), [step] * len(windows.states)
     )
 
 
-def _stacked(observation: Observation, rows: Array) -> Array:
+def _stack_pixels(observation: Observation, rows: Array) -> Array:
     """Return the pixels of all cameras, uint8 [R, pixels, 3]."""
     return np.concatenate([to_numpy(i)[rows].reshape(len(rows), -1, 3) for i in observation.images.values()], axis=1)
 
@@ -163,11 +163,11 @@ def _image_measures(replay: ImaginedEpisodes, windows: Windows) -> dict[str, flo
         rows = np.flatnonzero(executed_steps)
         if not len(rows):
             continue
-        real, imagined, before = (_stacked(o[k - 1], rows) for o in (replay.real, replay.imagined, replay.before))
+        real, imagined, before = (_stack_pixels(o[k - 1], rows) for o in (replay.real, replay.imagined, replay.before))
         changed = np.asarray((np.abs(real.astype(np.int16) - before) > CHANGED).any(-1))
         for prefix, guess in (("", imagined), ("copy_", before)):
-            measures[f"{prefix}psnr/{k}"] = psnr(guess, real)
-            measures[f"{prefix}changed_psnr/{k}"] = psnr(guess, real, changed)
+            measures[f"{prefix}psnr/{k}"] = compute_psnr(guess, real)
+            measures[f"{prefix}changed_psnr/{k}"] = compute_psnr(guess, real, changed)
         imagined_state, was = replay.imagined[k - 1].state, replay.real[k - 1].state
         if imagined_state is not None and was is not None:
             error = np.abs(to_numpy(imagined_state)[rows] - to_numpy(was)[rows]) / spread
@@ -175,7 +175,7 @@ def _image_measures(replay: ImaginedEpisodes, windows: Windows) -> dict[str, flo
     return measures
 
 
-def _actions(model: WorldModel, windows: Windows, seed: int) -> dict[str, float]:
+def _measure_actions(model: WorldModel, windows: Windows, seed: int) -> dict[str, float]:
     """Measure action following by single predictions from recorded frames: whether the prediction depends on the
     actions."""
     history, errors = model.history, []
@@ -185,10 +185,10 @@ def _actions(model: WorldModel, windows: Windows, seed: int) -> dict[str, float]
             continue
         past = take_rows(take_frames(windows, step, step + history), rows)
         actions = windows.actions[rows, history - 1 + step]
-        real = _stacked(frames_of(windows, history + step), rows).astype(np.float32)
+        real = _stack_pixels(frames_of(windows, history + step), rows).astype(np.float32)
         for shift in range(CANDIDATES):
-            imagined = model.imagine(past, np.roll(actions, shift, axis=0), _noise(past, seed, step))
-            guess = _stacked(imagined, np.arange(len(rows)))
+            imagined = model.imagine(past, np.roll(actions, shift, axis=0), _build_noise(past, seed, step))
+            guess = _stack_pixels(imagined, np.arange(len(rows)))
             errors.append((shift, np.square(guess - real).mean((1, 2))))
     if not errors:
         return {"action_error": float("nan"), "action_accuracy": float("nan")}
@@ -199,7 +199,7 @@ def _actions(model: WorldModel, windows: Windows, seed: int) -> dict[str, float]
     }
 
 
-def _disagreement(one: ImaginedEpisodes, other: ImaginedEpisodes) -> dict[str, float]:
+def _measure_disagreement(one: ImaginedEpisodes, other: ImaginedEpisodes) -> dict[str, float]:
     """Measure the disagreement of the same episodes, imagined with other noise; `other` may have only the first of
     them."""
     measures: dict[str, float] = {}
@@ -208,7 +208,7 @@ def _disagreement(one: ImaginedEpisodes, other: ImaginedEpisodes) -> dict[str, f
         rows = np.flatnonzero(executed_steps)
         if not len(rows):
             continue
-        first, second = (_stacked(replay.imagined[k - 1], rows).astype(np.float32) for replay in (one, other))
+        first, second = (_stack_pixels(replay.imagined[k - 1], rows).astype(np.float32) for replay in (one, other))
         measures[f"disagreement/{k}"] = float(np.abs(first - second).mean())
         chunk = (other.chances[k - 1].shape[1] - 1) // 2
         won, won_again = (replay.chances[k - 1][rows, 1 : chunk + 1].sum(1) for replay in (one, other))

@@ -20,13 +20,13 @@ def conv3x3(inputs: int, outputs: int) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 3, padding=1)
 
 
-def parts(channels: int, size: int) -> int:
+def count_parts(channels: int, size: int) -> int:
     """Return the number of equal parts of about this size."""
     return next(count for count in range(max(1, channels // size), 0, -1) if channels % count == 0)
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(parts(channels, GROUP), channels)
+    return nn.GroupNorm(count_parts(channels, GROUP), channels)
 
 
 class UNetAdaptiveNorm(nn.Module):
@@ -34,7 +34,7 @@ class UNetAdaptiveNorm(nn.Module):
 
     def __init__(self, channels: int, condition: int) -> None:
         super().__init__()
-        self.groups = parts(channels, GROUP)
+        self.groups = count_parts(channels, GROUP)
         self.linear = nn.Linear(condition, 2 * channels)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class UNetAttention(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.heads = parts(channels, HEAD)
+        self.heads = count_parts(channels, HEAD)
         self.norm = group_norm(channels)
         self.qkv = nn.Conv2d(channels, 3 * channels, 1)
         self.out = nn.Conv2d(channels, channels, 1)
@@ -94,13 +94,13 @@ class UNet(nn.Module):
         above = [channels[0], *channels[:-1]]
         levels = list(zip(above, channels, depths, strict=True))
 
-        def blocks(inputs: Sequence[int], outputs: Sequence[int], attention: bool = False) -> nn.ModuleList:
+        def build_blocks(inputs: Sequence[int], outputs: Sequence[int], attention: bool = False) -> nn.ModuleList:
             pairs = zip(inputs, outputs, strict=True)
             return nn.ModuleList([UNetBlock(a, b, condition, attention) for a, b in pairs])
 
-        self.down = nn.ModuleList([blocks([a] + [b] * (n - 1), [b] * n) for a, b, n in levels])
-        self.middle = blocks([channels[-1]] * 2, [channels[-1]] * 2, attention=True)
-        self.up = nn.ModuleList([blocks([2 * b] * n + [a + b], [b] * n + [a]) for a, b, n in reversed(levels)])
+        self.down = nn.ModuleList([build_blocks([a] + [b] * (n - 1), [b] * n) for a, b, n in levels])
+        self.middle = build_blocks([channels[-1]] * 2, [channels[-1]] * 2, attention=True)
+        self.up = nn.ModuleList([build_blocks([2 * b] * n + [a + b], [b] * n + [a]) for a, b, n in reversed(levels)])
         self.shrink = nn.ModuleList([nn.Conv2d(c, c, 3, stride=2, padding=1) for c in channels[:-1]])
         self.grow = nn.ModuleList([conv3x3(c, c) for c in reversed(channels[:-1])])
         for conv in self.shrink:

@@ -34,14 +34,14 @@ from vla_rl.plugins.engines.remote.address import proxy_for
 from vla_rl.plugins.engines.remote.config import RemoteConfig
 from vla_rl.plugins.engines.remote.engine import RemoteEngine
 from vla_rl.runtime.checks.run import check_spec
-from vla_rl.runtime.placement.assignments import assign
+from vla_rl.runtime.placement.assignments import assign_workers
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.start import start
 from vla_rl.serving.policy import Policy
 from vla_rl.testing import check_engine
 from vla_rl.toolkit import waiting
 from vla_rl.toolkit.models.key_maps import PRESETS
-from vla_rl.toolkit.models.openpi import pack
+from vla_rl.toolkit.models.openpi import pack_frame
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +254,7 @@ def test_its_plans_have_no_learners():
     apart = {"type": "disaggregated", "learner": [3], "policy": [2], "sim": [0, 1]}
     plan = plan_for(parse_spec({**given, "placement": apart}), cluster)
     assert plan.hosting("policy") and not plan.hosting("learner") and len(plan.slots) == 3
-    assert all(a.rank < 0 and a.world == 0 for a in assign(plan, 8, one_process=False))
+    assert all(a.rank < 0 and a.world == 0 for a in assign_workers(plan, 8, one_process=False))
     with pytest.raises(DoesNotFit, match="'auto' measures training, and engine 'remote' has its own policy"):
         plan_for(parse_spec({**given, "placement": {"type": "auto"}}), cluster)
 
@@ -428,9 +428,9 @@ def test_servers_of_others(policy, greeting, reply, message):
 
     def answer(connection):
         said = {"keys": keys} if greeting is None else greeting
-        connection.send(said if isinstance(said, str | bytes) else pack(said))
+        connection.send(said if isinstance(said, str | bytes) else pack_frame(said))
         for _ in connection:
-            connection.send(reply if isinstance(reply, str) else pack(reply))
+            connection.send(reply if isinstance(reply, str) else pack_frame(reply))
 
     with listen(answer, "127.0.0.1", 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -449,7 +449,7 @@ def test_who_waits_says_for_whom(policy, monkeypatch):
     """For a server that is not there yet, and for one that has gone."""
     said = []
     monkeypatch.setattr(waiting, "PATIENCE_S", 0.1)
-    with waiting.listening(lambda: said.extend(work.title for work in waiting.works_now())):
+    with waiting.listen_to_work(lambda: said.extend(work.title for work in waiting.works_now())):
         with pytest.raises(UserError, match="did not answer"):
             remote("ws://127.0.0.1:9", policy.info, timeout_s=0.5)
         with served(policy) as server:

@@ -69,7 +69,7 @@ class StrictRecorder:
     def __init__(self, state):
         self.state = state
 
-    def record(self, run):
+    def record_function(self, run):
         recorded = self.state()
         run()
 
@@ -98,12 +98,12 @@ def test_the_bits_of_the_base_are_restored(mode, dtype):
     before = bits(model)
     adapters = MergedAdapters(model.module, mode)
     for _ in range(2):  # the second time from memory that the first one used
-        adapters.merge()
-        adapters.merge()
+        adapters.merge_weights()
+        adapters.merge_weights()
         changed = [name for name, weight in bits(model).items() if not torch.equal(weight, before[name])]
         assert changed and all(name.endswith("base_layer.weight") for name in changed)
-        adapters.unmerge()
-        adapters.unmerge()
+        adapters.restore_weights()
+        adapters.restore_weights()
         assert are_equal(bits(model), before)
 
 
@@ -206,7 +206,7 @@ def test_captured_decisions_belong_to_merged_or_to_separate_adapters():
         acting.wake_up()
         assert torch.equal(acting.act(obs, noise(), False).log_probs, merged.log_probs)
         acting.sleep()
-    assert model.decide.captures == 2
+    assert model.decide.capture_count == 2
 
 
 @pytest.mark.parametrize("mode", ["in_place", "copy"])
@@ -237,15 +237,15 @@ def test_what_is_saved_is_the_policy_that_acted(mode, tmp_path):
     of_base = saved.tensors
     model.save(tmp_path / "saved")
     acting = MergedAdapters(model.module, mode)
-    acting.merge()
+    acting.merge_weights()
     merged = {n.replace(".base_layer.", "."): p.detach().clone() for n, p in model.module.vla.named_parameters()}
-    acting.unmerge()
+    acting.restore_weights()
     names = [name for name in of_base if not torch.equal(of_base[name], merged[name])]
     assert names and all(merged[name].dtype == torch.bfloat16 for name in names)
     for name in names:
-        assert torch.equal(saved.read(name), merged[name])
-        assert torch.equal(wide.read(name).bfloat16(), merged[name])
-        assert not torch.equal(wide.read(name), merged[name].float()), "the sum, before it is rounded"
+        assert torch.equal(saved.read_tensor(name), merged[name])
+        assert torch.equal(wide.read_tensor(name).bfloat16(), merged[name])
+        assert not torch.equal(wide.read_tensor(name), merged[name].float()), "the sum, before it is rounded"
     loaded = policy(checkpoint=str(tmp_path / "saved"), dtype="bfloat16").module.vla
     for name in names:
         assert torch.equal(loaded.get_parameter(name.removeprefix("base_model.model.")), merged[name])
@@ -275,10 +275,10 @@ def test_a_network_without_adapters_cannot_merge_them():
 def test_the_reference_policy_is_refused_while_merged():
     model = adapted()
     adapters = MergedAdapters(model.module, "in_place")
-    adapters.merge()
+    adapters.merge_weights()
     with pytest.raises(RuntimeError, match="while adapters are merged"), before_training(model.module):
         pass
-    adapters.unmerge()
+    adapters.restore_weights()
     with before_training(model.module):
         pass
 

@@ -18,7 +18,7 @@ import numpy as np
 from vla_rl.plugins.envs.robotwin.config import RobotwinConfig
 from vla_rl.plugins.envs.robotwin.end_effector import move_to_poses
 from vla_rl.plugins.envs.robotwin.installation import Installation, find_installation
-from vla_rl.plugins.envs.robotwin.quiet import quiet
+from vla_rl.plugins.envs.robotwin.quiet import suppress_prints
 
 FILE = Path(__file__).parent / "answers.json"
 SEED, OTHER_SEED = 200_000, 200_001
@@ -28,8 +28,8 @@ STEP_LIMIT = 10**6
 
 def interview(robotwin: Installation, name: str) -> dict[str, Any]:
     """Return question -> answer, in plain data."""
-    robotwin.enter()
-    with quiet():
+    robotwin.make_importable()
+    with suppress_prints():
         return _of_envs(robotwin, name) | _of_an_object(robotwin, name)
 
 
@@ -82,7 +82,7 @@ def _of_envs(robotwin: Installation, name: str) -> dict[str, Any]:
 
 
 def _of_an_object(robotwin: Installation, name: str) -> dict[str, Any]:
-    task, arguments = robotwin.task(name), robotwin.arguments(name)
+    task, arguments = robotwin.create_task(name), robotwin.setup_arguments(name)
     answers: dict[str, Any] = {"get_obs before setup_demo": _error(task.get_obs)}
     task.setup_demo(now_ep_num=SEED, seed=SEED, is_test=True, **arguments)
     answers["a second setup_demo without close_env"] = _error(

@@ -164,7 +164,7 @@ def test_demonstrations_scale_and_are_remembered(tmp_path: Path) -> None:
     assert model.decode_actions([[[0, 4, 8]]]).tolist() == [[[-0.5, 0.0, 0.5]]]
     obs = observation(2)
     expected = (torch.as_tensor(obs.state) - 2) / 4
-    torch.testing.assert_close(model._inputs(obs)[1], expected)
+    torch.testing.assert_close(model._prepare_inputs(obs)[1], expected)
     model.save(tmp_path)
     loaded = policy(checkpoint=str(tmp_path))
     assert loaded.statistics == model.statistics

@@ -17,13 +17,13 @@ from model_cases import changed, noise, read_only_and_tensors
 from vla_rl.core.catalogue import load
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.manager import offers
+from vla_rl.core.manager import offers_method
 from vla_rl.core.types import Chunk, Context, EnvInfo, Observation, to_numpy
 from vla_rl.plugins.models.film_resnet import plugin
-from vla_rl.plugins.models.film_resnet.codec import BinCodec, targets
+from vla_rl.plugins.models.film_resnet.codec import BinCodec, target_distributions
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, FilmValueHeadConfig, NetworkConfig
-from vla_rl.plugins.models.film_resnet.inputs import shifted
-from vla_rl.plugins.models.film_resnet.network import soft_argmax, waves
+from vla_rl.plugins.models.film_resnet.inputs import shift_images
+from vla_rl.plugins.models.film_resnet.network import encode_waves, soft_argmax
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.bag_of_words import BagOfWords
 from vla_rl.toolkit.models.fitting import MismatchError
@@ -72,13 +72,13 @@ def test_other_batch_sizes_score_within_tolerance() -> None:
 def test_greedy_takes_the_most_likely_bin() -> None:
     model, obs = policy(), observation(3)
     tokens = model.sample_chunk(obs, noise(3), True).extras["tokens"]
-    assert torch.equal(tokens, model._act(model.module, obs)[0].argmax(-1))
+    assert torch.equal(tokens, model._predict_distribution(model.module, obs)[0].argmax(-1))
 
 
 def test_or_the_middle_of_the_probability() -> None:
     model, obs = policy(greedy="median"), observation(3)
     tokens = model.sample_chunk(obs, noise(3), True).extras["tokens"]
-    shares = model._act(model.module, obs)[0].exp().cumsum(-1)
+    shares = model._predict_distribution(model.module, obs)[0].exp().cumsum(-1)
     upto = shares.gather(-1, tokens[..., None])[..., 0]
     below = torch.where(tokens > 0, shares.gather(-1, (tokens[..., None] - 1).clamp(min=0))[..., 0], 0)
     assert (upto > 0.5 - 1e-6).all() and (below < 0.5 + 1e-6).all()
@@ -86,9 +86,9 @@ def test_or_the_middle_of_the_probability() -> None:
 
 def test_all_inputs_matter() -> None:
     model, obs = policy(), observation(2)
-    base = model._act(model.module, obs)[0]
+    base = model._predict_distribution(model.module, obs)[0]
     for other in changed(obs):
-        assert (model._act(model.module, other)[0] - base).abs().max() > 1e-4
+        assert (model._predict_distribution(model.module, other)[0] - base).abs().max() > 1e-4
 
 
 def test_read_only_and_device_arrays_are_taken() -> None:
@@ -104,7 +104,7 @@ def test_frames_of_any_size_are_scaled() -> None:
     env = EnvInfo(cameras={"front": (48, 80)}, state_dim=0, action_low=(-1.0,), action_high=(1.0,), tasks=ENV.tasks)
     model, obs = policy(env=env), observation(2, env)
     assert model.sample_chunk(obs, noise(2), True).actions.shape == (2, CHUNK, 1)
-    assert model._inputs(obs)[0][0].shape == (2, 3, 64, 64)
+    assert model._prepare_inputs(obs)[0][0].shape == (2, 3, 64, 64)
 
 
 def test_a_state_that_is_expected_and_not_there_is_an_error() -> None:
@@ -149,9 +149,9 @@ def test_keys_of_bins_are_refused_with_a_gaussian_head(tmp_path: Path) -> None:
 
 
 def test_only_a_gaussian_head_has_reparameterised_actions() -> None:
-    assert not offers(policy(), "reparameterised_actions")
-    assert offers(policy(network=GAUSSIAN), "reparameterised_actions")
-    assert not offers(policy(network=GAUSSIAN), "encode_actions")
+    assert not offers_method(policy(), "reparameterised_actions")
+    assert offers_method(policy(network=GAUSSIAN), "reparameterised_actions")
+    assert not offers_method(policy(network=GAUSSIAN), "encode_actions")
 
 
 # ---------------------------------------------------------------------------------------------------- words, images
@@ -178,7 +178,7 @@ def test_words_tell_order_and_take_any_text() -> None:
 
 def test_shifted_images_by_hand() -> None:
     image = np.arange(9, dtype=np.uint8).reshape(1, 3, 3, 1)
-    moved = shifted(image.repeat(3, 0), np.array([[0, 0], [1, 0], [-1, 2]]), CPU)[..., 0]
+    moved = shift_images(image.repeat(3, 0), np.array([[0, 0], [1, 0], [-1, 2]]), CPU)[..., 0]
     assert moved[0].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert moved[1].tolist() == [[0, 1, 2], [0, 1, 2], [3, 4, 5]]
     assert moved[2].tolist() == [[3, 3, 3], [6, 6, 6], [6, 6, 6]]
@@ -191,8 +191,8 @@ def test_soft_argmax_of_a_peak() -> None:
 
 
 def test_waves_by_hand() -> None:
-    torch.testing.assert_close(waves(torch.tensor([[0.5]]), 2), torch.tensor([[0.5, 1.0, 0.0, 0.0, -1.0]]))
-    assert waves(torch.ones(2, 3), 0).shape == (2, 3)
+    torch.testing.assert_close(encode_waves(torch.tensor([[0.5]]), 2), torch.tensor([[0.5, 1.0, 0.0, 0.0, -1.0]]))
+    assert encode_waves(torch.ones(2, 3), 0).shape == (2, 3)
 
 
 # --------------------------------------------------------------------------------------------------------------- bins
@@ -202,15 +202,15 @@ def test_bins_reach_both_ends_and_the_middle() -> None:
     codec = BinCodec(FeatureScale(mode="MIN_MAX", values=((-2.0, 0.0), (2.0, 10.0)), dim=2), 5, CPU)
     bins = torch.tensor([[0, 0], [1, 1], [2, 2], [4, 4]])
     actions = torch.tensor([[-2.0, 0.0], [-1.0, 2.5], [0.0, 5.0], [2.0, 10.0]])
-    torch.testing.assert_close(codec.decode(bins), actions)
-    assert torch.equal(codec.encode(actions), bins)
-    assert codec.encode(torch.tensor([[-9.0, 99.0]])).tolist() == [[0, 4]]
-    assert codec.encode(torch.tensor([[-1.4, 3.7]])).tolist() == [[1, 1]]
+    torch.testing.assert_close(codec.decode_bins(bins), actions)
+    assert torch.equal(codec.encode_actions(actions), bins)
+    assert codec.encode_actions(torch.tensor([[-9.0, 99.0]])).tolist() == [[0, 4]]
+    assert codec.encode_actions(torch.tensor([[-1.4, 3.7]])).tolist() == [[1, 1]]
     assert codec.bin_positions(torch.tensor([[-1.5, 3.75]])).tolist() == [[0.5, 1.5]]
 
 
 def test_targets_are_around_the_place() -> None:
-    aim = targets(torch.tensor([4.0, 2.3, 0.0]), 9, 0.7)
+    aim = target_distributions(torch.tensor([4.0, 2.3, 0.0]), 9, 0.7)
     torch.testing.assert_close(aim.sum(-1), torch.ones(3))
     assert aim[0].argmax() == 4
     torch.testing.assert_close(aim[0, 3], aim[0, 5])
@@ -237,8 +237,8 @@ def test_imitation_starts_at_chance_and_learns_to_repeat() -> None:
 def test_smoothing_is_the_cross_entropy_of_its_targets() -> None:
     obs, actions = observation(3), demonstrated(3)
     model, sharp = policy(shift=0, smoothing=0.7), policy(shift=0, smoothing=0.0)
-    logits = model._act(model.module, obs)[0]
-    aim = targets(model.codec.bin_positions(torch.as_tensor(actions)), 9, 0.7)
+    logits = model._predict_distribution(model.module, obs)[0]
+    aim = target_distributions(model.codec.bin_positions(torch.as_tensor(actions)), 9, 0.7)
     torch.testing.assert_close(model.imitation_loss(obs, actions), -(aim * logits).sum(-1).mean())
     one_hot = torch.nn.functional.one_hot(sharp.encode_actions(actions), 9)
     torch.testing.assert_close(sharp.imitation_loss(obs, actions), -(one_hot * logits).sum(-1).mean())
@@ -246,10 +246,12 @@ def test_smoothing_is_the_cross_entropy_of_its_targets() -> None:
 
 def test_images_are_moved_in_imitation_only_and_by_the_batch() -> None:
     still, model, obs, actions = policy(shift=0), policy(shift=4), observation(4), demonstrated(4)
-    assert torch.equal(model._act(model.module, obs)[0], still._act(still.module, obs)[0])
+    assert torch.equal(
+        model._predict_distribution(model.module, obs)[0], still._predict_distribution(still.module, obs)[0]
+    )
     loss = model.imitation_loss(obs, actions)
     assert loss == model.imitation_loss(obs, actions) != still.imitation_loss(obs, actions)
-    offsets, turned = model._offsets(actions), model._offsets(actions[::-1])
+    offsets, turned = model._draw_offsets(actions), model._draw_offsets(actions[::-1])
     assert offsets.shape == (2, 4, 2)
     assert np.abs(offsets).max() <= 4
     assert (offsets != turned).any()

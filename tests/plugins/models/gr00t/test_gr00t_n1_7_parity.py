@@ -18,7 +18,7 @@ from vla_rl.toolkit.models.checkpoints import find_weights
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 from vla_rl.toolkit.models.flow_matching import FlowSchedule
 from vla_rl.toolkit.models.heads import PrefixValueHead
-from vla_rl.toolkit.models.networks import fill
+from vla_rl.toolkit.models.networks import fill_network
 
 CPU = torch.device("cpu")
 HORIZON, ACTION, PATCH, IMAGE = 6, 8, 8, 500
@@ -45,7 +45,7 @@ def modules(data: dict[str, Tensor]) -> list[QwenModule]:
     """One for each row of the data, whose robots are different ones."""
     network = empty_network(SIZES, FlowShape(horizon=HORIZON, action_dim=ACTION, state_dim=12))
     folder = reference("gr00t", "n1_7", "model.safetensors").parent
-    fill(network, find_weights(folder, open_names), CPU, torch.float32, public_name=public_name)
+    fill_network(network, find_weights(folder, open_names), CPU, torch.float32, public_name=public_name)
     rows = data["embodiment_id"].tolist()
     assert len(set(rows)) == len(rows) == 2
     is_image = data["input_ids"] == IMAGE
@@ -72,14 +72,16 @@ class Rows:
         self.seen = first.network.backbone.read(frames, data["input_ids"], first._starts, first._images)
         mask = data["attention_mask"].bool()
         told = enumerate(modules)
-        self.prefixes: list[GrootPrefix] = [m.tell(self.seen[[i]], mask[[i]], data["state"][i]) for i, m in told]
+        self.prefixes: list[GrootPrefix] = [
+            m.build_prefix(self.seen[[i]], mask[[i]], data["state"][i]) for i, m in told
+        ]
 
     def hidden(self, x: Tensor, time: Tensor) -> Tensor:
         parts = enumerate(zip(self.modules, self.prefixes, strict=True))
-        return torch.cat([m.denoise(p, self.data["state"][i], x[[i]], time[[i]]) for i, (m, p) in parts])
+        return torch.cat([m.run_expert(p, self.data["state"][i], x[[i]], time[[i]]) for i, (m, p) in parts])
 
     def velocity(self, hidden: Tensor) -> Tensor:
-        return torch.cat([module.velocity(hidden[[i]]) for i, module in enumerate(self.modules)])
+        return torch.cat([module.project_velocity(hidden[[i]]) for i, module in enumerate(self.modules)])
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +98,7 @@ def test_backbone(data: dict[str, Tensor], rows: Rows) -> None:
 @torch.no_grad()
 def test_what_the_transformer_is_shown(modules: list[QwenModule], data: dict[str, Tensor], rows: Rows) -> None:
     seen = data["attention_mask"].bool()[:, None, None]
-    mixed = modules[0].network.action_head.mixed(data["backbone_features"], seen)
+    mixed = modules[0].network.action_head.refine_tokens(data["backbone_features"], seen)
     assert_same_up_to(16, mixed, data["vl_embs"])
     assert_same_up_to(16, torch.cat([prefix.state for prefix in rows.prefixes]), data["state_features"])
     wanted = torch.cat([data["vl_embs"].mean(1), data["state_features"][:, 0]], dim=1)
@@ -117,7 +119,7 @@ def test_velocity(data: dict[str, Tensor], rows: Rows) -> None:
 def test_samples(data: dict[str, Tensor], rows: Rows, steps: int) -> None:
     schedule, x = FlowSchedule(steps, 0.5, CPU, exact=True), data["noise"]
     for index in torch.arange(steps)[:, None].expand(-1, 2):
-        x = schedule.mean(x, rows.velocity(rows.hidden(x, schedule.time[index])), index, None)
+        x = schedule.step_mean(x, rows.velocity(rows.hidden(x, schedule.time[index])), index, None)
     assert_same_up_to(32, x, data[f"sampled_{steps}"])
 
 

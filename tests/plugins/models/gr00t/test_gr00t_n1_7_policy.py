@@ -26,7 +26,7 @@ from vla_rl.plugins.models.gr00t import plugin
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.gr00t.inputs import resize_by_area
 from vla_rl.plugins.models.gr00t.network import TIED
-from vla_rl.plugins.models.gr00t.opening import action_dim, check
+from vla_rl.plugins.models.gr00t.opening import action_dim, check_checkpoint
 from vla_rl.plugins.models.gr00t.processor import PROCESSOR, ROWS, SETTINGS, STATISTICS
 from vla_rl.testing import check_model, synthetic
 from vla_rl.toolkit.models.fitting import MismatchError
@@ -133,16 +133,18 @@ def test_the_towers_can_be_trained() -> None:
 @torch.no_grad()
 def test_a_row_gets_what_it_gets_alone() -> None:
     model, obs = policy(preset=PRESET, context={"values": "chunk"}), observation(4)
-    module, state = model.module, model._inputs(obs)["state"]
-    (ids, mask), pixels = model.prompts.rows(obs.instructions), model._inputs(obs)["pixels"]
-    together, _ = model._see(obs)
+    module, state = model.module, model._build_inputs(obs)["state"]
+    (ids, mask), pixels = model.prompts.token_rows(obs.instructions), model._build_inputs(obs)["pixels"]
+    together, _ = model._encode_observation(obs)
     x, time = torch.randn(4, *module.shape, generator=torch.Generator().manual_seed(0)), torch.full((4,), 0.75)
-    found = module.denoise(together, state, x, time)
+    found = module.run_expert(together, state, x, time)
     for i, length in enumerate(mask.sum(1).tolist()):
         row = slice(i, i + 1)
-        alone = module.tell(module.look(pixels[row], ids[row, :length]), mask[row, :length], state[row])
+        alone = module.build_prefix(module.run_backbone(pixels[row], ids[row, :length]), mask[row, :length], state[row])
         torch.testing.assert_close(together.summary[row], alone.summary, rtol=0, atol=1e-5)
-        torch.testing.assert_close(found[row], module.denoise(alone, state[row], x[row], time[row]), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            found[row], module.run_expert(alone, state[row], x[row], time[row]), rtol=0, atol=1e-5
+        )
 
 
 def test_cloning_learns() -> None:
@@ -159,13 +161,15 @@ def test_cloning_learns() -> None:
 def test_the_prompt() -> None:
     """One turn of Qwen's chat without a system line and without the assistant's opening; small letters, no marks."""
     model = policy(preset=PRESET)
-    text = model.prompts.tokenizer.decode(model.prompts.encode("Push the red block!"), skip_special_tokens=False)
+    text = model.prompts.tokenizer.decode(
+        model.prompts.encode_instruction("Push the red block!"), skip_special_tokens=False
+    )
     image = "<|vision_start|>" + "<|image_pad|>" * 16 + "<|vision_end|>"
     assert text == f"<|im_start|>user\n{image}{image}push the red block<|im_end|>\n"
     first, second = model.prompts.starts
     assert second - first == 16 + 2
     told = policy(preset=PRESET, system="Act.")
-    text = told.prompts.tokenizer.decode(told.prompts.encode("push"), skip_special_tokens=False)
+    text = told.prompts.tokenizer.decode(told.prompts.encode_instruction("push"), skip_special_tokens=False)
     assert text.startswith("<|im_start|>system\nAct.<|im_end|>\n<|im_start|>user\n<|vision_start|>")
 
 
@@ -191,16 +195,22 @@ def test_statistics_of_the_folder(official: Callable[..., str]) -> None:
     """Percentiles, clipped in both directions."""
     model = policy(checkpoint=official())
     assert model.module.row == 2
-    state = model._inputs(attrs.evolve(observation(1), state=np.array([[1.0, 5.0, 9.0, 1.0]], np.float32)))["state"]
+    state = model._build_inputs(attrs.evolve(observation(1), state=np.array([[1.0, 5.0, 9.0, 1.0]], np.float32)))[
+        "state"
+    ]
     assert state[0].tolist() == [0.5, 1.0, 0.0, -0.5]
-    assert model._actions.restore(torch.tensor([[-3.0, 0.5, 1.0]]))[0].tolist() == [-0.5, 0.125, 1.0]
-    assert model._actions.normalise(torch.tensor([[0.7, 0.0, 0.5]]), 3)[0].tolist() == [1.0, 0.0, 0.0]
+    assert model._actions.restore_units(torch.tensor([[-3.0, 0.5, 1.0]]))[0].tolist() == [-0.5, 0.125, 1.0]
+    assert model._actions.normalise_feature(torch.tensor([[0.7, 0.0, 0.5]]), 3)[0].tolist() == [1.0, 0.0, 0.0]
     wide = policy(checkpoint=official(use_percentiles=False, clip_outliers=False))
-    state = wide._inputs(attrs.evolve(observation(1), state=np.array([[6.0, 0.5, 9.0, 1.5]], np.float32)))["state"]
+    state = wide._build_inputs(attrs.evolve(observation(1), state=np.array([[6.0, 0.5, 9.0, 1.5]], np.float32)))[
+        "state"
+    ]
     assert state[0, 0].item() == 2.0 and wide.checkpoint.statistics.action.values[1] == (1.5, 1.25, 2.0)
-    assert policy(checkpoint=official(formalize_language=False)).prompts.encode("A") != model.prompts.encode("A")
+    assert policy(checkpoint=official(formalize_language=False)).prompts.encode_instruction(
+        "A"
+    ) != model.prompts.encode_instruction("A")
     flipped = policy(checkpoint=official(), gripper="libero")
-    assert flipped._actions.restore(torch.tensor([[0.0, 0.0, 3.0]]))[0, 2] == -1.0
+    assert flipped._actions.restore_units(torch.tensor([[0.0, 0.0, 3.0]]))[0, 2] == -1.0
 
 
 def test_nvidias_layout(official: Callable[..., str], tmp_path: Path) -> None:
@@ -208,7 +218,7 @@ def test_nvidias_layout(official: Callable[..., str], tmp_path: Path) -> None:
     folder = Path(official())
     given = GrootConfig(checkpoint=str(folder))
     assert action_dim(given) == 3
-    check(given, Context(chunk=CHUNK))
+    check_checkpoint(given, Context(chunk=CHUNK))
     model = policy(checkpoint=str(folder))
     model.save(tmp_path / "again")
     for name in ("config.json", PROCESSOR, STATISTICS, ROWS, "tokenizer.json"):
@@ -231,8 +241,8 @@ def test_scales_by_the_demonstrations_are_kept(tmp_path: Path) -> None:
     again = policy(checkpoint=str(tmp_path))
     actions = torch.tensor([[0.5, 0.25, 0.7]])
     for one in (model, again):
-        assert one._actions.normalise(actions, 3)[0].tolist() == [0.5, 0.0, 0.0]
-    assert torch.equal(model._inputs(observation(2))["state"], again._inputs(observation(2))["state"])
+        assert one._actions.normalise_feature(actions, 3)[0].tolist() == [0.5, 0.0, 0.0]
+    assert torch.equal(model._build_inputs(observation(2))["state"], again._build_inputs(observation(2))["state"])
 
 
 RELATIVE = {

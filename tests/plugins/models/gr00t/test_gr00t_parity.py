@@ -18,7 +18,7 @@ from vla_rl.toolkit.models.checkpoints import find_weights
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 from vla_rl.toolkit.models.flow_matching import FlowSchedule, log_density
 from vla_rl.toolkit.models.heads import PrefixValueHead
-from vla_rl.toolkit.models.networks import fill
+from vla_rl.toolkit.models.networks import fill_network
 
 CPU = torch.device("cpu")
 HORIZON, ACTION = 6, 8
@@ -37,7 +37,7 @@ def modules() -> list[EagleModule]:
     """One for each row of the data, whose robots are different ones."""
     network = empty_network(SIZES, FlowShape(horizon=HORIZON, action_dim=ACTION, state_dim=12))
     folder = reference("gr00t", "model.safetensors").parent
-    fill(network, find_weights(folder, open_names), CPU, torch.float32, public_name=public_name)
+    fill_network(network, find_weights(folder, open_names), CPU, torch.float32, public_name=public_name)
     rows = load_file(reference("gr00t", "io.safetensors"))["embodiment_id"].tolist()
     assert len(set(rows)) == len(rows) == 2
     head = PrefixValueHead(64 + 48, (16,), None, False, 0)
@@ -55,17 +55,19 @@ class Rows:
     def __init__(self, modules: list[EagleModule], data: dict[str, Tensor]) -> None:
         self.modules, self.data = modules, data
         pixels = data["pixel_values"].unflatten(0, (2, -1))
-        self.seen = modules[0].look(pixels, data["input_ids"])
+        self.seen = modules[0].run_backbone(pixels, data["input_ids"])
         mask = data["attention_mask"].bool()
         told = enumerate(modules)
-        self.prefixes: list[GrootPrefix] = [m.tell(self.seen[[i]], mask[[i]], data["state"][i]) for i, m in told]
+        self.prefixes: list[GrootPrefix] = [
+            m.build_prefix(self.seen[[i]], mask[[i]], data["state"][i]) for i, m in told
+        ]
 
     def hidden(self, x: Tensor, time: Tensor) -> Tensor:
         parts = enumerate(zip(self.modules, self.prefixes, strict=True))
-        return torch.cat([m.denoise(p, self.data["state"][i], x[[i]], time[[i]]) for i, (m, p) in parts])
+        return torch.cat([m.run_expert(p, self.data["state"][i], x[[i]], time[[i]]) for i, (m, p) in parts])
 
     def velocity(self, hidden: Tensor) -> Tensor:
-        return torch.cat([module.velocity(hidden[[i]]) for i, module in enumerate(self.modules)])
+        return torch.cat([module.project_velocity(hidden[[i]]) for i, module in enumerate(self.modules)])
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +85,7 @@ def test_backbone(modules: list[EagleModule], data: dict[str, Tensor], rows: Row
 @torch.no_grad()
 def test_what_the_transformer_is_shown(modules: list[EagleModule], data: dict[str, Tensor], rows: Rows) -> None:
     """And the critic's input: the mean over images and prompt next to the state's features."""
-    mixed = modules[0].network.action_head.mixed(
+    mixed = modules[0].network.action_head.refine_tokens(
         data["backbone_features"], data["attention_mask"].bool()[:, None, None]
     )
     assert_same_up_to(16, mixed, data["vl_embs"])
@@ -116,7 +118,7 @@ def test_velocity_and_loss(modules: list[EagleModule], data: dict[str, Tensor], 
 def test_samples(data: dict[str, Tensor], rows: Rows, steps: int) -> None:
     schedule, x = FlowSchedule(steps, 0.5, CPU, exact=True), data["noise"]
     for index in torch.arange(steps)[:, None].expand(-1, 2):
-        x = schedule.mean(x, rows.velocity(rows.hidden(x, schedule.time[index])), index, None)
+        x = schedule.step_mean(x, rows.velocity(rows.hidden(x, schedule.time[index])), index, None)
     assert_same_up_to(32, x, data[f"sampled_{steps}"])
 
 
@@ -135,7 +137,7 @@ def test_the_original_counts_times_the_other_way() -> None:
         noise, action = x - v * t, x + v * (1 - t)
         mean = noise * (1 - (t + d) - s**2 * d / (2 * (1 - t))) + action * (t + d)
         index = torch.full((2,), i)
-        ours = schedule.mean(x, -v, index, torch.ones(2, dtype=torch.bool))
+        ours = schedule.step_mean(x, -v, index, torch.ones(2, dtype=torch.bool))
         torch.testing.assert_close(ours, mean, rtol=0, atol=2e-6)
         density = torch.distributions.Normal(mean, s * d**0.5).log_prob(after)
         torch.testing.assert_close(

@@ -25,7 +25,7 @@ from vla_rl.core.types import Context
 from vla_rl.plugins.models.gr00t import plugin
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.gr00t.network import TIED
-from vla_rl.plugins.models.gr00t.opening import action_dim, check
+from vla_rl.plugins.models.gr00t.opening import action_dim, check_checkpoint
 from vla_rl.plugins.models.gr00t.robots import ROWS
 from vla_rl.testing import check_model, synthetic
 from vla_rl.toolkit.models.fitting import MismatchError
@@ -95,19 +95,21 @@ def test_all_inputs_matter() -> None:
 def test_a_row_gets_what_it_gets_alone() -> None:
     """Whatever the length of its instruction and of the others': nothing sees padding, not even the critic."""
     model, obs = policy(context={"values": "chunk"}), observation(4)
-    module, state = model.module, model._inputs(obs)["state"]
-    (ids, mask), pixels = model.prompts.rows(obs.instructions), model._inputs(obs)["pixels"]
-    together, _ = model._see(obs)
+    module, state = model.module, model._build_inputs(obs)["state"]
+    (ids, mask), pixels = model.prompts.token_rows(obs.instructions), model._build_inputs(obs)["pixels"]
+    together, _ = model._encode_observation(obs)
     x, time = torch.randn(4, *module.shape, generator=torch.Generator().manual_seed(0)), torch.full((4,), 0.75)
-    found = module.denoise(together, state, x, time)
+    found = module.run_expert(together, state, x, time)
     lengths = mask.sum(1).tolist()
     assert len(set(lengths)) == 2 and mask.shape[1] == max(lengths)
     for i, length in enumerate(lengths):
         row = slice(i, i + 1)
-        hidden = module.look(pixels[row], ids[row, :length])
-        alone = module.tell(hidden, mask[row, :length], state[row])
+        hidden = module.run_backbone(pixels[row], ids[row, :length])
+        alone = module.build_prefix(hidden, mask[row, :length], state[row])
         torch.testing.assert_close(together.summary[row], alone.summary, rtol=0, atol=1e-5)
-        torch.testing.assert_close(found[row], module.denoise(alone, state[row], x[row], time[row]), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            found[row], module.run_expert(alone, state[row], x[row], time[row]), rtol=0, atol=1e-5
+        )
 
 
 def test_the_head_is_trained_with_a_frozen_language_model() -> None:
@@ -145,23 +147,27 @@ def test_images() -> None:
 
 def test_the_prompt_is_one_turn_of_a_chat() -> None:
     model = policy()
-    text = model.prompts.tokenizer.decode(model.prompts.encode("push the red block"), skip_special_tokens=False)
+    text = model.prompts.tokenizer.decode(
+        model.prompts.encode_instruction("push the red block"), skip_special_tokens=False
+    )
     image = "<img>" + "<IMG_CONTEXT>" * 16 + "</img>"
     assert text == (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
         f"<image 1>{image}<image 2>{image}push the red block<|im_end|>\n<|im_start|>assistant\n"
     )
-    cut = model.prompts.encode("block " * 100)
-    assert cut[-2:] == model.prompts.encode("push")[-2:], "the end of the turn is kept"
+    cut = model.prompts.encode_instruction("block " * 100)
+    assert cut[-2:] == model.prompts.encode_instruction("push")[-2:], "the end of the turn is kept"
     with pytest.raises(CheckpointError, match="stands for a part of an image"):
-        model.prompts.encode("push <IMG_CONTEXT>")
+        model.prompts.encode_instruction("push <IMG_CONTEXT>")
 
 
 def test_statistics_of_the_folder(official: Path) -> None:
     model = policy(checkpoint=str(official))
-    state = model._inputs(attrs.evolve(observation(1), state=np.array([[1.0, 0.25, 9.0, 1.0]], np.float32)))["state"]
+    state = model._build_inputs(attrs.evolve(observation(1), state=np.array([[1.0, 0.25, 9.0, 1.0]], np.float32)))[
+        "state"
+    ]
     assert state[0].tolist() == [0.5, -0.5, 0.0, -0.5], "a number that never changed is 0"
-    restored = model._actions.restore(torch.tensor([[-1.0, 0.5, 1.0]]))
+    restored = model._actions.restore_units(torch.tensor([[-1.0, 0.5, 1.0]]))
     assert restored[0].tolist() == [-0.5, 0.125, 1.0]
     swapped = policy(checkpoint=str(official), state_keys=("gripper", "x"), action_keys=("gripper", "move"))
     assert swapped.checkpoint.statistics.action.values[0] == (0.0, -0.5, -0.25)
@@ -177,17 +183,17 @@ def test_scales_by_the_demonstrations_are_kept(tmp_path: Path) -> None:
     again = policy(checkpoint=str(tmp_path))
     actions = torch.tensor([[0.5, 0.25, 0.7]])
     for one in (model, again):
-        assert one._actions.normalise(actions, 3)[0].tolist() == [0.5, 0.0, 0.0]
-        assert one._actions.restore(actions)[0].tolist() == [0.5, 0.3125, 0.5]
-    assert torch.equal(model._inputs(observation(2))["state"], again._inputs(observation(2))["state"])
+        assert one._actions.normalise_feature(actions, 3)[0].tolist() == [0.5, 0.0, 0.0]
+        assert one._actions.restore_units(actions)[0].tolist() == [0.5, 0.3125, 0.5]
+    assert torch.equal(model._build_inputs(observation(2))["state"], again._build_inputs(observation(2))["state"])
 
 
 def test_liberos_gripper(official: Path) -> None:
     """Trained as 0 for closed and 1 for open; LIBERO takes +1 and -1. Cloning scales the other way."""
     model = policy(checkpoint=str(official), gripper="libero")
-    actions = model._actions.restore(torch.tensor([[0.0, 0.0, -0.9], [0.0, 0.0, 0.4]]))
+    actions = model._actions.restore_units(torch.tensor([[0.0, 0.0, -0.9], [0.0, 0.0, 0.4]]))
     assert actions[:, 2].tolist() == [1.0, -1.0]
-    assert model._actions.normalise(actions, 3)[:, 2].tolist() == [-1.0, 1.0]
+    assert model._actions.normalise_feature(actions, 3)[:, 2].tolist() == [-1.0, 1.0]
     acted = model.sample_chunk(observation(4), noise(4), False).actions
     assert set(acted[..., 2].unique().tolist()) <= {-1.0, 1.0}
 
@@ -224,7 +230,7 @@ def test_nvidias_layout(official: Path, tmp_path: Path, caplog: pytest.LogCaptur
     assert torch.equal(one, two)
     given = GrootConfig(checkpoint=str(official))
     assert action_dim(given) == 3
-    check(given, Context(chunk=CHUNK))
+    check_checkpoint(given, Context(chunk=CHUNK))
 
 
 def refused(match: str, **config: Any) -> None:
@@ -248,7 +254,7 @@ def test_a_config_that_does_not_fit(official: Path, tmp_path: Path, changes: dic
     folder = copy(official, tmp_path / "other", config=changes)
     refused(match, checkpoint=str(folder))
     with pytest.raises(Exception, match=re.compile(match, re.DOTALL)):
-        check(GrootConfig(checkpoint=str(folder)), Context(chunk=CHUNK))
+        check_checkpoint(GrootConfig(checkpoint=str(folder)), Context(chunk=CHUNK))
 
 
 def test_what_does_not_fit(official: Path, tmp_path: Path) -> None:

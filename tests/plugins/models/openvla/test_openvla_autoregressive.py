@@ -52,11 +52,11 @@ def greedy(module: ARModule, seen: list[Tensor] | None = None) -> Callable[[Tens
     """Return a `pick` that takes the most probable token; `seen` collects log-probs of all choices [B, V]."""
 
     def pick(hidden: Tensor, i: int) -> tuple[Tensor, Tensor]:
-        scores = module.logits(hidden).log_softmax(-1)
+        scores = module.compute_logits(hidden).log_softmax(-1)
         if seen is not None:
             seen.append(scores)
         log_prob, index = scores.max(-1)
-        return index + module.first, log_prob
+        return index + module.first_token, log_prob
 
     return pick
 
@@ -68,13 +68,13 @@ def test_greedy_tokens_and_actions_are_the_originals(
 ) -> None:
     original.full_vocabulary = full_vocabulary
     prompt = data["input_ids"][:, :17]
-    tokens, _, _ = original.decode(prompt, None, 7, greedy(original), pixels=data["pixel_values"])
+    tokens, _, _ = original.decode_tokens(prompt, None, 7, greedy(original), pixels=data["pixel_values"])
     wanted = torch.stack([data["gen_tokens_0"], data["gen_tokens_1"]])
     assert torch.equal(tokens, wanted)
-    stats = ActionScale.read(tiny_config().norm_stats["libero_tiny_no_noops"]["action"])
+    stats = ActionScale.from_entry(tiny_config().norm_stats["libero_tiny_no_noops"]["action"])
     codec = ActionCodec(stats, vocab_end=32000, bins=256, device=CPU, epsilon=0.0)
     actions = torch.stack([data["actions_0"], data["actions_1"]])
-    assert torch.equal(codec.decode(tokens), actions.float())
+    assert torch.equal(codec.decode_tokens(tokens), actions.float())
 
 
 @torch.no_grad()
@@ -100,13 +100,13 @@ def test_a_padded_row_says_what_it_says_alone(original: ARModule, data: dict[str
     both, mask = torch.cat([padded, ids[1:]]), torch.ones(2, 17, dtype=torch.bool)
     mask[0, 1:6] = False
     seen: list[Tensor] = []
-    together, log_probs, _ = original.decode(both, mask, 7, greedy(original, seen), pixels=data["pixel_values"])
+    together, log_probs, _ = original.decode_tokens(both, mask, 7, greedy(original, seen), pixels=data["pixel_values"])
     batched = torch.stack(seen, dim=1)
     assert torch.equal(log_probs, batched.amax(-1))
     for row, alone_ids in enumerate((short[:1], ids[1:])):
         seen.clear()
         pixels = data["pixel_values"][row : row + 1]
-        alone, _, _ = original.decode(alone_ids, None, 7, greedy(original, seen), pixels=pixels)
+        alone, _, _ = original.decode_tokens(alone_ids, None, 7, greedy(original, seen), pixels=pixels)
         assert torch.equal(alone[0], together[row])
         assert_same_up_to(16, batched[row], torch.stack(seen, dim=1)[0])
     scored = original(both, mask, together, pixels=data["pixel_values"])[0].log_softmax(-1)
@@ -138,7 +138,7 @@ def test_contract(values: Any, chunk: int, config: dict[str, Any]) -> None:
 def test_scores_are_the_sampled_log_probs(support: str, chunk: int) -> None:
     context = {"temperature": 1.3, "values": "chunk", "chunk": chunk}
     model, obs = policy(context, log_prob_over=support), observation(5)
-    assert model.prompts.rows(obs.instructions).mask is not None, "prompts of unequal length"
+    assert model.prompts.take_prompts(obs.instructions).mask is not None, "prompts of unequal length"
     sampled = model.sample_chunk(obs, noise(5), False)
     scores = model.chunk_log_probs(obs, sampled)
     torch.testing.assert_close(scores.log_probs, sampled.log_probs, rtol=0, atol=1e-5)
@@ -164,10 +164,10 @@ def test_rows_score_alike_in_any_batch() -> None:
 def test_a_token_depends_on_those_before_it_only() -> None:
     model, obs = policy({"chunk": 2}), observation(3)
     tokens = model.sample_chunk(obs, noise(3), False).extras["tokens"]
-    base, _ = model._forward(obs, tokens, model._see(obs))
+    base, _ = model._run_network(obs, tokens, model._prepare_images(obs))
     changed = tokens.clone()
     changed[:, 0, 2] = torch.where(changed[:, 0, 2] == 600, 700, 600)
-    other, _ = model._forward(obs, changed, model._see(obs))
+    other, _ = model._run_network(obs, changed, model._prepare_images(obs))
     gap = (other - base).abs().amax(-1).flatten(1)
     assert gap[:, :3].max() == 0
     assert gap[:, 3:].min() > 1e-4

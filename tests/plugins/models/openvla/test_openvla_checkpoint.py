@@ -18,7 +18,7 @@ from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla.builder import build_policy
 from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
-from vla_rl.plugins.models.openvla.checks import check
+from vla_rl.plugins.models.openvla.checks import check_checkpoint
 from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig, OpenVLAValueHeadConfig
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.fitting import MismatchError
@@ -59,7 +59,7 @@ def test_tokenizer_loads_with_transformers(saved: Path) -> None:
     ours, theirs = policy(checkpoint=str(saved)).prompts, AutoTokenizer.from_pretrained(saved)
     text = ENV.tasks[1].instruction
     ids = theirs(f"In: What action should the robot take to {text}?\nOut: ").input_ids
-    assert ids == ours.encode(text)
+    assert ids == ours.encode_instruction(text)
     assert len(theirs) == 512 + 256 + 1
     assert theirs.pad_token_id == 768
 
@@ -135,7 +135,7 @@ def test_one_suites_statistics_never_scale_another_that_has_its_own(
     (entry,) = json.loads(file.read_text()).values()
     file.write_text(json.dumps({f"libero_{name}_no_noops": entry for name in ("spatial", "object", "goal", "10")}))
     config = OpenVLAOFTConfig(checkpoint=str(saved), unnorm_key="libero_goal_no_noops")
-    for look in (check, build_policy):
+    for look in (check_checkpoint, build_policy):
         context = Context(env=ENV, chunk=CHUNK, suites=suites)
         if message is None:
             look(config, context)

@@ -15,27 +15,29 @@ from vla_rl.plugins.models.openvla.codec import ActionCodec, ActionScale
 from vla_rl.plugins.models.openvla.prompts import DecodingPrompts, train_tokenizer
 
 CPU = torch.device("cpu")
-UNIT = ActionCodec(ActionScale.between([-1.0], [1.0]), vocab_end=32000, bins=256, device=CPU)
+UNIT = ActionCodec(ActionScale.from_bounds([-1.0], [1.0]), vocab_end=32000, bins=256, device=CPU)
 
 
 def test_tokens_by_hand() -> None:
     tokens = torch.tensor([[31999], [31872], [31745], [31744]])
-    assert UNIT.decode(tokens).flatten().tolist() == pytest.approx([-254 / 255, 0.0, 254 / 255, 254 / 255], abs=1e-6)
+    assert UNIT.decode_tokens(tokens).flatten().tolist() == pytest.approx(
+        [-254 / 255, 0.0, 254 / 255, 254 / 255], abs=1e-6
+    )
     actions = torch.tensor([[-1.0], [-3.0], [0.0], [0.999], [1.0], [3.0]])
     # 1.0 stays below the last edge because of the 1e-8; values beyond the range are clipped to it
-    assert UNIT.encode(actions).flatten().tolist() == [31999, 31999, 31872, 31745, 31745, 31744]
+    assert UNIT.encode_actions(actions).flatten().tolist() == [31999, 31999, 31872, 31745, 31745, 31744]
 
 
 def test_dimensions_outside_the_mask_pass_unscaled() -> None:
     codec = ActionCodec(ActionScale(q01=(0.0, 0.0), q99=(10.0, 10.0), mask=(True, False)), 32000, 256, CPU)
     actions = torch.tensor([[7.5, 0.5]])
-    tokens = codec.encode(actions)
+    tokens = codec.encode_actions(actions)
     assert tokens[0, 0] == tokens[0, 1]
-    torch.testing.assert_close(codec.decode(tokens), actions, rtol=0, atol=5 / 255 + 1e-6)
+    torch.testing.assert_close(codec.decode_tokens(tokens), actions, rtol=0, atol=5 / 255 + 1e-6)
 
 
 def test_statistics_without_a_mask_scale_everything() -> None:
-    assert ActionScale.read({"q01": [0, 0], "q99": [1, 1]}).mask == (True, True)
+    assert ActionScale.from_entry({"q01": [0, 0], "q99": [1, 1]}).mask == (True, True)
 
 
 def test_gripper_of_rlds_data_sets() -> None:
@@ -44,11 +46,11 @@ def test_gripper_of_rlds_data_sets() -> None:
         ActionScale(q01=(0.0, 0.0), q99=(1.0, 1.0), mask=(True, False)), 32000, 256, CPU, gripper="rlds"
     )
     said = torch.tensor([[0.0, -0.4], [0.0, 0.3], [0.0, 0.9]], dtype=torch.float64)
-    assert codec.restore(said).tolist() == [[0.5, 1.0], [0.5, 1.0], [0.5, -1.0]]
+    assert codec.restore_actions(said).tolist() == [[0.5, 1.0], [0.5, 1.0], [0.5, -1.0]]
     actions = torch.tensor([[0.25, 1.0], [0.25, -1.0]])
-    tokens = codec.encode(actions)
+    tokens = codec.encode_actions(actions)
     assert tokens[:, 1].tolist() == [32000 - 128, 32000 - 256]  # said as 0 and as 1
-    torch.testing.assert_close(codec.decode(tokens), actions, rtol=0, atol=1 / 255)
+    torch.testing.assert_close(codec.decode_tokens(tokens), actions, rtol=0, atol=1 / 255)
 
 
 def test_gripper_of_the_widowx() -> None:
@@ -57,15 +59,17 @@ def test_gripper_of_the_widowx() -> None:
         ActionScale(q01=(0.0, 0.0), q99=(1.0, 1.0), mask=(True, False)), 32000, 256, CPU, gripper="widowx"
     )
     output = torch.tensor([[0.0, -0.4], [0.0, 0.5], [0.0, 0.9]], dtype=torch.float64)
-    assert codec.restore(output).tolist() == [[0.5, -1.0], [0.5, -1.0], [0.5, 1.0]]
+    assert codec.restore_actions(output).tolist() == [[0.5, -1.0], [0.5, -1.0], [0.5, 1.0]]
     actions = torch.tensor([[0.25, 1.0], [0.25, -1.0]])
-    torch.testing.assert_close(codec.decode(codec.encode(actions)), actions, rtol=0, atol=1 / 255)
+    torch.testing.assert_close(codec.decode_tokens(codec.encode_actions(actions)), actions, rtol=0, atol=1 / 255)
 
 
 def test_plain_openvla_restores_without_the_1e_8() -> None:
     unit = torch.tensor([[1.0]], dtype=torch.float64)
-    scale = ActionScale.between([0.0], [1e-7])
-    plain, oft = (ActionCodec(scale, 32000, 256, CPU, epsilon=epsilon).restore(unit).item() for epsilon in (0.0, 1e-8))
+    scale = ActionScale.from_bounds([0.0], [1e-7])
+    plain, oft = (
+        ActionCodec(scale, 32000, 256, CPU, epsilon=epsilon).restore_actions(unit).item() for epsilon in (0.0, 1e-8)
+    )
     assert plain == pytest.approx(1e-7, rel=1e-6)
     assert oft == pytest.approx(1.1e-7, rel=1e-6)
 
@@ -77,18 +81,18 @@ def test_plain_openvla_restores_without_the_1e_8() -> None:
     at=st.lists(st.floats(0, 1), min_size=1, max_size=20),
 )
 def test_round_trip(low: float, span: float, at: list[float]) -> None:
-    codec = ActionCodec(ActionScale.between([low], [low + span]), vocab_end=768, bins=256, device=CPU)
+    codec = ActionCodec(ActionScale.from_bounds([low], [low + span]), vocab_end=768, bins=256, device=CPU)
     actions = torch.tensor([[low + span * x] for x in at], dtype=torch.float64)
-    tokens = codec.encode(actions)
+    tokens = codec.encode_actions(actions)
     assert int(tokens.min()) >= 512 and int(tokens.max()) < 768
-    decoded = codec.decode(tokens)
+    decoded = codec.decode_tokens(tokens)
     assert (decoded - actions).abs().max() <= span / 255 / 2 * 1.001 + 1e-5
-    assert torch.equal(codec.decode(codec.encode(decoded)), decoded)
+    assert torch.equal(codec.decode_tokens(codec.encode_actions(decoded)), decoded)
 
 
 def test_every_token_survives_but_the_one_that_shares_its_centre() -> None:
     tokens = torch.arange(31744, 32000)[:, None]
-    again = UNIT.encode(UNIT.decode(tokens))
+    again = UNIT.encode_actions(UNIT.decode_tokens(tokens))
     assert torch.equal(again[1:], tokens[1:])
     assert int(again[0]) == 31745
 
@@ -118,7 +122,7 @@ def test_tokenizer_keeps_the_layout_of_the_real_one() -> None:
 
 def test_prompt_ends_with_the_lone_space_and_is_lower_case() -> None:
     p = prompts()
-    ids = p.encode(TEXTS[1])
+    ids = p.encode_instruction(TEXTS[1])
     assert ids[0] == 1
     assert ids[-1] == p.tokenizer.token_to_id("▁")
     wanted = "In: What action should the robot take to pick up the blue bowl, then stop?\nOut: "
@@ -129,22 +133,22 @@ def test_prompt_ends_with_the_lone_space_and_is_lower_case() -> None:
 
 def test_rows_are_prompt_placeholders_stop_padding() -> None:
     p = prompts()
-    batch = p.rows([TEXTS[0]] * 2)
-    length = len(p.encode(TEXTS[0]))
-    assert batch.ids.shape[1] == len(p.encode(TEXTS[1])) + 6 + 1
+    batch = p.take_prompts([TEXTS[0]] * 2)
+    length = len(p.encode_instruction(TEXTS[0]))
+    assert batch.ids.shape[1] == len(p.encode_instruction(TEXTS[1])) + 6 + 1
     assert batch.start.tolist() == [length - 1] * 2
     assert batch.placeholder[0].nonzero().flatten().tolist() == list(range(length, length + 6))
     assert batch.ids[0, length + 6] == 2
     assert batch.mask is not None
     assert batch.mask[0].sum() == length + 7
-    assert prompts(stop=False).rows(TEXTS[:1]).ids.shape[1] == batch.ids.shape[1] - 1
+    assert prompts(stop=False).take_prompts(TEXTS[:1]).ids.shape[1] == batch.ids.shape[1] - 1
 
 
 def test_new_instructions_are_learnt_and_old_rows_stay() -> None:
     p = prompts()
-    before = p.rows(TEXTS)
-    longer = p.rows([TEXTS[1], "push the red block onto the green pad and then stop for a while"])
-    after = p.rows(TEXTS)
+    before = p.take_prompts(TEXTS)
+    longer = p.take_prompts([TEXTS[1], "push the red block onto the green pad and then stop for a while"])
+    after = p.take_prompts(TEXTS)
     width = before.ids.shape[1]
     assert longer.ids.shape[1] == after.ids.shape[1] > width
     assert torch.equal(after.ids[:, :width], before.ids)

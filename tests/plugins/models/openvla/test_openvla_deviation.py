@@ -47,7 +47,10 @@ def test_density_entropy_and_draws(deviation: DeviationConfig, temperature: floa
     obs = observation(2).take(np.zeros(rows, int))
     with torch.no_grad():
         model.module.deviation.log_scale += torch.linspace(-1, 1, CHUNK * ENV.action_dim).reshape(CHUNK, -1)
-    chunk, mean = model.sample_chunk(obs, noise(rows), False), model._predict(obs, model._see(obs))[0].detach()
+    chunk, mean = (
+        model.sample_chunk(obs, noise(rows), False),
+        model._predict_actions(obs, model._prepare_images(obs))[0].detach(),
+    )
     scale = model.module.deviation.log_scale.detach().exp()
     around = NORMAL[deviation.kind](mean, scale * (temperature if deviation.kind == "laplace" else temperature**0.5))
     sampled, scores = chunk.extras["sampled"], model.chunk_log_probs(obs, chunk)
@@ -84,7 +87,7 @@ def test_a_public_checkpoint_is_trained_and_saved(tmp_path: Path) -> None:
         model.module.deviation.log_scale.fill_(0.5)
     wide = model.sample_chunk(obs, noise(3), False)
     assert ((wide.actions >= low) & (wide.actions <= high)).all()
-    assert (model.codec.restore(wide.extras["sampled"].double()) > high).any()
+    assert (model.codec.restore_actions(wide.extras["sampled"].double()) > high).any()
     model.save(tmp_path / "trained")
     again = policy(checkpoint=str(tmp_path / "trained"), head="l1", deviation=DeviationConfig(start=0.01))
     assert torch.equal(again.module.deviation.log_scale, model.module.deviation.log_scale)

@@ -24,11 +24,11 @@ from vla_rl.plugins.models.openvla.architecture import preset_config
 from vla_rl.plugins.models.openvla.config import OpenVLAARConfig, OpenVLAOFTConfig, OpenVLAValueHeadConfig
 from vla_rl.plugins.models.openvla.heads import AttentionValueHead
 from vla_rl.plugins.models.openvla.lora import add_adapters
-from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, hollow_model, initialise
+from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, hollow_model, initialise_weights
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.activation_memory import saved_bytes
 from vla_rl.toolkit.models.adapters import LoRAConfig
-from vla_rl.toolkit.models.networks import allocate
+from vla_rl.toolkit.models.networks import allocate_network
 from vla_rl.toolkit.models.recompute import RECOMPUTE, checkpoint_keys
 
 BOTH = pytest.mark.parametrize(("plugin", "config"), [(openvla, OpenVLAARConfig), (openvla_oft, OpenVLAOFTConfig)])
@@ -119,8 +119,8 @@ def whole_and_slim() -> tuple[Any, Any]:
     """The same network, its head left as it is and slimmed."""
     whole, slim = (hollow_model(preset_config("fast")) for _ in range(2))
     for network in (whole, slim):
-        allocate(network, torch.device("cpu"), torch.float32, "test")
-        initialise(network, 3)
+        allocate_network(network, torch.device("cpu"), torch.float32, "test")
+        initialise_weights(network, 3)
     slim.slim_head()
     return whole, slim
 
@@ -161,7 +161,7 @@ def test_training_and_saving_leave_the_rows_of_text_alone(tmp_path: Path) -> Non
     assert (saved[~text] - before[~text]).abs().min(1).values.max() > 1e-3
     again = policy(checkpoint=str(tmp_path))
     reads = CHUNK * model.tokens_per_action
-    assert torch.equal(again._forward(obs, reads)[0], model._forward(obs, reads)[0])
+    assert torch.equal(again._run_network(obs, reads)[0], model._run_network(obs, reads)[0])
 
 
 def test_a_head_that_scores_text_is_whole() -> None:
@@ -256,7 +256,7 @@ def _saved_bytes(recompute: str) -> float:
     """Return the bytes of activations of one sample."""
     config = preset_config("full")
     config.text_config.num_hidden_layers = 4
-    config.vision_specs = [attrs.asdict(attrs.evolve(spec, depth=5)) for spec in config.backbones()]
+    config.vision_specs = [attrs.asdict(attrs.evolve(spec, depth=5)) for spec in config.find_backbones()]
     with torch.device("meta"):
         torch.set_default_dtype(torch.bfloat16)
         network = OpenVLAForActionPrediction(config)

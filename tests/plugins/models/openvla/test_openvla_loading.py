@@ -101,8 +101,8 @@ def test_large_weights_are_saved_in_shards(saved: Path, tmp_path: Path) -> None:
 def test_saving_makes_one_shard_at_a_time(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At full size the merged weights do not fit a second time."""
     model, events = policy(checkpoint=str(saved), lora=LORA), []
-    read, write = MergedLoRAState.read, weights.save_tensors
-    monkeypatch.setattr(MergedLoRAState, "read", lambda self, name: (events.append("read"), read(self, name))[1])
+    read, write = MergedLoRAState.read_tensor, weights.save_tensors
+    monkeypatch.setattr(MergedLoRAState, "read_tensor", lambda self, name: (events.append("read"), read(self, name))[1])
     monkeypatch.setattr(weights, "save_tensors", lambda *args, **keys: (events.append("write"), write(*args, **keys)))
     save_checkpoint(model.module, model.config, model.prompts.tokenizer, tmp_path, shard_bytes=200_000)
     assert events.count("write") > 3
@@ -165,7 +165,7 @@ def test_keys_of_shards_that_do_not_fit_are_listed_before_anything_is_read(
     gone = next(iter(state))
     state["extra.weight"] = state.pop(gone)
     save_file(state, file)
-    monkeypatch.setattr(WeightFiles, "each", None)
+    monkeypatch.setattr(WeightFiles, "visit_tensors", None)
     with pytest.raises(CheckpointError, match=rf"(?s)missing \(1\): {gone}.*unexpected \(1\): extra.weight"):
         policy(checkpoint=str(tmp_path))
 
@@ -179,7 +179,7 @@ def test_weights_in_pickles_are_refused(saved: Path, tmp_path: Path) -> None:
 
 def test_memory_is_stated_before_loading(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(networks, "free_memory", lambda device: 1000)
-    monkeypatch.setattr(WeightFiles, "each", None)
+    monkeypatch.setattr(WeightFiles, "visit_tensors", None)
     with pytest.raises(
         CheckpointError, match=r"does not fit on cpu: [\d,]+ weights as float32 need .* 0.0 GiB are free"
     ):

@@ -97,15 +97,15 @@ def test_action_codec() -> None:
     def array(entry: Any) -> Tensor:
         return torch.tensor(entry["data"], dtype=torch.float64).view(entry["shape"])
 
-    restored = ActionScaler(ActionScale.read(bounds["stats"]), CPU).restore(array(bounds["normalized"]))
+    restored = ActionScaler(ActionScale.from_entry(bounds["stats"]), CPU).restore_values(array(bounds["normalized"]))
     torch.testing.assert_close(restored, array(bounds["actions"]), rtol=0, atol=1e-7)
 
 
 def test_greedy_tokens_decode_to_the_original_actions(data: dict[str, Tensor]) -> None:
     stats = tiny_config().norm_stats["libero_tiny_no_noops"]["action"]
-    codec = ActionCodec(ActionScale.read(stats), vocab_end=32000, bins=256, device=CPU)
+    codec = ActionCodec(ActionScale.from_entry(stats), vocab_end=32000, bins=256, device=CPU)
     for row in (0, 1):
-        got = codec.decode(data[f"gen_tokens_{row}"])
+        got = codec.decode_tokens(data[f"gen_tokens_{row}"])
         torch.testing.assert_close(got, data[f"actions_{row}"].float(), rtol=0, atol=1e-6)
 
 

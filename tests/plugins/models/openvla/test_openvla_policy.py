@@ -67,23 +67,23 @@ def test_padding_changes_nothing() -> None:
     tokenizer, pad = model.prompts.tokenizer, model.config.pad_token_id
     common: dict[str, Any] = {"placeholders": CHUNK * 3, "append_stop_token": True, "pad_id": pad}
     model.prompts = DecodingPrompts(tokenizer, device=torch.device("cpu"), **common)
-    assert model.prompts.rows(obs.instructions).mask is None
+    assert model.prompts.take_prompts(obs.instructions).mask is None
     chunk = model.sample_chunk(obs, noise(2), False)
-    model.prompts.rows(["pick up the red block " * 5])
-    padded = model.prompts.rows(obs.instructions)
+    model.prompts.take_prompts(["pick up the red block " * 5])
+    padded = model.prompts.take_prompts(obs.instructions)
     assert padded.mask is not None and not padded.mask.all()
     torch.testing.assert_close(model.chunk_log_probs(obs, chunk).log_probs, chunk.log_probs, rtol=0, atol=1e-5)
 
 
 def logits_of(model: Any, obs: Any) -> torch.Tensor:
     """Logits [B, C, M, bins] of the actions of a chunk."""
-    return model._in_chunks(model._forward(obs, CHUNK * model.tokens_per_action)[0])
+    return model._in_chunks(model._run_network(obs, CHUNK * model.tokens_per_action)[0])
 
 
 def test_each_read_position_predicts_its_own_action() -> None:
     """The sequence is BOS, 2 x 16 patches, state, prompt, placeholders, stop: reads start at the last prompt token."""
     model, obs = policy(), observation(2)
-    prompt = model.prompts.rows(obs.instructions)
+    prompt = model.prompts.take_prompts(obs.instructions)
     seen: dict[str, Any] = {}
     llama = model.module.vla.language_model.model
     llama.layers[0].register_forward_pre_hook(lambda _, args: seen.update(embeds=args[0]))
@@ -91,7 +91,7 @@ def test_each_read_position_predicts_its_own_action() -> None:
     logits = logits_of(model, obs)
     embeds = seen["embeds"]
     for row, text in enumerate(obs.instructions):
-        length = len(model.prompts.encode(text))
+        length = len(model.prompts.encode_instruction(text))
         first = 2 * 16 + 1 + length - 1
         assert prompt.start[row] == length - 1
         placeholders = slice(first + 1, first + 1 + CHUNK * 3)

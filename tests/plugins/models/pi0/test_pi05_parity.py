@@ -23,7 +23,7 @@ from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 from vla_rl.toolkit.models.flow_matching import FlowSchedule
 from vla_rl.toolkit.models.heads import PrefixValueHead
 from vla_rl.toolkit.models.lerobot import FeatureScale
-from vla_rl.toolkit.models.networks import fill
+from vla_rl.toolkit.models.networks import fill_network
 from vla_rl.toolkit.models.scaling import FeatureScaler
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 def module() -> Pi05Module:
     network = empty_adaptive(network_config(REFERENCE_SIZES, FlowShape(horizon=10, action_dim=8, state_dim=8)))
     weights = find_weights(reference("pi05", "model.safetensors").parent, open_names)
-    fill(network, weights, CPU, torch.float32, public_name=public_name)
+    fill_network(network, weights, CPU, torch.float32, public_name=public_name)
     return Pi05Module(network, PrefixValueHead(64, (16,), None, False, 0)).eval()
 
 
@@ -53,7 +53,7 @@ def inputs(data: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 @pytest.fixture(scope="module")
 def prefix(module: Pi05Module, data: dict[str, Tensor]) -> PiPrefix:
     with torch.no_grad():
-        return module.see(*inputs(data))
+        return module.run_backbone(*inputs(data))
 
 
 @torch.no_grad()
@@ -72,7 +72,7 @@ def test_what_the_critic_reads(module: Pi05Module, data: dict[str, Tensor], pads
     out, mask = data["prefix_out"], data["prefix_pad"].clone()
     module.pads = pads
     try:
-        found = module.see(*inputs(data)).summary
+        found = module.run_backbone(*inputs(data)).summary
     finally:
         module.pads = False
     if pads:
@@ -84,9 +84,9 @@ def test_what_the_critic_reads(module: Pi05Module, data: dict[str, Tensor], pads
 
 @torch.no_grad()
 def test_velocity_and_loss(module: Pi05Module, data: dict[str, Tensor], prefix: PiPrefix) -> None:
-    hidden = module.denoise(prefix, data["state"], data["x_t"], data["time"])
+    hidden = module.run_expert(prefix, data["state"], data["x_t"], data["time"])
     assert_same_up_to(16, hidden, data["suffix_out"])
-    assert_same_up_to(16, module.velocity(hidden), data["velocity"])
+    assert_same_up_to(16, module.project_velocity(hidden), data["velocity"])
     args = (data[name] for name in ("state", "actions", "noise", "time"))
     assert_same_up_to(16, module.flow_matching(prefix, *args), data["loss_elementwise"])
 
@@ -96,8 +96,8 @@ def test_velocity_and_loss(module: Pi05Module, data: dict[str, Tensor], prefix: 
 def test_samples(module: Pi05Module, data: dict[str, Tensor], prefix: PiPrefix, steps: int) -> None:
     schedule, x = FlowSchedule(steps, 0.5, CPU), data["noise"]
     for index in torch.arange(steps)[:, None].expand(-1, 2):
-        velocity = module.velocity(module.denoise(prefix, data["state"], x, schedule.time[index]))
-        x = schedule.mean(x, velocity, index, None)
+        velocity = module.project_velocity(module.run_expert(prefix, data["state"], x, schedule.time[index]))
+        x = schedule.step_mean(x, velocity, index, None)
     assert_same_up_to(32, x, data[f"sampled_{steps}"])
 
 
@@ -107,9 +107,9 @@ def test_a_camera_that_is_left_out_is_a_masked_one(
 ) -> None:
     pixels, ids, mask, shown = inputs(data)
     for row in range(2):
-        alone = module.see(pixels[[row]][:, shown[row]], ids[[row]], mask[[row]])
+        alone = module.run_backbone(pixels[[row]][:, shown[row]], ids[[row]], mask[[row]])
         args = (data["state"][[row]], data["x_t"][[row]], data["time"][[row]])
-        assert_same_up_to(16, module.velocity(module.denoise(alone, *args)), data["velocity"][[row]])
+        assert_same_up_to(16, module.project_velocity(module.run_expert(alone, *args)), data["velocity"][[row]])
         assert alone.summary is not None and prefix.summary is not None
         assert_same_up_to(16, alone.summary, prefix.summary[[row]])
 
@@ -141,9 +141,9 @@ def test_quantiles_are_openpis() -> None:
         FeatureScale(mode="QUANTILES", values=values, dim=8, eps=0.0, margin=1e-6), CPU, torch.float64
     )
     x, normalised = (torch.tensor(case[name], dtype=torch.float64) for name in ("x", "normalized"))
-    torch.testing.assert_close(scaler.normalise(x, 8), normalised, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(scaler.normalise_feature(x, 8), normalised, rtol=1e-12, atol=1e-12)
     y, physical = (torch.tensor(case[name], dtype=torch.float64) for name in ("y", "unnormalized"))
-    torch.testing.assert_close(scaler.restore(y), physical[..., :8], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(scaler.restore_units(y), physical[..., :8], rtol=1e-12, atol=1e-12)
 
 
 def test_public_key_layout() -> None:

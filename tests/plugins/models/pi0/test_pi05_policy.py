@@ -25,7 +25,7 @@ from vla_rl.plugins.models.pi0.builder import build_policy
 from vla_rl.plugins.models.pi0.config import Pi05Config, Pi05HeadConfig
 from vla_rl.plugins.models.pi0.policy import Pi05Policy
 from vla_rl.plugins.models.pi0.prompts import state_text
-from vla_rl.plugins.models.pi0.statistics import action_dim, check
+from vla_rl.plugins.models.pi0.statistics import action_dim, check_checkpoint
 from vla_rl.testing import check_model, synthetic
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.fitting import MismatchError
@@ -95,8 +95,10 @@ def test_a_network_that_begins_learns_in_all_its_layers() -> None:
 def told(model: Pi05Policy, obs: Any) -> list[str]:
     """The prompts that the network reads."""
     seen: list[torch.Tensor] = []
-    see = model.module.see
-    model.module.see = lambda pixels, ids, mask, shown: seen.extend((ids, mask)) or see(pixels, ids, mask, shown)
+    see = model.module.run_backbone
+    model.module.run_backbone = lambda pixels, ids, mask, shown: (
+        seen.extend((ids, mask)) or see(pixels, ids, mask, shown)
+    )
     model.sample_chunk(obs, noise(len(obs)), True)
     ids, mask = seen
     assert ids.shape[1] % 16 == 0 or model.state_in_prompt == "none"
@@ -121,8 +123,8 @@ def test_openpis_files_do_not_say_what_the_prompt_tells(openpi: Path) -> None:
     with pytest.raises(CheckpointError, match="set model.state_in_prompt: exact .* or none"):
         policy(checkpoint=str(openpi))
     with pytest.raises(Exception, match="set model.state_in_prompt: exact"):
-        check(Pi05Config(checkpoint=str(openpi)), Context(chunk=4))
-    check(Pi05Config(checkpoint=str(openpi), state_in_prompt="none"), Context(chunk=4))
+        check_checkpoint(Pi05Config(checkpoint=str(openpi)), Context(chunk=4))
+    check_checkpoint(Pi05Config(checkpoint=str(openpi), state_in_prompt="none"), Context(chunk=4))
     assert action_dim(Pi05Config(checkpoint=str(openpi), state_in_prompt="none")) == 3
 
 

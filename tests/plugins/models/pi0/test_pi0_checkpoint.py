@@ -98,7 +98,7 @@ def test_openpi_statistics_scale_actions_and_state(openpi: Path) -> None:
     raw = chunk.extras["chain"][:, -1, :CHUNK, :3]
     wanted = raw * (torch.tensor([0.5, 0.4, 0.2]) + 1e-6) + torch.tensor([0.1, -0.2, 0.3])
     torch.testing.assert_close(chunk.actions, wanted, rtol=0, atol=1e-6)
-    state = model._inputs(obs)["state"]
+    state = model._build_inputs(obs)["state"]
     means, deviations = np.array([1, 2, 3, 4]), np.array([1, 0.5, 0.25, 2]) + 1e-6
     np.testing.assert_allclose(state[:, :4], (obs.state - means) / deviations, rtol=1e-5)
     assert not state[:, 4:].any()
@@ -176,16 +176,16 @@ def test_names_of_either_layout_are_opened() -> None:
 )
 def test_lerobots_normalisations(mode: str, values: Any, physical: float, scaled: float) -> None:
     scaler = FeatureScaler(FeatureScale(mode=mode, values=values, dim=1), CPU)
-    got = scaler.normalise(torch.tensor([physical]), 3)
+    got = scaler.normalise_feature(torch.tensor([physical]), 3)
     torch.testing.assert_close(got, torch.tensor([scaled, 0, 0]))
-    torch.testing.assert_close(scaler.restore(got), torch.tensor([physical]))
+    torch.testing.assert_close(scaler.restore_units(got), torch.tensor([physical]))
 
 
 def test_a_dimension_that_never_moves_stays_finite() -> None:
     flat = FeatureScaler(FeatureScale(mode="MIN_MAX", values=((2.0,), (2.0,)), dim=1), CPU)
-    assert flat.normalise(torch.tensor([2.0]), 1).item() == -1
+    assert flat.normalise_feature(torch.tensor([2.0]), 1).item() == -1
     z = FeatureScaler(FeatureScale(mode="MEAN_STD", values=((2.0,), (0.0,)), dim=1), CPU)
-    assert z.normalise(torch.tensor([2.0]), 1).item() == 0
+    assert z.normalise_feature(torch.tensor([2.0]), 1).item() == 0
 
 
 def test_action_dimensions_are_known_without_building(openpi: Path, saved: Path) -> None:
@@ -215,16 +215,17 @@ def test_prompts() -> None:
     assert prompt_text(" pick_up the\nRed block ") == "pick up the Red block\n"
     model = policy()
     tokenizer = model.prompts.tokenizer
-    ids = model.prompts.encode("push the red block")
+    ids = model.prompts.encode_instruction("push the red block")
     assert ids[0] == tokenizer.token_to_id("<bos>") == 2
     assert tokenizer.decode(ids) == "push the red block\n"
-    assert tokenizer.decode(model.prompts.encode("Öl über 3")) == "Öl über 3\n", "bytes for a missing piece"
-    ids, mask = model.prompts.rows(["push the red block", "pick up the blue bowl on the left"])
+    assert tokenizer.decode(model.prompts.encode_instruction("Öl über 3")) == "Öl über 3\n", "bytes for a missing piece"
+    ids, mask = model.prompts.token_rows(["push the red block", "pick up the blue bowl on the left"])
     assert mask.sum(1).tolist() == [
-        len(model.prompts.encode(text)) for text in ("push the red block", "pick up the blue bowl on the left")
+        len(model.prompts.encode_instruction(text))
+        for text in ("push the red block", "pick up the blue bowl on the left")
     ]
     assert not ids[~mask].any()
-    assert len(model.prompts.encode("block " * 100)) == 48
+    assert len(model.prompts.encode_instruction("block " * 100)) == 48
 
 
 # ------------------------------------------------------------------------------------------------- what is refused

@@ -141,13 +141,13 @@ def test_names_are_compared_before_anything_is_read(
     gone = next(iter(state))
     state["model.extra.weight"] = state.pop(gone)
     save_file(state, file)
-    monkeypatch.setattr(WeightFiles, "each", None)
+    monkeypatch.setattr(WeightFiles, "visit_tensors", None)
     refused(tmp_path, rf"missing \(1\): {gone.removeprefix('model.')}\n.*unexpected \(1\): extra.weight")
 
 
 def test_memory_is_stated_before_loading(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(networks, "free_memory", lambda device: 1000)
-    monkeypatch.setattr(WeightFiles, "each", None)
+    monkeypatch.setattr(WeightFiles, "visit_tensors", None)
     stated = r"does not fit on cpu: [\d,]+ weights as float32 need .*0.0 GiB are free; set model.dtype: bfloat16"
     refused(saved, stated)
     with pytest.raises(CheckpointError, match=f"preset tiny {stated}"):
@@ -159,7 +159,7 @@ def test_memory_of_the_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.device("meta"):
         network = empty_network(network_config(PiSizes(), FlowShape(horizon=50)))
     with pytest.raises(CheckpointError, match=r"3,501,372,176 weights as float32 need 13.0 GiB.*bfloat16 \(6.5 GiB\)"):
-        networks.allocate(network, CPU, torch.float32, "pi0")
+        networks.allocate_network(network, CPU, torch.float32, "pi0")
 
 
 def test_loaded_weights_do_not_follow_the_file(saved: Path, tmp_path: Path) -> None:

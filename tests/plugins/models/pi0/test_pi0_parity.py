@@ -18,8 +18,8 @@ from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix, empty_network
 from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.checkpoints import find_weights
-from vla_rl.toolkit.models.flow_matching import FlowSchedule, entropy, log_density
-from vla_rl.toolkit.models.networks import fill
+from vla_rl.toolkit.models.flow_matching import FlowSchedule, gaussian_entropy, log_density
+from vla_rl.toolkit.models.networks import fill_network
 
 CPU = torch.device("cpu")
 
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 def module() -> Pi0Module:
     network = empty_network(network_config(REFERENCE_SIZES, FlowShape(horizon=10, action_dim=8, state_dim=8)))
     weights = find_weights(reference("pi0", "model.safetensors").parent, open_names)
-    fill(network, weights, CPU, torch.float32, public_name=public_name)
+    fill_network(network, weights, CPU, torch.float32, public_name=public_name)
     return Pi0Module(network).eval()
 
 
@@ -46,11 +46,11 @@ class Rows:
 
     def _see(self, row: int) -> PiPrefix:
         pixels = torch.stack([self.data[f"image_{i}"][row] for i in range(3) if self.data[f"image_mask_{i}"][row]])
-        return self.module.see(pixels[None], self.data["tokens"][[row]], self.data["token_mask"][[row]])
+        return self.module.run_backbone(pixels[None], self.data["tokens"][[row]], self.data["token_mask"][[row]])
 
     def velocity(self, x: Tensor, time: Tensor) -> Tensor:
         parts = [(prefix, self.data["state"][[i]], x[[i]], time[[i]]) for i, prefix in enumerate(self.prefixes)]
-        return torch.cat([self.module.velocity(self.module.denoise(*part)) for part in parts])
+        return torch.cat([self.module.project_velocity(self.module.run_expert(*part)) for part in parts])
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_samples(data: dict[str, Tensor], rows: Rows, steps: int) -> None:
     """The times are openpi's, added up in float32."""
     schedule, x = FlowSchedule(steps, 0.5, CPU), data["noise"]
     for index in torch.arange(steps)[:, None].expand(-1, 2):
-        x = schedule.mean(x, rows.velocity(x, schedule.time[index]), index, None)
+        x = schedule.step_mean(x, rows.velocity(x, schedule.time[index]), index, None)
     assert_same_up_to(32, x, data[f"sampled_{steps}"])
 
 
@@ -116,7 +116,7 @@ def test_flow_sde_is_rlinfs(level: float) -> None:
     K, rng = 4, torch.Generator().manual_seed(0)
     x, v = torch.randn(K, 5, 3, generator=rng), torch.randn(K, 5, 3, generator=rng)
     schedule, index = FlowSchedule(K, level, CPU), torch.arange(K)
-    got = schedule.mean(x, v, index, torch.ones(K, dtype=torch.bool))
+    got = schedule.step_mean(x, v, index, torch.ones(K, dtype=torch.bool))
     grid = [1.0, 0.75, 0.5, 0.25, 0.0]
     for i, (t, d) in enumerate((t, 0.25) for t in grid[:-1]):
         s = level * math.sqrt(t / (1 - (grid[1] if t == 1 else t)))
@@ -125,7 +125,7 @@ def test_flow_sde_is_rlinfs(level: float) -> None:
         torch.testing.assert_close(got[i], mean, rtol=0, atol=1e-6)
         assert schedule.std[i] == pytest.approx(math.sqrt(d) * s, rel=1e-6)
         euler = clean * (1 - (t - d)) + noisy * (t - d)
-        torch.testing.assert_close(schedule.mean(x, v, index, None)[i], euler, rtol=0, atol=1e-6)
+        torch.testing.assert_close(schedule.step_mean(x, v, index, None)[i], euler, rtol=0, atol=1e-6)
     if level == 0.5:
         torch.testing.assert_close(schedule.std, torch.tensor([0.5, 0.4330, 0.25, 0.1443]), rtol=0, atol=1e-4)
 
@@ -136,7 +136,7 @@ def test_flow_cps_exchanges_noise_for_as_much_new_noise(level: float) -> None:
     K, rng = 4, torch.Generator().manual_seed(0)
     x, v = torch.randn(K, 5, 3, generator=rng), torch.randn(K, 5, 3, generator=rng)
     schedule, index = FlowSchedule(K, level, CPU, method="flow_cps"), torch.arange(K)
-    got, size = schedule.mean(x, v, index, torch.ones(K, dtype=torch.bool)), math.cos(math.pi * level / 2)
+    got, size = schedule.step_mean(x, v, index, torch.ones(K, dtype=torch.bool)), math.cos(math.pi * level / 2)
     for i, t in enumerate((1.0, 0.75, 0.5, 0.25)):
         clean, noisy, left = x[i] - v[i] * t, x[i] + v[i] * (1 - t), t - 0.25
         torch.testing.assert_close(got[i], clean * (1 - left) + noisy * left * size, rtol=0, atol=1e-6)
@@ -148,17 +148,17 @@ def test_flow_cps_exchanges_noise_for_as_much_new_noise(level: float) -> None:
 def test_rows_that_are_not_noisy_follow_the_ode() -> None:
     schedule, index = FlowSchedule(4, 0.5, CPU), torch.tensor([1, 1])
     x, v = torch.randn(2, 3, 2), torch.randn(2, 3, 2)
-    mean = schedule.mean(x, v, index, torch.tensor([True, False]))
-    assert torch.equal(mean[1], schedule.mean(x, v, index, None)[1])
-    assert not torch.allclose(mean[0], schedule.mean(x, v, index, None)[0])
+    mean = schedule.step_mean(x, v, index, torch.tensor([True, False]))
+    assert torch.equal(mean[1], schedule.step_mean(x, v, index, None)[1])
+    assert not torch.allclose(mean[0], schedule.step_mean(x, v, index, None)[0])
 
 
 def test_density_and_entropy() -> None:
     x, mean, std = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 0.0]), torch.tensor([2.0, 0.5, 0.0])
     normal = torch.distributions.Normal(mean[:2], std[:2])
     torch.testing.assert_close(log_density(x, mean, std)[:2], normal.log_prob(x[:2]))
-    torch.testing.assert_close(entropy(std)[:2], normal.entropy())
-    assert log_density(x, mean, std)[2] == entropy(std)[2] == 0
+    torch.testing.assert_close(gaussian_entropy(std)[:2], normal.entropy())
+    assert log_density(x, mean, std)[2] == gaussian_entropy(std)[2] == 0
 
 
 def test_public_key_layout() -> None:

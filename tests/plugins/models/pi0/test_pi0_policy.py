@@ -100,12 +100,12 @@ def test_other_batch_sizes_score_within_tolerance(method: NoiseConfig) -> None:
 
 def steps_of(model: Pi0Policy, obs: Any, chain: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Velocity and expert output at each denoising step of a chain."""
-    prefix, state = model._see(obs)
+    prefix, state = model._encode_observation(obs)
     times = [1 - i / (chain.shape[1] - 1) for i in range(chain.shape[1] - 1)]
     hidden = [
-        model.module.denoise(prefix, state, chain[:, i], torch.full((len(chain),), t)) for i, t in enumerate(times)
+        model.module.run_expert(prefix, state, chain[:, i], torch.full((len(chain),), t)) for i, t in enumerate(times)
     ]
-    return [(model.module.velocity(h), h) for h in hidden]
+    return [(model.module.project_velocity(h), h) for h in hidden]
 
 
 @torch.no_grad()
@@ -256,9 +256,9 @@ def test_padding_changes_nothing() -> None:
     model, obs = policy(), observation(4)
     chunk = model.sample_chunk(obs, noise(4), False)
     common: dict[str, Any] = {"vocab": 512, "max_length": 48, "device": torch.device("cpu")}
-    width = model.prompts.rows(obs.instructions)[0].shape[1]
+    width = model.prompts.token_rows(obs.instructions)[0].shape[1]
     model.prompts = PiPrompts(model.prompts.tokenizer, full_width=True, **common)
-    assert model.prompts.rows(obs.instructions)[0].shape[1] == 48 > width
+    assert model.prompts.token_rows(obs.instructions)[0].shape[1] == 48 > width
     torch.testing.assert_close(model.chunk_log_probs(obs, chunk).log_probs, chunk.log_probs, rtol=0, atol=2e-5)
 
 

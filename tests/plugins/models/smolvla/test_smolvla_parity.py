@@ -18,7 +18,7 @@ from vla_rl.toolkit.models.checkpoints import find_weights
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 from vla_rl.toolkit.models.flow_matching import FlowSchedule
 from vla_rl.toolkit.models.heads import PrefixValueHead
-from vla_rl.toolkit.models.networks import fill
+from vla_rl.toolkit.models.networks import fill_network
 
 CPU = torch.device("cpu")
 SIZES = SmolVLASizes(
@@ -32,7 +32,9 @@ SIZES = SmolVLASizes(
 def module() -> SmolVLAModule:
     network = empty_network(SIZES, FlowShape(horizon=10, action_dim=8, state_dim=8))
     folder = reference("smolvla", "model.safetensors").parent
-    fill(network, find_weights(folder, lambda names: {n: n.removeprefix("model.") for n in names}), CPU, torch.float32)
+    fill_network(
+        network, find_weights(folder, lambda names: {n: n.removeprefix("model.") for n in names}), CPU, torch.float32
+    )
     return SmolVLAModule(network, (10, 8), PrefixValueHead(64, (16,), None, False, 0)).eval()
 
 
@@ -50,12 +52,12 @@ class Rows:
 
     def _see(self, row: int) -> SmolVLAPrefix:
         pixels = torch.stack([self.data[f"image_{i}"][row] for i in range(2) if self.data[f"image_mask_{i}"][row]])
-        seen = self.module.look(pixels[None], self.data["tokens"][[row]], self.data["token_mask"][[row]])
-        return self.module.tell(seen, self.data["state"][[row]])
+        seen = self.module.run_backbone(pixels[None], self.data["tokens"][[row]], self.data["token_mask"][[row]])
+        return self.module.build_prefix(seen, self.data["state"][[row]])
 
     def hidden(self, x: Tensor, time: Tensor) -> Tensor:
         parts = [(prefix, self.data["state"][[i]], x[[i]], time[[i]]) for i, prefix in enumerate(self.prefixes)]
-        return torch.cat([self.module.denoise(*part) for part in parts])
+        return torch.cat([self.module.run_expert(*part) for part in parts])
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,7 @@ def test_prefix(module: SmolVLAModule, data: dict[str, Tensor], rows: Rows) -> N
     valid, wanted = data["prefix_pad"], data["prefix_out"]
     pixels = torch.stack([data["image_0"], data["image_1"]], dim=1)
     if data["image_mask_0"].all() and data["image_mask_1"].all():
-        seen = module.look(pixels, data["tokens"], data["token_mask"])
+        seen = module.run_backbone(pixels, data["tokens"], data["token_mask"])
         assert_same_up_to(16, seen.hidden[valid[:, :-1]], wanted[:, :-1][valid[:, :-1]])
     mean = (wanted * valid[..., None]).sum(1) / valid.sum(1, keepdim=True)
     assert_same_up_to(16, torch.cat([prefix.summary for prefix in rows.prefixes]), mean)
@@ -91,7 +93,7 @@ def test_prefix(module: SmolVLAModule, data: dict[str, Tensor], rows: Rows) -> N
 def test_velocity_and_loss(module: SmolVLAModule, data: dict[str, Tensor], rows: Rows) -> None:
     hidden = rows.hidden(data["x_t"], data["time"])
     assert_same_up_to(32, hidden, data["suffix_out"])
-    assert_same_up_to(32, module.velocity(hidden), data["velocity"])
+    assert_same_up_to(32, module.project_velocity(hidden), data["velocity"])
     losses = []
     for i, prefix in enumerate(rows.prefixes):
         args = (data[name][[i]] for name in ("state", "actions", "noise", "time"))
@@ -104,7 +106,7 @@ def test_velocity_and_loss(module: SmolVLAModule, data: dict[str, Tensor], rows:
 def test_samples(module: SmolVLAModule, data: dict[str, Tensor], rows: Rows, steps: int) -> None:
     schedule, x = FlowSchedule(steps, 0.5, CPU, exact=True), data["noise"]
     for index in torch.arange(steps)[:, None].expand(-1, 2):
-        x = schedule.mean(x, module.velocity(rows.hidden(x, schedule.time[index])), index, None)
+        x = schedule.step_mean(x, module.project_velocity(rows.hidden(x, schedule.time[index])), index, None)
     assert_same_up_to(32, x, data[f"sampled_{steps}"])
 
 

@@ -22,7 +22,7 @@ from vla_rl.core.types import Context
 from vla_rl.plugins.models.smolvla import plugin
 from vla_rl.plugins.models.smolvla.builder import build_policy
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
-from vla_rl.plugins.models.smolvla.folder import action_dim, check
+from vla_rl.plugins.models.smolvla.folder import action_dim, check_checkpoint
 from vla_rl.plugins.models.smolvla.policy import SmolVLAPolicy, prompt_text
 from vla_rl.testing import check_model, synthetic
 from vla_rl.toolkit.models.fitting import MismatchError
@@ -85,11 +85,11 @@ def test_all_inputs_matter() -> None:
 @torch.no_grad()
 def test_an_action_sees_those_before_it() -> None:
     model, obs = policy(), observation(2)
-    prefix, state = model._see(obs)
+    prefix, state = model._encode_observation(obs)
     x, time = torch.randn(2, CHUNK, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0.5, 0.9])
     moved = x.clone()
     moved[:, 2] += 1
-    one, two = (model.module.denoise(prefix, state, part, time) for part in (x, moved))
+    one, two = (model.module.run_expert(prefix, state, part, time) for part in (x, moved))
     apart = (one - two).abs().amax((0, 2))
     assert (apart[:2] < 1e-6).all()
     assert (apart[2:] > 1e-4).all()
@@ -122,8 +122,10 @@ def test_images_are_in_the_corner() -> None:
 def test_prompts() -> None:
     assert prompt_text("Push it\n") == prompt_text("Push it") == "Push it\n"
     model = policy()
-    assert model.prompts.tokenizer.decode(model.prompts.encode("push the red block")) == "push the red block\n"
-    assert len(model.prompts.encode("block " * 100)) == 48
+    assert (
+        model.prompts.tokenizer.decode(model.prompts.encode_instruction("push the red block")) == "push the red block\n"
+    )
+    assert len(model.prompts.encode_instruction("block " * 100)) == 48
 
 
 def test_lerobots_layout(saved: Path, tmp_path: Path) -> None:
@@ -150,7 +152,7 @@ def test_lerobots_layout(saved: Path, tmp_path: Path) -> None:
     assert (tmp_path / "policy_preprocessor.json").read_bytes() == (saved / "policy_preprocessor.json").read_bytes()
     given = SmolVLAConfig(checkpoint=str(saved))
     assert action_dim(given) == 3
-    check(given, Context(chunk=CHUNK))
+    check_checkpoint(given, Context(chunk=CHUNK))
 
 
 def refused(match: str, **config: Any) -> None:
@@ -172,7 +174,7 @@ def test_a_config_that_does_not_fit(saved: Path, tmp_path: Path, changes: dict[s
     folder = copy(saved, tmp_path / "other", **changes)
     refused(match, checkpoint=str(folder))
     with pytest.raises(Exception, match=match):
-        check(SmolVLAConfig(checkpoint=str(folder)), Context(chunk=CHUNK))
+        check_checkpoint(SmolVLAConfig(checkpoint=str(folder)), Context(chunk=CHUNK))
 
 
 def test_a_language_model_of_unknown_size(saved: Path, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from scripted_runs import one_token
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot
 from vla_rl.runtime.comm.backends import reservation
-from vla_rl.runtime.comm.backends.reservation import bundles_of, object_store, reserve
-from vla_rl.toolkit.placement.checks import checked
+from vla_rl.runtime.comm.backends.reservation import bundles_of, object_store, reserve_slots
+from vla_rl.toolkit.placement.checks import validate_plan
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -45,7 +45,7 @@ def test_a_worker_that_no_node_has_room_for_is_said_at_once():
     cluster = Cluster(cpus=8, gpus=0, memory=2**35, nodes=nodes)
     plan = Plan(slots=(Slot(roles=("sim", "policy", "learner"), cpus=6.0),))
     with pytest.raises(DoesNotFit, match="a worker needs 6 CPUs on one node, and the largest has 4"):
-        checked(plan, cluster, Job(num_envs=4, group_size=1, env="toy"))
+        validate_plan(plan, cluster, Job(num_envs=4, group_size=1, env="toy"))
 
 
 @pytest.mark.ray
@@ -55,14 +55,14 @@ def test_what_others_use_is_not_there(monkeypatch):
     with one_token():
         ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         try:
-            group, bundle_of = reserve(ray, [Slot(roles=("sim",), cpus=1.5)], 60.0)
+            group, bundle_of = reserve_slots(ray, [Slot(roles=("sim",), cpus=1.5)], 60.0)
             assert bundle_of == [0]
             message = r"workers need 1 CPU and 0 GPUs, and of the cluster's CPUs 0.5 and of its GPUs 0 are free"
             with pytest.raises(DoesNotFit, match=message):
-                reserve(ray, [Slot(roles=("policy",), cpus=1.0)], 60.0)
+                reserve_slots(ray, [Slot(roles=("policy",), cpus=1.0)], 60.0)
             ray.util.remove_placement_group(group)
             with pytest.raises(DoesNotFit, match="node 'gone' left the cluster and did not come back within 1 s"):
-                reserve(ray, [Slot(roles=("sim",), node="gone")], 60.0)
+                reserve_slots(ray, [Slot(roles=("sim",), node="gone")], 60.0)
         finally:
             ray.shutdown()
 

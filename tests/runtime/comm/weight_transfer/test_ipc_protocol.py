@@ -33,7 +33,7 @@ def one_memory(monkeypatch):
 
     SHARED.clear()
     monkeypatch.setattr(reductions, "reduce_tensor", share)
-    monkeypatch.setattr(ipc, "_opened", lambda rebuild, arguments, device: rebuild(*arguments))
+    monkeypatch.setattr(ipc, "_open_mapped_tensor", lambda rebuild, arguments, device: rebuild(*arguments))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
 
 
@@ -47,18 +47,18 @@ def test_buckets_are_used_in_turn():
     def receive(worker):
         receiver = open_receiver(transfer, worker, CPU)
         for version in (1, 2, 3):
-            receiver.wait(None)
-            received[worker, version] = dict(receiver.pairs())  # kept until the version is complete
+            receiver.wait_for_version(None)
+            received[worker, version] = dict(receiver.named_tensors())  # kept until the version is complete
 
     threads = [threading.Thread(target=receive, args=(worker,), daemon=True) for worker in (0, 1)]
     for thread in threads:
         thread.start()
     sender = open_sender(transfer, CPU, listener)
     for version in (1, 2, 3):
-        sender.send(weights(version), False)
+        sender.send_version(weights(version), False)
     for thread in threads:
         thread.join(30)
-    assert sum(memory.nbytes for memory in SHARED) == ipc.BUCKETS * layout.largest < layout.nbytes
+    assert sum(memory.nbytes for memory in SHARED) == ipc.BUCKETS * layout.largest_bytes < layout.nbytes
     assert received.keys() == {(worker, version) for worker in (0, 1) for version in (1, 2, 3)}
     for (_, version), tensors in received.items():
         assert all(torch.equal(tensors[name], tensor) for name, tensor in weights(version))

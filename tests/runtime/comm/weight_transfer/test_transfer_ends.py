@@ -14,7 +14,7 @@ from vla_rl.runtime.comm.backend import CallHung
 from vla_rl.runtime.comm.process_group import open_store
 from vla_rl.runtime.comm.weight_transfer.connect import open_receiver, open_sender
 from vla_rl.runtime.comm.weight_transfer.link import TransferLink
-from vla_rl.runtime.messages.weights import ALIGNMENT, WeightLayout, checksum
+from vla_rl.runtime.messages.weights import ALIGNMENT, WeightLayout, compute_checksum
 
 STRATEGIES = ["nccl", "host"]
 LONG = 60
@@ -29,21 +29,21 @@ def test_a_layout_cuts_weights_into_bounded_buckets():
     assert [bucket.start for bucket in layout.buckets] == ends[:-1] and ends[-1] == layout.nbytes
     assert len(layout.buckets) > 4
     assert all(bucket.nbytes <= 2**19 + ALIGNMENT or len(bucket.tensors) == 1 for bucket in layout.buckets)
-    assert layout.largest == 3 * 200_000 * 4
+    assert layout.largest_bytes == 3 * 200_000 * 4
     sizes = sum(tensor.nbytes for _, tensor in pairs)
     assert sizes <= layout.nbytes < sizes + ALIGNMENT * len(pairs)
 
 
 def test_a_layout_that_does_not_fit_names_the_parameter():
     layout = layout_of(weights(1))
-    layout.compare(weights(2))
+    layout.check_layout(weights(2))
     with pytest.raises(PluginError, match=r"'scalar' does not fit: the learner sends \[\] torch.float32, .* nothing"):
-        layout.compare(weights(1)[:-1])
+        layout.check_layout(weights(1)[:-1])
     with pytest.raises(PluginError, match=r"'new' does not fit: the learner sends nothing, .* holds \[2\]"):
-        layout.compare([*weights(1), ("new", torch.zeros(2))])
+        layout.check_layout([*weights(1), ("new", torch.zeros(2))])
     wide = [(name, torch.cat([t, t])) if name == "large" else (name, t) for name, t in weights(1)]
     with pytest.raises(PluginError, match=r"'large' .* sends \[3, 200000\] torch.float32, .* holds \[6, 200000\]"):
-        layout.compare(wide)
+        layout.check_layout(wide)
 
 
 def test_weights_that_change_their_shape_are_refused():
@@ -52,9 +52,9 @@ def test_weights_that_change_their_shape_are_refused():
     changed = weights(1)
     changed[3] = (changed[3][0], changed[3][1].float()[:4])
     with pytest.raises(PluginError, match=r"gives 'layer.3' \[4, 1\] .* at the start of the run it gave 'layer.3' \["):
-        sender.send(changed, False)
+        sender.send_version(changed, False)
     with pytest.raises(PluginError, match=r"gives nothing, and at the start of the run it gave 'scalar'"):
-        sender.send(weights(1)[:-1], False)
+        sender.send_version(weights(1)[:-1], False)
 
 
 def test_the_object_store_gets_one_array():
@@ -65,7 +65,7 @@ def test_the_object_store_gets_one_array():
     arrived = dict(pairs)
     assert arrived.keys() == checksums.keys()
     for name, tensor in weights(5):
-        assert torch.equal(arrived[name], tensor) and checksums[name] == checksum(tensor)
+        assert torch.equal(arrived[name], tensor) and checksums[name] == compute_checksum(tensor)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -137,18 +137,18 @@ def test_a_stopped_end_is_named_after_the_deadline(strategy):
 
 
 def test_an_end_that_never_comes_is_named():
-    listener, transfer = listening("nccl", WeightLayout.of([("w", torch.zeros(3))], 64), 1, 0.5)
+    listener, transfer = listening("nccl", WeightLayout.of_weights([("w", torch.zeros(3))], 64), 1, 0.5)
     with pytest.raises((CallHung, WorkerDied), match=r"weight transfer \(nccl\), connecting: policy worker 0|worker 0"):
         open_sender(transfer, CPU, listener)
 
 
 def test_signals_of_old_versions_leave_the_store():
-    listener, transfer = listening("host", WeightLayout.of([("w", torch.zeros(3))], 64), 1, 10.0)
+    listener, transfer = listening("host", WeightLayout.of_weights([("w", torch.zeros(3))], 64), 1, 10.0)
     link = TransferLink(transfer, 0, listener)
     other = open_store(transfer.address, 1, 2, None)
     for _ in range(3):
-        link.forget()
-        link.begin()
+        link.forget_signals()
+        link.begin_next_version()
         link.set_ready(0)
         link.set_ready(1)
     assert [other.check([f"{version}/{index}"]) for version in (1, 2, 3) for index in (0, 1)] == [False] * 4 + [

@@ -23,7 +23,7 @@ from vla_rl.runtime.comm.backend import CallHung
 from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.comm.weight_transfer.connect import open_receiver, open_sender
 from vla_rl.runtime.messages.requests import PolicyMode
-from vla_rl.runtime.messages.weights import verify
+from vla_rl.runtime.messages.weights import verify_checksums
 from vla_rl.runtime.start import start
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
 from vla_rl.testing import synthetic
@@ -43,7 +43,7 @@ def pair_of_models(kind=torch.float32):
 def send(sender, receiver):
     """-> checksums of a version that went from one model to another."""
     transfer = stored(layout_of(sender.weights()))
-    transfer.layout.compare(receiver.weights())
+    transfer.layout.check_layout(receiver.weights())
     pairs, checksums = pass_on(
         open_sender(transfer, CPU, None), open_receiver(transfer, 0, CPU), sender.weights(), check=True
     )
@@ -54,7 +54,7 @@ def send(sender, receiver):
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
 def test_bits_arrive_as_they_were(kind):
     sender, receiver = pair_of_models(kind)
-    verify(receiver.weights(), send(sender, receiver), 1)
+    verify_checksums(receiver.weights(), send(sender, receiver), 1)
     for (name, tensor), (other, wanted) in zip(receiver.weights(), sender.weights(), strict=True):
         assert name == other and tensor.dtype == kind and torch.equal(tensor, wanted)
 
@@ -88,7 +88,7 @@ def test_checksums_name_the_parameter_that_differs():
     wrapper.model = receiver
     checksums = send(sender, wrap("model", receiver, "linear", [("loses", wrapper)]))
     with pytest.raises(PluginError, match=r"'policy.bias' of version 4 is not what the learner sent .*check_weights"):
-        verify(receiver.weights(), checksums, 4)
+        verify_checksums(receiver.weights(), checksums, 4)
 
 
 class BreaksOff(LinearModel):
@@ -103,7 +103,7 @@ def test_a_policy_with_half_a_version_does_not_act():
     policy = PolicyWorker(TorchEngine(BreaksOff(INFO, 2)), name="linear", seed=0)
     transfer = stored(layout_of(sender.weights()))
     policy.connect_learner(transfer)
-    memory, _ = open_sender(transfer, CPU, None).send(sender.weights(), False)
+    memory, _ = open_sender(transfer, CPU, None).send_version(sender.weights(), False)
     with pytest.raises(WorkerDied, match="^the connection broke"):
         policy.load(7, memory)
     assert policy.version == 0
@@ -163,7 +163,7 @@ def test_nothing_acts_with_half_a_version(slow):
         learn(slow, LearnerInterface.behaviour_cloning_update, [step])
         weights[slow.version + 1] = weights_of(slow)
         slow.version += 1
-        slow.fleet.get_all(slow.fleet.publish(slow.version, True))
+        slow.fleet.get_all(slow.fleet.publish_weights(slow.version, True))
     rollout = played["r"]
     versions = rollout.versions[rollout.samples]
     assert len(versions.unique()) > 3

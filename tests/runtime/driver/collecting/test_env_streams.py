@@ -82,13 +82,13 @@ def segments(mode, count=4, left=()):
         for env_id in (4, 5, 6)
     ]
     for number in range(count):
-        episodes.clear()
+        episodes.clear_tickets()
         if number in left:
-            episodes.leave()
+            episodes.forget_streams()
         request = episodes.step(None, tickets)
         done = []
         while not request.done:
-            keys = (request.keys, request.episodes, request.chunks, read_stamp(request.obs).step)
+            keys = (request.noise_keys, request.episode_numbers, request.chunk_numbers, read_stamp(request.obs).step)
             assert request.obs.steps.tolist() == read_stamp(request.obs).step.tolist()
             shown += zip(*(key.tolist() for key in keys), strict=True)
             request = episodes.step(np.full((len(request.positions), 2, 2), 0.25, np.float32))

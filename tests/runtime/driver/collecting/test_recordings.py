@@ -14,7 +14,7 @@ from PIL import Image
 from scripted_runs import read_metrics, scripted_spec
 
 from vla_rl.core.errors import SpecError, UserError
-from vla_rl.core.spec.spec import component, parse_spec
+from vla_rl.core.spec.spec import make_component, parse_spec
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.driver.collecting.recordings import RecordingSchedule
 from vla_rl.runtime.start import clone, evaluate, run
@@ -139,7 +139,7 @@ def test_only_some_are_kept(runs, tmp_path):
     every = [line["success"] for _, line in rows_of(runs / "steps" / "lerobot")][:8]
     for only, most, wanted in (("failure", 2, 2), ("all", 3, 3), ("success", None, sum(every))):
         spec, folder = recorded_spec(), tmp_path / f"{only}"
-        hook = component("hook", "lerobot", folder=str(folder), only=only, max_episodes=most)
+        hook = make_component("hook", "lerobot", folder=str(folder), only=only, max_episodes=most)
         checked = evaluate(evolve(spec, model=spec.model), record=hook)
         assert checked["success"]["n"] == 8
         found = rows_of(folder) if wanted else []
@@ -148,12 +148,12 @@ def test_only_some_are_kept(runs, tmp_path):
 
 
 def test_evaluations_append(tmp_path):
-    hook = component("hook", "lerobot", folder=str(tmp_path), max_episodes=2)
+    hook = make_component("hook", "lerobot", folder=str(tmp_path), max_episodes=2)
     for _ in range(2):
         evaluate(recorded_spec(), record=hook)
     assert [line["episode_index"] for _, line in rows_of(tmp_path)] == [0, 1, 2, 3]
     with pytest.raises(UserError, match="has other rows than rows: chunks"):
-        evaluate(recorded_spec(), record=component("hook", "lerobot", folder=str(tmp_path), rows="chunks"))
+        evaluate(recorded_spec(), record=make_component("hook", "lerobot", folder=str(tmp_path), rows="chunks"))
 
 
 def test_what_cannot_be_recorded_is_refused_before_a_run(tmp_path):
@@ -183,13 +183,13 @@ def test_what_was_recorded_is_cloned(runs, tmp_path, rows):
 def test_the_first_tickets_of_a_step_are_marked():
     hook = {"what": "rollout", "every": 2, "max_episodes": 3}
     marks = RecordingSchedule(recorded_spec(hook=hook))
-    assert [[marks.next(step) for _ in range(5)] for step in (1, 2, 4)] == [
+    assert [[marks.is_next_recorded(step) for _ in range(5)] for step in (1, 2, 4)] == [
         [False] * 5,
         [True] * 3 + [False] * 2,
         [True] * 3 + [False] * 2,
     ]
-    assert all(RecordingSchedule(recorded_spec(hook={**hook, "only": "success"})).next(2) for _ in range(9))
-    assert not RecordingSchedule(recorded_spec()).next(2)
+    assert all(RecordingSchedule(recorded_spec(hook={**hook, "only": "success"})).is_next_recorded(2) for _ in range(9))
+    assert not RecordingSchedule(recorded_spec()).is_next_recorded(2)
 
 
 def test_a_spool_is_emptied():
@@ -199,7 +199,7 @@ def test_a_spool_is_emptied():
     assert spool.keys() == [(0, 0), (1, 0), (2, 0)] and spool.get((1, 0)) == {"of": 1}
     spool.put((1, 0), {"of": "the second try"})
     assert spool.get((1, 0)) == {"of": "the second try"}
-    spool.forget(1)
+    spool.forget_up_to(1)
     assert spool.keys() == [(2, 0)] and spool.get((2, 0)) == {"of": 2}
-    spool.forget(None)
+    spool.forget_up_to(None)
     assert spool._file.seek(0, 2) == 0

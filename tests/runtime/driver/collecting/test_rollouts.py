@@ -18,13 +18,13 @@ from vla_rl.core.catalogue import build
 from vla_rl.core.errors import UserError
 from vla_rl.core.run.selection import Selection
 from vla_rl.core.spec.sections import TrainSpec
-from vla_rl.core.spec.spec import SpecError, component, parse_spec
+from vla_rl.core.spec.spec import SpecError, make_component, parse_spec
 from vla_rl.core.types import Chunk, Context
 from vla_rl.plugins.engines.torch.engine import TorchEngine
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.weight_transfer.connect import open_sender
-from vla_rl.runtime.driver.collecting.assembler import assemble
-from vla_rl.runtime.driver.samples.rescoring import refreshed
+from vla_rl.runtime.driver.collecting.assembler import assemble_rollout
+from vla_rl.runtime.driver.samples.rescoring import rescore_rollout
 from vla_rl.runtime.messages.reports import TrajectoryResult
 from vla_rl.runtime.messages.requests import EnvTrajectory, PolicyMode, StepRequest
 from vla_rl.runtime.start import start
@@ -50,7 +50,7 @@ def request(obs, *, positions, numbers, versions):
 
 def learner_of(model, algorithm):
     """A learner without any others."""
-    settings = component("algorithm", algorithm).config
+    settings = make_component("algorithm", algorithm).config
     judge = build("algorithm", algorithm, settings, Context(chunk=2))
     train = TrainSpec(steps=1, lr=1e-2, micro_batch=4)
     about = {"name": "linear", "device": "cpu", "world": 1, "info": synthetic.env_info(), "acting": False}
@@ -91,7 +91,7 @@ def test_filtered_groups_are_replaced_until_enough_survive():
         kept = rollout.groups[keep].unique()
         assert len(kept) == 4 and kept.max() == rollout.groups.max(), "not one group more than that takes"
         assert torch.equal(rollout.groups[:16], plain.groups) and torch.equal(rollout.rewards[:, :16], plain.rewards)
-        Selection(made.spec).choose(rollout, keep, metrics)
+        Selection(made.spec).choose_columns(rollout, keep, metrics)
         assert metrics["groups/kept"] == 4 and metrics["groups/filtered"] == played / 4 - 4
 
 
@@ -135,9 +135,9 @@ def test_only_steps_in_a_row_count():
         rollout, _ = play(made, 1)
     selection, none, everything = Selection(spec), torch.zeros(16, dtype=torch.bool), torch.ones(16, dtype=torch.bool)
     for keep in (none, everything, none):
-        selection.choose(rollout, keep, {})
+        selection.choose_columns(rollout, keep, {})
         selection.check_progress()
-    selection.choose(rollout, none, {})
+    selection.choose_columns(rollout, none, {})
     with pytest.raises(UserError, match="2 training steps"):
         selection.check_progress()
 
@@ -216,7 +216,7 @@ def test_a_policy_acts_with_the_version_that_a_ticket_asks_for():
     assert acting(0)[0] == 0
     for version, old in ((1, 0), (2, 0), (3, 1), (4, 2)):
         donor.load_weights(at(version))
-        policy.load(version, sender.send(donor.weights(), False)[0])
+        policy.load(version, sender.send_version(donor.weights(), False)[0])
         acted, tensors = acting(old)
         assert acted == old and policy.version == version
         for (_, wanted), (_, newest), tensor, now in zip(at(old), at(version), tensors, model.weights(), strict=True):
@@ -250,7 +250,7 @@ def test_values_of_the_newest_weights_are_not_computed_twice(monkeypatch):
     def refuse(self, *arguments):
         raise AssertionError("revalued")
 
-    monkeypatch.setattr("vla_rl.runtime.workers.learner.learner.Learner.score", refuse)
+    monkeypatch.setattr("vla_rl.runtime.workers.learner.learner.Learner.score_samples", refuse)
     with runtime(algorithm={"type": "gipo"}, rollout=PPO) as made:
         advance(made, 1)
         prepared(made, play(made, 2)[0])
@@ -335,21 +335,21 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
         policy.act(ACTING, (0,), request(obs.take(rows), positions=rows, numbers=rows, versions=0 * rows - 1))
 
     act([0, 1, 2])
-    policy.load(1, sender.send(donor.weights(), False)[0])
+    policy.load(1, sender.send_version(donor.weights(), False)[0])
     act([0, 2])
     played = []
     for number, length in enumerate([2, 1, 2]):
         flags = {name: np.zeros((length, 2), bool) for name in ("terminated", "truncated")}
         light = {"rewards": np.zeros((length, 2), np.float32), "valid": np.ones((length, 2), bool), **flags}
         ended = EnvTrajectory(number=number, record=light, episodes=(), frames=None)
-        played.append((0, TrajectoryResult(env_part=ended, policy_part=policy.results([ended], False)[0])))
-    gathered = assemble(1, played, 1)
+        played.append((0, TrajectoryResult(env_part=ended, policy_part=policy.ticket_results([ended], False)[0])))
+    gathered = assemble_rollout(1, played, 1)
     recorded, none_chosen = gathered.rollout.log_probs, np.zeros(3, bool)
     learner = learner_of(donor, "grpo")
     (sample_ids,) = gathered.ids_by_worker().values()
     learner.buffer.add(0, policy.parts(np.sort(sample_ids)))
     chosen = evolve(gathered, ranks=0 * gathered.sample_ids)
-    proximal = refreshed(
+    proximal = rescore_rollout(
         Alone(learner), chosen, values=none_chosen, log_probs=~none_chosen, version=1, size=None
     ).proximal_log_probs
     assert counts == [3] and gathered.rollout.samples.sum(0).tolist() == [2, 1, 2]
@@ -357,9 +357,9 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
     tokens = policy.samples.inferences[0].inputs.extras["tokens"]
     wanted = donor.chunk_log_probs(obs, Chunk(actions=None, log_probs=None, extras={"tokens": tokens})).log_probs
     np.testing.assert_allclose(proximal[0], wanted.detach(), rtol=1e-6)
-    policy.release([0, 1])
+    policy.release_tickets([0, 1])
     assert sorted(policy.samples.tickets) == [2] and sorted(policy.samples.inferences) == [0, 1]
-    policy.release([2])
+    policy.release_tickets([2])
     assert not policy.samples.tickets and not policy.samples.inferences
 
 

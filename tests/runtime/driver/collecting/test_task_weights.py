@@ -41,48 +41,48 @@ def episode(number: int, task: str, success: bool) -> Episode:
 
 def test_a_task_weighs_its_failures_in_the_window_plus_smoothing():
     windows = TaskWeighting(["a", "b"], window=3, smoothing=0.5)
-    assert windows.weights(1, 0) == {"a": 0.5, "b": 0.5}
-    windows.record(1, [episode(0, "a", False), episode(1, "a", False), episode(2, "b", True)])
-    assert windows.weights(2, 3) == {"a": 2.5, "b": 0.5}
-    windows.record(2, [episode(0, "a", True), episode(1, "a", True), episode(2, "b", False)])
-    assert windows.weights(3, 6) == {"a": 1.5, "b": 1.5}, "the first failure of a left its window of 3"
+    assert windows.group_weights(1, 0) == {"a": 0.5, "b": 0.5}
+    windows.record_step_outcomes(1, [episode(0, "a", False), episode(1, "a", False), episode(2, "b", True)])
+    assert windows.group_weights(2, 3) == {"a": 2.5, "b": 0.5}
+    windows.record_step_outcomes(2, [episode(0, "a", True), episode(1, "a", True), episode(2, "b", False)])
+    assert windows.group_weights(3, 6) == {"a": 1.5, "b": 1.5}, "the first failure of a left its window of 3"
 
 
 def test_the_last_outcomes_of_a_rollout_are_the_same_under_any_placement():
     episodes = [episode(number, "a", number % 2 == 1) for number in range(4)]
     for order in (episodes, episodes[::-1]):
         windows = TaskWeighting(["a"], window=1, smoothing=1.0)
-        windows.record(1, order)
-        assert windows.weights(2, 4) == {"a": 1.0}
+        windows.record_step_outcomes(1, order)
+        assert windows.group_weights(2, 4) == {"a": 1.0}
 
 
 def test_a_step_that_is_played_again_finds_its_weights(tmp_path):
     windows = TaskWeighting(["a"], window=2, smoothing=1.0)
     for step, success in ((1, False), (2, True), (3, True)):
-        before = windows.weights(step, step)
-        windows.record(step, [episode(0, "a", success)])
+        before = windows.group_weights(step, step)
+        windows.record_step_outcomes(step, [episode(0, "a", success)])
     windows.save(tmp_path / "tasks.json")
     again, after = (TaskWeighting(["a"], window=2, smoothing=1.0) for _ in range(2))
     for other in (again, after):
         other.load(tmp_path / "tasks.json")
-    assert again.weights(3, 3) == before == {"a": 2.0}, "stopped before step 3 was trained on"
-    assert after.weights(4, 4) == windows.weights(4, 4) == {"a": 1.0}
+    assert again.group_weights(3, 3) == before == {"a": 2.0}, "stopped before step 3 was trained on"
+    assert after.group_weights(4, 4) == windows.group_weights(4, 4) == {"a": 1.0}
     fresh = TaskWeighting(["a"], window=2, smoothing=1.0)
     fresh.load(tmp_path / "none.json")
-    assert fresh.weights(4, 4) == {"a": 1.0}
+    assert fresh.group_weights(4, 4) == {"a": 1.0}
 
 
 def test_what_was_issued_keeps_its_weights(tmp_path):
     """Tickets of two steps are issued at once; those that are issued again, after a stop, start where they started."""
     windows = TaskWeighting(["a"], window=9, smoothing=1.0, ahead=1)
-    first = [windows.weights(1, group) for group in range(4)]
-    windows.record(1, [episode(0, "a", False), episode(1, "a", False)])
-    second = [windows.weights(2, group) for group in (4, 5)]
+    first = [windows.group_weights(1, group) for group in range(4)]
+    windows.record_step_outcomes(1, [episode(0, "a", False), episode(1, "a", False)])
+    second = [windows.group_weights(2, group) for group in (4, 5)]
     assert first == [{"a": 1.0}] * 4 and second == [{"a": 3.0}] * 2
     windows.save(tmp_path / "tasks.json")
     again = TaskWeighting(["a"], window=9, smoothing=1.0, ahead=1)
     again.load(tmp_path / "tasks.json")
-    assert [again.weights(2, group) for group in range(2, 6)] == [*first[2:], *second]
+    assert [again.group_weights(2, group) for group in range(2, 6)] == [*first[2:], *second]
 
 
 # -------------------------------------------------------------------------------------------------------- runs

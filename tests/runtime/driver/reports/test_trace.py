@@ -14,7 +14,7 @@ from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.comm import tracing
 from vla_rl.runtime.comm.tracing import CallRecorder, Event
 from vla_rl.runtime.driver.reports import trace as module
-from vla_rl.runtime.driver.reports.trace import Segment, Trace, causes, waits
+from vla_rl.runtime.driver.reports.trace import Segment, Trace, find_causes, find_gaps
 from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
 from vla_rl.runtime.start import run
 
@@ -52,8 +52,8 @@ def test_recorder_keeps_lanes_and_counts_what_it_drops(monkeypatch):
     act, step, load = call("policy", 0.5, 0.6, "act", (0, 1)), call("sim", 0.6, 0.7), call("policy", 0.7, 0.8, "load")
     for event in (act, step, load):
         recorder.add(event)
-    assert recorder.drain() == ([step, load], 1)
-    assert recorder.drain() == ([], 0)
+    assert recorder.drain_events() == ([step, load], 1)
+    assert recorder.drain_events() == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_recorder_keeps_lanes_and_counts_what_it_drops(monkeypatch):
     ],
 )
 def test_an_idle_role_waits_for_its_supplier_first(role, busy, expected):
-    assert causes((0, role), [(i + 1, other) for i, other in enumerate(busy)]) == expected
+    assert find_causes((0, role), [(i + 1, other) for i, other in enumerate(busy)]) == expected
 
 
 def test_usage_adds_up(monkeypatch):
@@ -78,8 +78,8 @@ def test_usage_adds_up(monkeypatch):
         1: ([call("policy", 3, 5, "act")], 0),
         2: ([call("learner", 7, 9, "update", None)], 0),
     }
-    trace.add("training", 1, 100, drained)
-    roles = trace.roles()
+    trace.add_events("training", 1, 100, drained)
+    roles = trace.role_shares()
     assert roles["sim"] == {
         "workers": 1,
         "busy": 0.4,
@@ -89,14 +89,14 @@ def test_usage_adds_up(monkeypatch):
     assert roles["policy"]["waits_for"] == {"sim": 0.4, "policy": 0.0, "learner": 0.2, "messages": 0.2}
     assert roles["learner"]["waits_for"] == {"sim": 0.4, "policy": 0.2, "learner": 0.0, "messages": 0.2}
     assert roles["learner"]["bubbles"] == 0.0
-    trace.add("evaluation", 1, 100, {0: ([call("sim", 10, 10)], 0)})
-    assert trace.roles() == roles, "evaluations are not training"
+    trace.add_events("evaluation", 1, 100, {0: ([call("sim", 10, 10)], 0)})
+    assert trace.role_shares() == roles, "evaluations are not training"
 
 
 def test_gaps_name_whom_they_wait_for():
     tracks = {(0, "sim"): [call("sim", 0, 3), call("sim", 6, 7)], (1, "policy"): [call("policy", 3.5, 6, "act")]}
     segment = Segment(kind="training", step=1, begin=0.0, end=8.0, env_steps=0, tracks=tracks)
-    found = {(track, start, end): parts for track, start, end, parts in waits(segment)}
+    found = {(track, start, end): parts for track, start, end, parts in find_gaps(segment)}
     assert found[(0, "sim"), 3.0, 6.0] == {"messages": 0.5, "policy": 2.5}
     assert found[(1, "policy"), 0.0, 3.5] == {"sim": 3.0, "messages": 0.5}
     assert set(found) == {
@@ -116,7 +116,7 @@ def test_clocks_of_other_machines_are_brought_to_the_drivers(monkeypatch):
         return now.t
 
     monkeypatch.setattr(tracing, "monotonic", monotonic)
-    monkeypatch.setattr(tracing, "clock", lambda: ("here", monotonic()))
+    monkeypatch.setattr(tracing, "read_machine_clock", lambda: ("here", monotonic()))
 
     assert tracing.clock_ahead(lambda: ("here", now.t)) == 0.0
     ahead = tracing.clock_ahead(lambda: ("there", now.t + 0.125 + 500.0))
@@ -124,7 +124,7 @@ def test_clocks_of_other_machines_are_brought_to_the_drivers(monkeypatch):
 
     trace = Trace([assigned(0, "sim"), assigned(1, "policy")])
     trace.clock_offsets = {0: 0.0, 1: ahead}
-    trace.add("training", 1, 0, {0: ([call("sim", 11, 12)], 0), 1: ([call("policy", 512, 513)], 0)})
+    trace.add_events("training", 1, 0, {0: ([call("sim", 11, 12)], 0), 1: ([call("policy", 512, 513)], 0)})
     tracks = trace.segments[0].tracks
     assert tracks[0, "sim"][0][3:5] == (11.0, 12.0)
     assert tracks[1, "policy"][0][3:5] == (12.0, 13.0)
@@ -134,15 +134,17 @@ def test_the_file_is_bounded(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "KEPT_EVENTS", 10)
     trace = trace_of([assigned(0, "sim")], monkeypatch, (0.0, 100.0))
     for step in range(5):
-        trace.add("training", step, step, {0: ([call("sim", 10 * step + i, 10 * step + i + 0.5) for i in range(4)], 0)})
+        trace.add_events(
+            "training", step, step, {0: ([call("sim", 10 * step + i, 10 * step + i + 0.5) for i in range(4)], 0)}
+        )
     assert [segment.step for segment in trace.segments] == [3, 4]
-    assert trace.roles()["sim"]["busy"] == pytest.approx(0.1), "of all five iterations"
-    trace.add("training", 5, 5, {0: ([call("sim", 50 + i, 50 + i + 0.5) for i in range(40)], 3)})
-    assert sum(segment.size for segment in trace.segments) <= 10
+    assert trace.role_shares()["sim"]["busy"] == pytest.approx(0.1), "of all five iterations"
+    trace.add_events("training", 5, 5, {0: ([call("sim", 50 + i, 50 + i + 0.5) for i in range(40)], 3)})
+    assert sum(segment.event_count for segment in trace.segments) <= 10
     left = trace.segments[-1]
     assert left.begin == left.tracks[0, "sim"][0][3] - 0.5, "only its end"
     assert left.tracks[0, "sim"][-1][3] == 89.0
-    trace.write(tmp_path, final=True)
+    trace.write_file(tmp_path, final=True)
     assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["dropped_events"] == 3
 
 
@@ -150,11 +152,11 @@ def test_writing_takes_a_hundredth_of_the_run_at_most(monkeypatch, tmp_path):
     trace = trace_of([assigned(0, "sim")], monkeypatch)
     times = iter([100.0, 102.0, 300.0, 303.0, 305.0])
     monkeypatch.setattr(module, "monotonic", lambda: next(times))
-    trace.write(tmp_path)  # from 100 to 102: took 2 s
+    trace.write_file(tmp_path)  # from 100 to 102: took 2 s
     (tmp_path / "trace.json").unlink()
-    trace.write(tmp_path)  # at 300, 198 s later
+    trace.write_file(tmp_path)  # at 300, 198 s later
     assert not (tmp_path / "trace.json").exists()
-    trace.write(tmp_path, final=True)
+    trace.write_file(tmp_path, final=True)
     assert (tmp_path / "trace.json").exists()
 
 

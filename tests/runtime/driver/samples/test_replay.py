@@ -57,12 +57,12 @@ def played_out(section, *, steps=40, per_step=6, seed=0):
     for step in range(steps):
         new = range(first, first + int(rng.integers(0, per_step + 1)))
         first += per_step
-        gone = replay.expire(step)
+        gone = replay.drop_expired(step)
         if not new:
             assert not set(gone) & set(replay.groups)
             continue
-        again = replay.choose(step, len(new))
-        assert again == sorted(set(again)) == replay.choose(step, len(new)) and not set(again) & set(new)
+        again = replay.choose_groups(step, len(new))
+        assert again == sorted(set(again)) == replay.choose_groups(step, len(new)) and not set(again) & set(new)
         born |= dict.fromkeys(new, step - int(rng.integers(0, 2)))
         ages += [step - born[group] for group in again]
         uses.update([*again, *new])
@@ -103,7 +103,7 @@ def test_draws_are_keyed_by_seed_and_step():
     def drawn(seed, step):
         replay = ReplayIndex(section, section.capacity or (section.uses - 1) * 6, seed)
         replay.record_use([], dict.fromkeys(range(60), 0))
-        return replay.choose(step, 6)
+        return replay.choose_groups(step, 6)
 
     assert drawn(0, 3) == drawn(0, 3) and len({tuple(drawn(seed, step)) for seed in (0, 1) for step in (3, 4)}) == 4
 
@@ -170,12 +170,14 @@ def test_values_are_those_of_the_critic_at_each_use(algorithm):
             name: np.stack([again[g].sample_ids[:, 0] for g in range(8)], 1)[steps, columns] for name in ["sample_ids"]
         }
         workers = np.zeros(len(steps), np.int64)
-        heavy = learner.buffer.inputs(workers, named["sample_ids"]).take(np.arange(len(steps)))
+        heavy = learner.buffer.find_inputs(workers, named["sample_ids"]).take(np.arange(len(steps)))
         torch.testing.assert_close(whole.values[steps, columns], critic.values(heavy.obs))
         assert not torch.allclose(whole.values[:, :8], first.values, atol=1e-4)
         ended = np.stack([again[g].ended[:, 0] for g in range(8)], 1)[steps, columns]
         assert ended.any() and not ended.all()
-        finals = learner.buffer.finals(workers[ended], named["sample_ids"][ended]).take(np.arange(int(ended.sum())))
+        finals = learner.buffer.find_finals(workers[ended], named["sample_ids"][ended]).take(
+            np.arange(int(ended.sum()))
+        )
         ends = whole.next_values[steps, columns]
         torch.testing.assert_close(ends[ended], critic.values(finals)[:, 0])
         assert not ends[~ended].any() and not torch.allclose(ends[ended], first.next_values[steps, columns][ended])
@@ -204,13 +206,15 @@ def test_nothing_is_left_of_what_is_not_trained_on():
         learner = made.fleet.learners[0]
         assert (
             made.fleet.get(
-                learner.call(LearnerInterface.release, made.samples.router.replay.batches[12].ids_by_worker())
+                learner.call(LearnerInterface.release_samples, made.samples.router.replay.batches[12].ids_by_worker())
             )
             > 0
         )
         for group in (13, 14):
             left = made.fleet.get(
-                learner.call(LearnerInterface.release, made.samples.router.replay.batches[group].ids_by_worker())
+                learner.call(
+                    LearnerInterface.release_samples, made.samples.router.replay.batches[group].ids_by_worker()
+                )
             )
         assert left == 0 == lies_there(made)
 
@@ -304,7 +308,7 @@ def test_memory_is_known_before_the_first_ticket():
         )
     )
     sample = 2 * 224 * 224 * 3 + 4 * 8
-    assert RunShape.of(spec).groups_held == 2 * 512 + 2 * 512
+    assert RunShape.from_spec(spec).groups_held == 2 * 512 + 2 * 512
     assert trajectory_bytes(spec, info, sample) == 49 * sample == pytest.approx(14.7e6, rel=0.01)
     plan = Plan(slots=(Slot(roles=("sim", "policy")), Slot(roles=("learner",)), Slot(roles=("learner",))))
     enough = 2048 * 49 * sample
@@ -320,7 +324,7 @@ def test_memory_is_known_before_the_first_ticket():
 
 
 def test_a_run_that_does_not_fit_ends_before_it_plays(train, monkeypatch):
-    monkeypatch.setattr(LocalBackend, "cluster", lambda self: Cluster(cpus=2, gpus=0, memory=5000))
+    monkeypatch.setattr(LocalBackend, "cluster_resources", lambda self: Cluster(cpus=2, gpus=0, memory=5000))
     with pytest.raises(UserError, match="32 trajectories may be on the learners at once"):
         train(**GIPO, **replaying(2), eval=SHORT)
     train("once", **GIPO, eval=SHORT, train={"steps": 1})

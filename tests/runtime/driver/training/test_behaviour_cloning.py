@@ -106,7 +106,7 @@ def test_recorded_demonstrations(tmp_path, backend):
 def test_ranks_share_every_epoch_out():
     samples = [np.arange(0, 11, 2), np.arange(1, 11, 2)]
     imitation = ImitationTrainer(None, [Epochs(0, "imitation", rank, samples[rank], 3, 2) for rank in (0, 1)], {})
-    steps = [imitation.split(step, 0.1) for step in range(1, 2 * imitation.steps_per_epoch + 1)]
+    steps = [imitation.split_step(step, 0.1) for step in range(1, 2 * imitation.steps_per_epoch + 1)]
     for epoch in (steps[: imitation.steps_per_epoch], steps[imitation.steps_per_epoch :]):
         assert sorted(int(i) for shares in epoch for share in shares for i in share.indices) == list(range(11))
     assert all(shares[0].total == sum(len(s.indices) for s in shares) <= 6 for shares in steps)
@@ -168,7 +168,7 @@ def test_data_of_other_shapes_is_refused_before_there_is_a_model(tmp_path, chang
 
 def counts_of_sets(order, sizes, steps):
     """Samples of each data set in the first steps of an order. `sizes`: samples of each data set."""
-    indices = np.concatenate([order.batch(step) for step in range(1, steps + 1)])
+    indices = np.concatenate([order.batch_indices(step) for step in range(1, steps + 1)])
     return np.bincount(np.searchsorted(np.cumsum(sizes), indices, side="right"), minlength=len(sizes)), indices
 
 
@@ -185,7 +185,9 @@ def test_data_sets_are_mixed_by_their_weights(weights):
     for epoch in range(3):
         assert sorted(first_set[epoch * 50 : (epoch + 1) * 50]) == list(range(50))
     assert not np.array_equal(first_set[:50], first_set[50:100])
-    assert np.array_equal(Mixture(0, "imitation", 0, samples, weights, 16).batch(1234), order.batch(1234))
+    assert np.array_equal(
+        Mixture(0, "imitation", 0, samples, weights, 16).batch_indices(1234), order.batch_indices(1234)
+    )
     assert order.steps_per_epoch == round(50 / (16 * 0.7))
 
 

@@ -91,7 +91,7 @@ def same(folder, other, names=("whole", "streamed"), tolerance=2e-6):
     for found, expected_line in zip(other, read_metrics(folder / names[0]), strict=True):
         repeats = found.pop("eval/repeats", None), expected_line.pop("eval/repeats", None)
         line, wanted = (
-            {k: v for k, v in of.items() if k not in AHEAD and "/age_" not in k} for of in (found, expected_line)
+            {k: v for k, v in of.items() if k not in AHEAD and "/policy_lag_" not in k} for of in (found, expected_line)
         )
         shares = [metrics.pop("update/weights_changed", 0.0) for metrics in (line, wanted)]
         # A weight whose gradient is rounding alone may move in one of the runs.
@@ -380,7 +380,7 @@ def test_a_part_that_fails_leaves_no_trace(piecemeal, algorithm, error, message)
         assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(runtime).items())
         assert any(p.grad is not None for p in learner.trained.parameters.values())
         learner.trainers.collected._component._algorithm._component.calls = 10**6
-        runtime.samples.strategy.finish(True)
+        runtime.samples.strategy.finish_update(True)
         piecemeal.held.clear()
         runtime.flow = flow_of(runtime.spec, State(tickets=Ledger(first=16)))
         advance(runtime, 2)

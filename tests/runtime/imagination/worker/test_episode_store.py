@@ -62,9 +62,9 @@ def shown(windows) -> list[list[int]]:
 
 def test_windows_repeat_the_first_and_the_last_frame(tmp_path):
     made = make(tmp_path, count=2)
-    ids = np.array([s.id for s in made.starts("any")])
+    ids = np.array([s.id for s in made.start_windows("any")])
     assert len(ids) == 6 and ids[:3].tolist() == [0, 1, 2] and ids[3] == SHAPE.longest
-    windows = made.windows(ids[3:], history=3, rollout=2)
+    windows = made.read_windows(ids[3:], history=3, rollout=2)
     assert shown(windows) == [[0, 0, 0, 1, 2], [0, 0, 1, 2, 3], [0, 1, 2, 3, 3]]
     assert (windows.images["top"][..., 0] == 1).all(), "all of the second episode"
     assert windows.first.tolist() == [-2, -1, 0]
@@ -80,13 +80,13 @@ def test_windows_repeat_the_first_and_the_last_frame(tmp_path):
     assert windows.state[:, :, 0].tolist() == [[1, 1, 1, 2, 3], [1, 1, 2, 3, 4], [1, 2, 3, 4, 4]]
     assert windows.states.tolist() == [101] * 3 and windows.seeds.tolist() == [7] * 3
     assert windows.instructions == ("reach 1",) * 3
-    assert [s.id for s in made.starts("first")] == [0, SHAPE.longest]
+    assert [s.id for s in made.start_windows("first")] == [0, SHAPE.longest]
 
 
 def test_an_episode_shorter_than_the_one_before_in_its_slot(tmp_path):
     made = make(tmp_path, capacity=1, spare=0)
     made.add([episode(0, 4), episode(1, 2)])
-    windows = made.windows(np.array([SHAPE.longest]), history=1, rollout=4)
+    windows = made.read_windows(np.array([SHAPE.longest]), history=1, rollout=4)
     assert shown(windows) == [[0, 1, 2, 2, 2]] and (windows.images["top"][..., 0] == 1).all()
     assert windows.executed.any(-1).tolist() == [[True, True, False, False]]
 
@@ -97,9 +97,9 @@ def test_a_fifth_of_the_episodes_is_held_out_by_identity_alone(tmp_path):
     assert [is_held_out(3, n, 0.2) for n in range(8)] == [is_held_out(3, n, 0.2) for n in range(8)]
     assert {is_held_out(3, n, 0.2) for n in range(40)} == {True, False}, "not by the state only"
     made = make(tmp_path, capacity=40, held_out=0.2, count=40)
-    held = {s.id // SHAPE.longest for s in made.starts("any", held_out=True)}
+    held = {s.id // SHAPE.longest for s in made.start_windows("any", held_out=True)}
     assert held == {n for n in range(40) if is_held_out(100 + n, n, 0.2)} != set()
-    assert held.isdisjoint(s.id // SHAPE.longest for s in made.starts("any"))
+    assert held.isdisjoint(s.id // SHAPE.longest for s in made.start_windows("any"))
     drawn = made.draw(300, history=1, rollout=1, seed=0, number=0)
     assert held.isdisjoint((drawn.states - 100).tolist())
 
@@ -116,9 +116,9 @@ def test_draws_are_keyed_and_favour_new_episodes(tmp_path):
 
 def test_the_oldest_are_forgotten_and_asking_for_them_is_an_error(tmp_path):
     made = make(tmp_path, capacity=3, count=5)
-    assert len(made) == 3 and [s.id // SHAPE.longest for s in made.starts("first")] == [2, 3, 4]
+    assert len(made) == 3 and [s.id // SHAPE.longest for s in made.start_windows("first")] == [2, 3, 4]
     with pytest.raises(UserError, match=r"episode 1 is not in the recorder \(any more\)"):
-        made.windows(np.array([SHAPE.longest]), history=1)
+        made.read_windows(np.array([SHAPE.longest]), history=1)
 
 
 def test_slots_that_a_checkpoint_names_are_not_written_to(tmp_path):
@@ -133,7 +133,7 @@ def test_slots_that_a_checkpoint_names_are_not_written_to(tmp_path):
         made.add([episode(5)])  # the checkpoint before is still the one that would be resumed
     again = make(tmp_path, capacity=3, spare=2)
     again.index.load_state(index)
-    windows = again.windows(np.array([s.id for s in again.starts("first")]), history=1)
+    windows = again.read_windows(np.array([s.id for s in again.start_windows("first")]), history=1)
     assert windows.images["top"][:, 0, 0, 0, 0].tolist() == [0, 1, 2]
     made.index.saved()
     made.add([episode(5)])

@@ -12,7 +12,7 @@ from recorded_episodes import CHUNK, STEPS, recorder, recordings, tabletop
 from vla_rl import Context, Noise, NotOffered, Observation, UserError, Windows, WorldModel, build, load, wrap
 from vla_rl.runtime.imagination.worker.imagined_env import ImaginedEnv
 from vla_rl.testing import check_env, check_world_model
-from vla_rl.toolkit.world_models.measures import measure, thresholds_met
+from vla_rl.toolkit.world_models.measures import measure_quality, thresholds_met
 
 
 def oracle(num_envs: int = 8, history: int = STEPS + 1, chunk: int = CHUNK) -> WorldModel:
@@ -43,10 +43,10 @@ def test_it_keeps_to_the_contract_of_a_simulator(recorded) -> None:
 def test_with_the_oracle_it_continues_as_the_simulator_does(recorded) -> None:
     """Recorded episodes, played again from each of their chunks on."""
     history = STEPS // CHUNK + 1
-    starts = recorded.starts("any")
+    starts = recorded.start_windows("any")
     ids = np.array([state.id for state in starts])
     env = imagination(recorded, oracle(16, history), len(ids))
-    windows = recorded.windows(ids, history=history, rollout=1)
+    windows = recorded.read_windows(ids, history=history, rollout=1)
     env.reset(np.arange(len(ids)), ids, np.zeros(len(ids), np.int64))
     result = env.chunk_step(windows.actions[:, -1], np.ones(len(ids), bool), True)
     for camera, frames in windows.images.items():
@@ -61,8 +61,8 @@ def test_with_the_oracle_it_continues_as_the_simulator_does(recorded) -> None:
 
 def test_the_oracle_opens_all_gates(recorded) -> None:
     model = oracle(16, history=5)
-    ids = np.array([state.id for state in recorded.starts("first")])
-    found = measure(model, recorded.windows(ids, history=5, rollout=4))
+    ids = np.array([state.id for state in recorded.start_windows("first")])
+    found = measure_quality(model, recorded.read_windows(ids, history=5, rollout=4))
     assert found["psnr/1"] == found["changed_psnr/3"] == np.inf and found["state_mae/2"] == 0
     assert found["outcome_auc"] == found["outcome_auc_imagined"] == found["replay_auc"] == 1
     assert found["action_error"] == 0 and all(thresholds_met(found).values())
@@ -70,13 +70,13 @@ def test_the_oracle_opens_all_gates(recorded) -> None:
 
 def test_the_oracle_keeps_to_the_contract_of_a_world_model(recorded) -> None:
     model = oracle(3, history=3)
-    ids = np.array([state.id for state in recorded.starts("first")][:5])
-    check_world_model(model, env=tabletop(1).info, windows=recorded.windows(ids, history=3, rollout=2))
+    ids = np.array([state.id for state in recorded.start_windows("first")][:5])
+    check_world_model(model, env=tabletop(1).info, windows=recorded.read_windows(ids, history=3, rollout=2))
 
 
 def test_the_oracle_says_when_it_lacks_the_beginning(recorded) -> None:
-    late = [state.id for state in recorded.starts("any") if state.id % recorded.shape.longest == 2][:1]
-    windows = recorded.windows(np.array(late), history=2)
+    late = [state.id for state in recorded.start_windows("any") if state.id % recorded.shape.longest == 2][:1]
+    windows = recorded.read_windows(np.array(late), history=2)
     with pytest.raises(UserError, match=r"history 2 lack the first 1; set its `history`"):
         oracle(history=2).imagine(windows, np.zeros((1, CHUNK, 3), np.float32), None)
 
@@ -179,7 +179,7 @@ def test_a_trajectory_that_broke_is_tried_again_with_other_noise_and_not_for_eve
     with pytest.raises(UserError, match=r"not finite 3 times in one trajectory, .*lower learning rate"):
         env.chunk_step(ACTIONS, np.ones(3, bool), True)
     assert [len(set(of_env)) for of_env in zip(*drawn, strict=True)] == [1, 3, 1], "the others are drawn as before"
-    env.refresh()
+    env.refresh_starts()
     begin(env)
     env.chunk_step(ACTIONS, np.ones(3, bool), True)
     assert drawn[-1] == drawn[0], "in the next step it counts from 0 again"
@@ -190,7 +190,7 @@ def test_what_is_recorded_meanwhile_is_started_from_after_refresh(tmp_path) -> N
     env = imagination(small, Scripted(CONTINUES), start="first")
     small.add(recordings(4, tabletop(4), small.shape.longest))
     assert len(env.reset_states("train")) == 8, "a step starts from the episodes available at its beginning"
-    env.refresh()
+    env.refresh_starts()
     assert [state.id // small.shape.longest for state in env.reset_states("train")] == list(range(12))
 
 
@@ -215,7 +215,7 @@ def test_a_fitted_model_plays_the_same_whatever_the_envs(recorded) -> None:
         batch = recorded.draw(8, history=model.history, rollout=2, seed=0, number=number)
         losses = model.fit(batch, Noise(0, "fit", range(8), [0] * 8, [number] * 8))
         assert all(np.isfinite(value) for value in losses.values())
-    ids = [state.id for state in recorded.starts("any")][:4]
+    ids = [state.id for state in recorded.start_windows("any")][:4]
     actions = np.linspace(-1, 1, 4 * CHUNK * 3, dtype=np.float32).reshape(4, CHUNK, 3)
     seen = []
     for order in ([0, 1, 2, 3], [2, 0, 3, 1]):

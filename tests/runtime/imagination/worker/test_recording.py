@@ -46,14 +46,15 @@ def played(env) -> tuple[dict[int, RecordedEpisode], dict[int, EnvTrajectory], d
     finished, seen = {}, {}
     while not request.done:
         images = request.obs.numpy().images["overhead"]
-        for env_id, (number, chunk) in enumerate(zip(request.numbers, request.chunks, strict=True)):
+        for env_id, (number, chunk) in enumerate(zip(request.ticket_numbers, request.chunk_numbers, strict=True)):
             seen[int(number), int(chunk)] = np.array(images[env_id])
         noise = [
             generator(0, "disturbed", int(n), 0, int(c)).standard_normal((CHUNK, 3))
-            for n, c in zip(request.numbers, request.chunks, strict=True)
+            for n, c in zip(request.ticket_numbers, request.chunk_numbers, strict=True)
         ]
         actions = (
-            to_numpy(env.expert_chunk())[request.positions] + np.stack(noise) * (request.numbers % 2)[:, None, None]
+            to_numpy(env.expert_chunk())[request.positions]
+            + np.stack(noise) * (request.ticket_numbers % 2)[:, None, None]
         )
         request = episodes.step(np.clip(actions, -1, 1).astype(np.float32))
         finished |= {ticket.number: ticket for ticket in request.finished}
@@ -94,6 +95,6 @@ def test_of_an_env_that_broke_only_the_episode_that_counts_is_recorded() -> None
 def test_episodes_of_later_steps_wait_for_theirs() -> None:
     recordings, made = WorldModelRecordings(), played(tabletop(4))[0]
     recordings.ended.update({number: made[number] for number in sorted(made, reverse=True)})
-    assert [episode.number for episode in recordings.take(5)] == [0, 1, 2, 3, 4, 5]
-    assert [episode.number for episode in recordings.take(TICKETS)] == [6, 7, 8]
-    assert not recordings.take(TICKETS)
+    assert [episode.number for episode in recordings.take_episodes(5)] == [0, 1, 2, 3, 4, 5]
+    assert [episode.number for episode in recordings.take_episodes(TICKETS)] == [6, 7, 8]
+    assert not recordings.take_episodes(TICKETS)

@@ -15,7 +15,7 @@ from vla_rl.runtime.start import run
 from vla_rl.runtime.workers.env import closing
 from vla_rl.toolkit.envs.env_process import EnvProcess, Inline
 from vla_rl.toolkit.envs.single_env import SingleEnv, View
-from vla_rl.toolkit.processes import limited
+from vla_rl.toolkit.processes import limit_time
 
 UNCLOSABLE = str(Path(__file__).with_name("unclosable.py"))
 
@@ -60,7 +60,7 @@ def test_an_alarm_of_another_owner_continues():
     before = signal.signal(signal.SIGALRM, lambda *_: heard.append(1))
     theirs = signal.setitimer(signal.ITIMER_REAL, 0.3)
     try:
-        with pytest.raises(TimeoutError), limited(0.05):
+        with pytest.raises(TimeoutError), limit_time(0.05):
             time.sleep(60)
         assert not heard
         time.sleep(0.5)
@@ -91,10 +91,10 @@ def test_envs_of_this_process_are_all_closed(caplog):
             raise OSError(f"window {self.number} is gone")
 
     process = EnvProcess(env_ids=range(2), first=4, make=Stuck, process_type=Inline, chunk=1)
-    process.start()
-    process.send("reset", {0: (0, 0), 1: (0, 0)})
-    process.receive(1.0, 1.0)
+    process.start_process()
+    process.send_requests("reset", {0: (0, 0), 1: (0, 0)})
+    process.receive_answers(1.0, 1.0)
     process.discard()
     assert sorted(closed) == [4, 5]
-    assert not process.runs
+    assert not process.is_running
     assert re.search(r"envs 4 to 5: close failed \(.*test_closing.py:\d+\): window [45] is gone", caplog.text)

@@ -233,7 +233,7 @@ def test_an_env_that_is_rebuilt_in_vain_gets_another_process(tmp_path):
 
 @pytest.mark.parametrize(("num_envs", "each", "expected"), [(5, 2, [1, 2, 2]), (4, 1, [1] * 4), (3, 8, [3])])
 def test_envs_are_spread_evenly(num_envs, each, expected):
-    shares = Processes(envs_per_process=each).shares(num_envs)
+    shares = Processes(envs_per_process=each).split_envs(num_envs)
     assert [len(share) for share in shares] == expected
     assert [env_id for share in shares for env_id in share] == list(range(num_envs))
 
@@ -241,4 +241,4 @@ def test_envs_are_spread_evenly(num_envs, each, expected):
 def test_envs_that_share_a_process_cannot_get_a_fresh_one():
     with pytest.raises(ValueError, match="also give envs_per_process: 1"):
         Processes(envs_per_process=None, recycle_mib=4000)
-    assert len(Processes(envs_per_process=None).shares(100)) == len(os.sched_getaffinity(0))
+    assert len(Processes(envs_per_process=None).split_envs(100)) == len(os.sched_getaffinity(0))

@@ -98,8 +98,8 @@ def test_auto_reset_starts_the_next_episode_with_the_next_chunk(chunk, mode, end
         shown = read_stamp(request.obs)
         for position, env_id in enumerate(request.positions):
             assert shown.env[position] == env_id
-            assert shown.step[position] == request.chunks[position] * chunk or mode == "immediate"
-            assert (shown.step[position] == 0) == (request.chunks[position] == 0)
+            assert shown.step[position] == request.chunk_numbers[position] * chunk or mode == "immediate"
+            assert (shown.step[position] == 0) == (request.chunk_numbers[position] == 0)
 
 
 def test_immediate_drops_the_rest_of_the_chunk_and_deferred_executes_it():
@@ -173,7 +173,7 @@ def test_idle_envs_are_left_alone():
     episodes = Episodes(env, name="scripted", seed=0, chunk=2)
     state = env.reset_states("eval")[0]
     request = episodes.step(None, [EpisodeRequest(state=state, number=9, episode=1)])
-    assert request.positions.tolist() == [0] and request.numbers.tolist() == [9]
+    assert request.positions.tolist() == [0] and request.ticket_numbers.tolist() == [9]
     request = episodes.step(np.zeros((1, 2, 2), np.float32))
     assert request.done and [(e.number, e.episode) for e in request.finished[0].episodes] == [(9, 1)]
 
@@ -182,7 +182,7 @@ def test_an_env_that_is_done_takes_the_next_ticket_and_waits_for_no_other():
     """Lengths 2, 4, 6 and 8 on two envs: no env waits for the slowest."""
     env = ScriptedEnv(2, {i: (2 * i + 2, "success") for i in range(4)}, max_steps=9, chunk=2)
     requests, finished = play(env, 2, count=4)
-    assert [request.numbers.tolist() for request in requests] == [[0, 1], [2, 1], [2, 3], [2, 3], [3], [3], []]
+    assert [request.ticket_numbers.tolist() for request in requests] == [[0, 1], [2, 1], [2, 3], [2, 3], [3], [3], []]
     assert [[t.number for t in request.finished] for request in requests] == [[], [0], [1], [], [2], [], [3]]
     assert {n: t.episodes[0].steps for n, t in finished.items()} == {0: 2, 1: 4, 2: 6, 3: 8}
     shown = read_stamp(requests[1].obs)
@@ -213,10 +213,10 @@ def test_an_env_prefers_a_ticket_of_its_own_task():
     episodes = Episodes(env, name="scripted", seed=7, chunk=1)
     states = env.reset_states("train")  # of tasks 0, 1, 0, 1, ...
     request = episodes.step(None, [EpisodeRequest(state=states[i], number=i) for i in (0, 1, 3, 5, 2, 4)])
-    begun = [request.numbers.tolist()]
+    begun = [request.ticket_numbers.tolist()]
     while not request.done:
         request = episodes.step(np.zeros((len(request.positions), 1, 2), np.float32))
-        begun.append(request.numbers.tolist())
+        begun.append(request.ticket_numbers.tolist())
     assert begun == [[0, 1], [2, 3], [4, 5], []]
 
 
@@ -232,16 +232,16 @@ def test_a_broken_observation_is_named(fault, message):
 class Turned(ScriptedEnv):
     """Returns views of its images, upside down and mirrored, and of its numbers."""
 
-    def _observe(self, env_ids):
-        obs = super()._observe(env_ids)
+    def _make_observation(self, env_ids):
+        obs = super()._make_observation(env_ids)
         return evolve(obs, images={"main": obs.images["main"][:, ::-1, ::-1]}, state=obs.state[:, ::-1])
 
 
 class TurnedTensors(ScriptedEnv):
     """Returns tensors whose dimensions were permuted."""
 
-    def _observe(self, env_ids):
-        obs = super()._observe(env_ids)
+    def _make_observation(self, env_ids):
+        obs = super()._make_observation(env_ids)
         image = torch.from_numpy(obs.images["main"]).permute(0, 2, 1, 3)
         return evolve(obs, images={"main": image}, state=torch.from_numpy(obs.state).T.contiguous().T)
 

@@ -51,7 +51,7 @@ def scored(result, *, active=None, remaining=100, threshold=0.5, **options):
     model = Told()
     scorer = RewardScorer(model, name="told", threshold=threshold)
     active = np.ones(n, bool) if active is None else active
-    return scorer.score(result, active, np.full(n, remaining), **options), model
+    return scorer.score_chunk(result, active, np.full(n, remaining), **options), model
 
 
 def test_success_ends_the_episode_with_a_reward_of_one():
@@ -114,7 +114,7 @@ def test_an_answer_that_is_not_a_probability_is_refused(answer):
 
     scorer = RewardScorer(Wrong(), name="wrong", threshold=0.5)
     with pytest.raises(PluginError, match="reward model 'wrong': .*expected one probability from 0 to 1 for each"):
-        scorer.score(result_of([90]), np.ones(1, bool), np.full(1, 9))
+        scorer.score_chunk(result_of([90]), np.ones(1, bool), np.full(1, 9))
 
 
 def test_a_failure_ends_the_episode_without_a_reward():
@@ -123,7 +123,7 @@ def test_a_failure_ends_the_episode_without_a_reward():
             return obs.images["top"][:, 0, 0, 0] != 50
 
     scorer = RewardScorer(Both(), name="both", threshold=0.5)
-    result = scorer.score(result_of([10, 50, 90]), np.ones(3, bool), np.full(3, 9))
+    result = scorer.score_chunk(result_of([10, 50, 90]), np.ones(3, bool), np.full(3, 9))
     assert result.success.tolist() == [False, True, True]
     assert result.rewards.sum(1).tolist() == [0, 1, 1]
     assert result.terminated.tolist() == [[False, False, True]] * 3
@@ -137,13 +137,13 @@ def test_failures_of_another_form_are_refused(answer):
 
     scorer = RewardScorer(Wrong(), name="wrong", threshold=0.5)
     with pytest.raises(PluginError, match="reward model 'wrong': failed returned .*expected True or False for each"):
-        scorer.score(result_of([90]), np.ones(1, bool), np.full(1, 9))
+        scorer.score_chunk(result_of([90]), np.ones(1, bool), np.full(1, 9))
 
 
 def test_without_success_to_tell_the_simulators_stays():
     before = result_of([10])
     scorer = RewardScorer(Told(), name="told", threshold=0.5, judges_success=False)
-    assert scorer.score(before, np.ones(1, bool), np.full(1, 9)) is before
+    assert scorer.score_chunk(before, np.ones(1, bool), np.full(1, 9)) is before
 
 
 def test_lanes_ask_one_after_the_other():
@@ -159,5 +159,5 @@ def test_lanes_ask_one_after_the_other():
     model, lock = Alone(), Lock()
     scorers = [RewardScorer(model, lock, name="alone", threshold=0.5) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(scorers[i % 2].watch, None) for i in range(20)]
+        calls = [pool.submit(scorers[i % 2].watch_observations, None) for i in range(20)]
         assert [call.result() for call in calls] == [None] * 20

@@ -24,7 +24,7 @@ def test_each_env_has_the_steps_of_its_ticket(events):
     trajectories.begin_tickets(np.arange(ENVS))
     for number, (env_id, event) in enumerate(events):
         values = 10.0 * number + np.arange(ENVS)
-        trajectories.add({"rewards": values[:, None], ACTIONS: np.stack([values, -values], 1)[:, None]})
+        trajectories.add_chunk({"rewards": values[:, None], ACTIONS: np.stack([values, -values], 1)[:, None]})
         for env, of_env in enumerate(steps):
             of_env.append(values[env])
         if event == "drop":
@@ -33,7 +33,7 @@ def test_each_env_has_the_steps_of_its_ticket(events):
         if event == "episode":
             trajectories.begin_episodes(env_id)
             episode_start[env_id] = len(steps[env_id])
-        assert trajectories.lengths(np.arange(ENVS)).tolist() == [len(of_env) for of_env in steps]
+        assert trajectories.ticket_lengths(np.arange(ENVS)).tolist() == [len(of_env) for of_env in steps]
         actions = trajectories.episode_actions(env_id)
         assert actions[:, 0, 0].tolist() == steps[env_id][episode_start[env_id] :]
         if event == "end":

@@ -35,7 +35,7 @@ def test_the_order_is_that_of_a_search(tickets, asks, late):
             waiting += requests[:late]
             queue.extend(requests[:late])
         expected = searched(waiting, env, loaded)
-        assert queue.take(env, loaded) is expected
+        assert queue.take_ticket(env, loaded) is expected
         if expected is not None:
             waiting = [ticket for ticket in waiting if ticket is not expected]
         assert len(queue) == len(waiting)

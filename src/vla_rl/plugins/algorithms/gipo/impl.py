@@ -49,7 +49,7 @@ class GIPO(Algorithm):
             total = total + config.behaviour_kl_coef * F.weighted_sum(moved, e.weights)
         value, value_statistics = critic_loss(scores, batch, config)
         trust = F.trust_weights(e.log_probs, e.old_log_probs, sigma=config.sigma)
-        clipped = F.clipped(e.log_probs, e.old_log_probs, e.advantages, low=CLIP, high=CLIP)
+        clipped = F.find_clipped(e.log_probs, e.old_log_probs, e.advantages, low=CLIP, high=CLIP)
         maxima, statistics = policy_diagnostics(
             e, batch, clipped=clipped, dead=trust < DEAD, trust=trust, reference_kl=kl
         )

@@ -46,8 +46,8 @@ class GRPO(Algorithm):
 def soft_gate(gate: SoftGate) -> MakeSurrogate:
     """Return the softly gated surrogate (`functional.soft_surrogate`), which keeps a gradient for every entry."""
 
-    def surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> Surrogate:
+    def soft_gated_surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> Surrogate:
         values = F.soft_surrogate(log_probs, old_log_probs, advantages, positive=gate.positive, negative=gate.negative)
         return Surrogate(values=values, clipped=torch.zeros_like(values, dtype=torch.bool))
 
-    return surrogate
+    return soft_gated_surrogate

@@ -47,7 +47,7 @@ class PPO(Algorithm):
         weights = old.exp().clamp(max=config.rho_bar)
         result = critic_advantages(rollout, steps, advantages / weights, targets, config)
         # Normalise before weighting: actions that pi_old would not take get no gradient from the mean either.
-        return attrs.evolve(result, advantages=result.advantages * steps.unflatten(weights))
+        return attrs.evolve(result, advantages=result.advantages * steps.unflatten_steps(weights))
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
         """Add the critic's loss to the clipped surrogate around the proximal policy, less the entropy bonus, plus the

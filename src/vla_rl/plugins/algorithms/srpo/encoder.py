@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.paths import expanded
+from vla_rl.core.paths import expand_tilde
 from vla_rl.plugins.algorithms.srpo.config import EncoderSettings
-from vla_rl.toolkit.models.checkpoints import resolve
+from vla_rl.toolkit.models.checkpoints import resolve_checkpoint
 
 if TYPE_CHECKING:
     from transformers import VJEPA2Model
@@ -43,7 +43,7 @@ def frame_indices(count: int, num_frames: int) -> Frames:
     return np.linspace(0, count - 1, num_frames).astype(np.int64)
 
 
-def preprocess(frames: Frames, size: int, device: str | torch.device) -> Tensor:
+def preprocess_frames(frames: Frames, size: int, device: str | torch.device) -> Tensor:
     """Return frames uint8 [F, H, W, 3] as float32 [F, 3, size, size]: short side resized to int(256 / 224 * size)
     (bilinear with anti-aliasing, rounded to 8 bit), centre crop, ImageNet normalisation."""
     clip = torch.from_numpy(np.ascontiguousarray(frames)).to(device).permute(0, 3, 1, 2).float()
@@ -72,24 +72,26 @@ def check_checkpoint(name: str) -> None:
         return
     from transformers import AutoConfig, VJEPA2Config
 
-    folder = _folder(name)
+    folder = _find_folder(name)
     if not folder.is_dir() and (folder.exists() or not HUB_NAME.fullmatch(name)):
-        raise _missing(f"{name!r} is neither a folder (looked at {folder.absolute()}) nor OWNER/NAME of the hub")
+        raise _missing_encoder_error(
+            f"{name!r} is neither a folder (looked at {folder.absolute()}) nor OWNER/NAME of the hub"
+        )
     try:
         config = AutoConfig.from_pretrained(folder if folder.is_dir() else name)
     except (OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         where = f"folder {folder.absolute()}" if folder.is_dir() else f"{name} of the hub, or the hub's cache,"
-        raise _missing(f"{where} gave no V-JEPA 2 checkpoint: {reason}") from error
+        raise _missing_encoder_error(f"{where} gave no V-JEPA 2 checkpoint: {reason}") from error
     if not isinstance(config, VJEPA2Config):
-        raise _missing(f"{name} is a {config.model_type!r} model, and no V-JEPA 2")
+        raise _missing_encoder_error(f"{name} is a {config.model_type!r} model, and no V-JEPA 2")
 
 
-def _folder(name: str) -> Path:
-    return resolve(name, (), BUILTIN) if name.startswith("builtin:") else expanded(name)
+def _find_folder(name: str) -> Path:
+    return resolve_checkpoint(name, (), BUILTIN) if name.startswith("builtin:") else expand_tilde(name)
 
 
-def _missing(problem: str) -> EncoderError:
+def _missing_encoder_error(problem: str) -> EncoderError:
     return EncoderError(
         f"algorithm.encoder: {problem}\n"
         f"  with network access: hf download {EXAMPLE} --local-dir FOLDER (config.json and *.safetensors), then set "
@@ -116,7 +118,7 @@ def load_model(name: str, device: str | torch.device) -> VJEPA2Model:
             torch.manual_seed(0)
             model: Any = VJEPA2Model(config)
     else:
-        folder = _folder(name)
+        folder = _find_folder(name)
         try:
             loaded: Any = VJEPA2Model.from_pretrained(
                 folder if folder.is_dir() else name, dtype=torch.float32, output_loading_info=True
@@ -174,12 +176,12 @@ class TrajectoryEncoder:
         framed = [i for i, frames in enumerate(trajectories) if len(frames)]
         for start in range(0, len(framed), self.batch):
             chosen = framed[start : start + self.batch]
-            out[chosen] = self._embed([trajectories[i] for i in chosen])
+            out[chosen] = self._embed_trajectories([trajectories[i] for i in chosen])
         return out
 
     @torch.inference_mode()
-    def _embed(self, trajectories: Sequence[Frames]) -> Tensor:
-        clips = [preprocess(f[frame_indices(len(f), self.frames)], self.size, self.device) for f in trajectories]
+    def _embed_trajectories(self, trajectories: Sequence[Frames]) -> Tensor:
+        clips = [preprocess_frames(f[frame_indices(len(f), self.frames)], self.size, self.device) for f in trajectories]
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             tokens = self.model.get_vision_features(torch.stack(clips))
         return tokens.float().mean(1).cpu()

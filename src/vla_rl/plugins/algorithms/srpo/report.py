@@ -40,10 +40,10 @@ class EmbeddingReport:
             **findings,
         )
         if self._config.plot:
-            draw(folder / f"step_{step:06d}.png", step, rollout.tasks, rollout.success.numpy(), findings)
+            draw_rewards(folder / f"step_{step:06d}.png", step, rollout.tasks, rollout.success.numpy(), findings)
 
 
-def draw(path: Path, step: int, tasks: tuple[str, ...], success: Any, findings: dict[str, Any]) -> None:
+def draw_rewards(path: Path, step: int, tasks: tuple[str, ...], success: Any, findings: dict[str, Any]) -> None:
     """Plot the reward of failures against their distance to the successes of their task; successes are a line at reward
     1."""
     from matplotlib.figure import Figure

@@ -23,7 +23,7 @@ def check_data_set(config: LeRobotConfig, context: Context) -> None:
     for camera, name in named.items():
         with at("cameras", camera):
             pixels[name] = pixels_of(folder, name, meta.features[name])
-    videos = {name: most for name, most in pixels.items() if name in meta.videos}
+    videos = {name: most for name, most in pixels.items() if name in meta.video_names}
     with at("episodes"):
         episodes = choose_episodes(folder, meta, config.episodes, videos)
     with at("folder"):

@@ -24,7 +24,7 @@ from vla_rl.plugins.data.lerobot.frames import choose_episodes, read_rows
 from vla_rl.plugins.data.lerobot.meta import Meta, pixels_of
 from vla_rl.plugins.data.lerobot.video import Videos, check_clips
 from vla_rl.toolkit.data.images import check_image, decode_image, stack_images
-from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, match_cameras, statistics
+from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, compute_statistics, match_cameras
 
 IMAGES = "observation.images."
 INTERVENTION = "is_intervention"
@@ -42,12 +42,15 @@ class LeRobotData(Demonstrations):
         self._chunk = context.chunk
         meta = read_meta(folder)
         uses_state = context.env is not None and context.env.state_dim > 0
-        sizes = {name: _length(meta, where, name) for name in (config.action, *([config.state] if uses_state else []))}
+        sizes = {
+            name: _read_feature_size(meta, where, name)
+            for name in (config.action, *([config.state] if uses_state else []))
+        }
         rewarded = config.reward in meta.features
-        columns = sizes | ({config.reward: _length(meta, where, config.reward)} if rewarded else {})
+        columns = sizes | ({config.reward: _read_feature_size(meta, where, config.reward)} if rewarded else {})
         helped = config.only == "interventions"
         flagged = helped or (rewarded and INTERVENTION in meta.features)
-        columns |= {INTERVENTION: _length(meta, where, INTERVENTION)} if flagged else {}
+        columns |= {INTERVENTION: _read_feature_size(meta, where, INTERVENTION)} if flagged else {}
         self._whole = _whole_chunks(meta, where, config.action, context.chunk)
         action_dim = sizes[config.action] // (context.chunk if self._whole else 1)
         env = check_fit(where, context.env, action_dim, sizes[config.state] if uses_state else 0)
@@ -68,14 +71,14 @@ class LeRobotData(Demonstrations):
         self._times = table["timestamp"].astype(np.float64)
         self._instructions = [meta.tasks[task] for task in table["task_index"].tolist()]
         self._first = rows.first
-        self._last = rows.last
+        self._last = rows.last_rows
         self._clips = [episode.clips for episode in rows.episodes]
         check_clips(rows, meta.fps, {name: self._pixels[name] for name in self._filmed})
         every = self._whole or config.ends == "repeat"
-        self._windows = StepWindows(rows.lengths.tolist(), 1 if every else context.chunk)
+        self._windows = StepWindows(rows.episode_lengths.tolist(), 1 if every else context.chunk)
         self._flags: Array | None = table[INTERVENTION][:, 0] > 0 if flagged else None
         """Whether the first action of a row is an intervention, bool [rows]; None: unknown, or not needed."""
-        self._chosen = self._interventions(self._flags, where) if helped and self._flags is not None else None
+        self._chosen = self._select_interventions(self._flags, where) if helped and self._flags is not None else None
         """Samples of the data set that are read, int64; None: all."""
         self._action_dim = action_dim
         self._properties = DataProperties(
@@ -98,7 +101,7 @@ class LeRobotData(Demonstrations):
 
     def read_samples(self, indices: Any) -> tuple[Observation, Array]:
         samples = np.asarray(indices) if self._chosen is None else self._chosen[np.asarray(indices)]
-        episodes, steps = self._windows.find(samples)
+        episodes, steps = self._windows.locate_samples(samples)
         rows = self._first[episodes] + steps
         stored = {} if self._stored is None else self._stored[self._order[rows].tolist()]
         images = {}
@@ -106,9 +109,9 @@ class LeRobotData(Demonstrations):
             if name in self._filmed:
                 clips = [self._clips[episode][name] for episode in episodes]
                 times = [clip.start + self._times[row] for clip, row in zip(clips, rows, strict=True)]
-                frames = [self._videos.frame(clip.path, time) for clip, time in zip(clips, times, strict=True)]
+                frames = [self._videos.read_frame(clip.path, time) for clip, time in zip(clips, times, strict=True)]
             else:
-                frames = [self._decode(name, (item or {}).get("bytes")) for item in stored[name]]
+                frames = [self._decode_image(name, (item or {}).get("bytes")) for item in stored[name]]
             images[camera] = stack_images(self._where, name, frames)
         observation = Observation(
             images=images,
@@ -131,18 +134,18 @@ class LeRobotData(Demonstrations):
                 f"{self._where}: `only: interventions` reads samples without those that follow them, and a "
                 "trainer of rewards needs both; leave it out"
             )
-        episodes, steps = self._windows.find(np.asarray(indices))
+        episodes, steps = self._windows.locate_samples(np.asarray(indices))
         rows = self._first[episodes] + steps
         stride = 1 if self._whole else self._chunk
-        recorded = self._windows.rewards(
+        recorded = self._windows.sum_rewards(
             np.asarray(indices), self._rewards, rows, self._last[episodes], stride, discount
         )
         return recorded if self._flags is None else evolve(recorded, interventions=self._flags[rows])
 
-    def _interventions(self, flags: Array, where: str) -> Array:
+    def _select_interventions(self, flags: Array, where: str) -> Array:
         """Return the samples whose first row is flagged (bool [rows]). Raise UserError if no sample is."""
         samples = np.arange(len(self._windows))
-        episodes, steps = self._windows.find(samples)
+        episodes, steps = self._windows.locate_samples(samples)
         chosen: Array = samples[flags[self._first[episodes] + steps]]
         if not len(chosen):
             raise UserError(
@@ -155,7 +158,7 @@ class LeRobotData(Demonstrations):
         features = {"action": self._actions.reshape(-1, self._action_dim)} | (
             {} if self._state is None else {"state": self._state}
         )
-        return statistics(features)
+        return compute_statistics(features)
 
     def data_properties(self) -> DataProperties:
         return self._properties
@@ -170,14 +173,14 @@ class LeRobotData(Demonstrations):
                 "feature in `cameras`, or download it again"
             ) from exc
 
-    def _decode(self, name: str, data: bytes | None) -> Array:
+    def _decode_image(self, name: str, data: bytes | None) -> Array:
         try:
             return decode_image(data or b"", self._pixels[name])
         except ValueError as exc:
             raise UserError(f"{self._where}: an image of {name} cannot be decoded ({exc}); download it again") from exc
 
 
-def _length(meta: Meta, where: str, name: str) -> int:
+def _read_feature_size(meta: Meta, where: str, name: str) -> int:
     if name not in meta.features:
         raise UserError(
             f"{where} has no feature {name!r}{did_you_mean(name, meta.features)}\n  it has: {', '.join(meta.features)}"

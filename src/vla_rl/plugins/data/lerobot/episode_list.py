@@ -56,7 +56,7 @@ def find_unlisted(info: Info, listed: Sequence[EpisodeMeta]) -> list[EpisodeMeta
     lost = ""
     if cut:
         names = ", ".join(file.relative_to(info.folder).as_posix() for file in cut)
-        videos = " (its videos are whole)" if info.videos else ""
+        videos = " (its videos are whole)" if info.video_names else ""
         lost = f"; {names} has no end, as of a program that was killed, and its rows are lost{videos}"
     if not unlisted and not listed:
         raise UserError(
@@ -70,7 +70,7 @@ def find_unlisted(info: Info, listed: Sequence[EpisodeMeta]) -> list[EpisodeMeta
             *(info.folder, len(listed), info.total_episodes or "its", read, lost),
         )
     episodes = [EpisodeMeta(index=i, data=file, clips={}, length=n) for i, (file, n) in unlisted.items()]
-    clips = {name: _find_clips(info, name, listed, episodes) for name in info.videos if episodes}
+    clips = {name: _find_clips(info, name, listed, episodes) for name in info.video_names if episodes}
     return [
         EpisodeMeta(
             index=episode.index,
@@ -98,15 +98,15 @@ def _find_clips(
     clips: list[Clip] = []
     for episode in episodes:
         seconds = (episode.length or 0) / info.fps
-        if files and abs(start - _duration(files[0])) < 0.5 / info.fps:
+        if files and abs(start - _read_duration(files[0])) < 0.5 / info.fps:
             files, start = files[1:], 0.0
-        if not files or start + seconds > _duration(files[0]) + 0.5 / info.fps:
+        if not files or start + seconds > _read_duration(files[0]) + 0.5 / info.fps:
             return None
         clips.append(Clip(path=files[0], start=start, end=start + seconds))
         start += seconds
-    return clips if len(files) == 1 and abs(start - _duration(files[0])) < 0.5 / info.fps else None
+    return clips if len(files) == 1 and abs(start - _read_duration(files[0])) < 0.5 / info.fps else None
 
 
-def _duration(file: Path) -> float:
+def _read_duration(file: Path) -> float:
     with open_container(file) as container:
         return float(container.duration or 0) / av.time_base

@@ -23,14 +23,14 @@ def find_folder(folder: Path) -> Path:
     if folder.is_dir():
         dataset_folder = _with_info(folder)
         if dataset_folder is None:
-            raise UserError(_describe(folder))
+            raise UserError(_describe_problem(folder))
         return dataset_folder
     name = HUB_NAME.fullmatch(folder.as_posix())
     if folder.exists() or name is None:
         problem = "is a file" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {problem}; give the folder of a LeRobot data set, which has {INFO.as_posix()}")
     owner, title, revision = name.groups()
-    for place in _candidates(owner, title):
+    for place in _list_candidates(owner, title):
         if (place / "snapshots").is_dir() or revision is None:
             dataset_folder = _with_info(place, revision)
             if dataset_folder is not None:
@@ -38,13 +38,13 @@ def find_folder(folder: Path) -> Path:
     at = f" --revision {revision}" if revision else ""
     raise UserError(
         f"{folder} is not a folder ({folder.absolute()}), and as a name of the hub it is not on this machine: "
-        f"looked in {' and '.join(str(place) for place in _candidates(owner, title))}\n"
+        f"looked in {' and '.join(str(place) for place in _list_candidates(owner, title))}\n"
         f"  data sets are not fetched while a run starts, for their size: "
         f"hf download {owner}/{title} --repo-type dataset{at} --local-dir FOLDER, then set folder: FOLDER"
     )
 
 
-def _candidates(owner: str, title: str) -> list[Path]:
+def _list_candidates(owner: str, title: str) -> list[Path]:
     """Return the folders that may contain a data set of the hub: lerobot's own, and the hub client's cache as lerobot
     and as the client itself place it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~", ".cache"))
@@ -73,7 +73,7 @@ def _newest_first(snapshots: Path) -> list[str]:
     return [entry.name for entry in sorted(entries, key=lambda entry: entry.stat().st_mtime, reverse=True)]
 
 
-def _describe(folder: Path) -> str:
+def _describe_problem(folder: Path) -> str:
     """Return what is wrong with a folder, and which folder was probably meant."""
     message = f"{folder} is not a LeRobot data set: it has no {INFO.as_posix()}"
     above = next((parent for parent in folder.absolute().parents if (parent / INFO).is_file()), None)

@@ -43,21 +43,21 @@ class RecordedFrames:
     """First row of each episode, int64 [episodes]."""
 
     @property
-    def lengths(self) -> Array:
+    def episode_lengths(self) -> Array:
         """Rows of each episode, int64 [episodes]."""
         return np.diff([*self.first, len(self.order)])
 
     @property
-    def last(self) -> Array:
+    def last_rows(self) -> Array:
         """Last row of each episode, int64 [episodes]."""
-        return self.first + self.lengths - 1
+        return self.first + self.episode_lengths - 1
 
 
 def choose_episodes(folder: Path, meta: Meta, choice: EpisodeChoice, videos: Collection[str]) -> list[EpisodeMeta]:
     """Return the episodes that the key `episodes` takes, without those that have no frames. Log what is left out. Raise
     UserError for an episode without one of these video features."""
     numbers = [episode.index for episode in meta.episodes]
-    chosen = set(EpisodeFilter(choice).select(str(folder), numbers))
+    chosen = set(EpisodeFilter(choice).select_episodes(str(folder), numbers))
     episodes = [episode for episode in meta.episodes if episode.index in chosen]
     for name in videos:
         absent = [episode.index for episode in episodes if episode.length != 0 and name not in episode.clips]
@@ -68,7 +68,7 @@ def choose_episodes(folder: Path, meta: Meta, choice: EpisodeChoice, videos: Col
             )
     gaps = max(numbers) + 1 - len(numbers)
     empty = [episode.index for episode in episodes if episode.length == 0]
-    unused = {name for name in meta.videos if any(name not in e.clips for e in episodes if e.length != 0)}
+    unused = {name for name in meta.video_names if any(name not in e.clips for e in episodes if e.length != 0)}
     for left_out, text in (
         (gaps, f"{gaps} of the episodes 0 to {max(numbers)} are not there; the others are read"),
         (empty, f"episodes {format_numbers(empty)} have no frames and are left out"),
@@ -94,7 +94,7 @@ def read_rows(
     where = str(folder)
     check_files(folder, episodes, videos)
     files = list(dict.fromkeys(episode.data for episode in episodes))
-    table = _numbers(where, files, columns)
+    table = _read_columns(where, files, columns)
     order = np.lexsort((table["frame_index"], table["episode_index"]))
     order = order[np.isin(table["episode_index"][order], [episode.index for episode in episodes])]
     table = {name: column[order] for name, column in table.items()}
@@ -111,20 +111,20 @@ def read_rows(
     return rows
 
 
-def _numbers(where: str, files: Sequence[Path], sizes: dict[str, int]) -> dict[str, Array]:
+def _read_columns(where: str, files: Sequence[Path], sizes: dict[str, int]) -> dict[str, Array]:
     """Return the columns of all rows of the files, in order: the vectors named in `sizes` as float32 [rows, size], and
     the columns `INDEX_COLUMNS` as [rows]."""
     try:
         table = open_rows([arrow_name(file) for file in files], format="parquet").to_table(
             columns=[*sizes, *INDEX_COLUMNS]
         )
-        index_columns = {name: _place(name, table[name]) for name in INDEX_COLUMNS}
-        return index_columns | {name: _vectors(name, table[name], size) for name, size in sizes.items()}
+        index_columns = {name: _read_index_column(name, table[name]) for name in INDEX_COLUMNS}
+        return index_columns | {name: _read_vectors(name, table[name], size) for name, size in sizes.items()}
     except (OSError, ValueError, LookupError, pa.ArrowException) as exc:
         raise UserError(f"{where}: its rows cannot be read ({exc}); download it again") from exc
 
 
-def _place(name: str, column: Any) -> Array:
+def _read_index_column(name: str, column: Any) -> Array:
     """Return a Parquet column of `INDEX_COLUMNS` as integers or seconds [rows]. Raise ValueError for missing or
     non-finite numbers."""
     values: Array = column.to_numpy()
@@ -166,8 +166,8 @@ def _check_clocks(where: str, rows: RecordedFrames, fps: float, by_clock: bool) 
     """Raise UserError for episodes with another frame rate than the data set's and, where frames of videos are found by
     the clock (`by_clock`), for a clock that does not begin with its episode, or that jumps."""
     times, frames = rows.table["timestamp"].astype(np.float64), rows.table["frame_index"]
-    starts, ends, indices = times[rows.first], times[rows.last], np.array([e.index for e in rows.episodes])
-    spans = (frames[rows.last] - frames[rows.first]) / fps
+    starts, ends, indices = times[rows.first], times[rows.last_rows], np.array([e.index for e in rows.episodes])
+    spans = (frames[rows.last_rows] - frames[rows.first]) / fps
     other = (spans > 0) & (abs(ends - starts - spans) > np.maximum(RATE * spans, 0.5 / fps))
     if other.any():
         episode = int(np.flatnonzero(other)[0])
@@ -175,7 +175,7 @@ def _check_clocks(where: str, rows: RecordedFrames, fps: float, by_clock: bool) 
         rate = f"{spans[episode] * fps / seconds:.3g}" if seconds > 0 else "no"
         raise UserError(
             f"{where}: the clock of episode {indices[episode]} gives {rate} frames a second, meta/info.json says "
-            f"{fps:g}, and one policy cannot learn both; {_repair(indices[other])}"
+            f"{fps:g}, and one policy cannot learn both; {_repair_advice(indices[other])}"
         )
     if not by_clock:
         return
@@ -184,24 +184,24 @@ def _check_clocks(where: str, rows: RecordedFrames, fps: float, by_clock: bool) 
         episode = int(np.flatnonzero(running)[0])
         raise UserError(
             f"{where}: the clock of episode {indices[episode]} begins at {starts[episode]:.3f} s, as if it ran on from "
-            f"an episode before, and frames of its videos are found by it; {_repair(indices[running])}"
+            f"an episode before, and frames of its videos are found by it; {_repair_advice(indices[running])}"
         )
-    due = np.repeat(starts, rows.lengths) + (frames - np.repeat(frames[rows.first], rows.lengths)) / fps
+    due = np.repeat(starts, rows.episode_lengths) + (frames - np.repeat(frames[rows.first], rows.episode_lengths)) / fps
     jumps = np.flatnonzero(abs(times - due) > 0.5 / fps)
     if len(jumps):
         row = jumps[0]
         raise UserError(
             f"{where}: in episode {rows.table['episode_index'][row]} the clock of frame {frames[row]} says "
             f"{times[row]:.3f} s, and at {fps:g} frames a second it is due at {due[row]:.3f} s; "
-            f"{_repair(rows.table['episode_index'][jumps])}"
+            f"{_repair_advice(rows.table['episode_index'][jumps])}"
         )
 
 
-def _repair(episodes: Array) -> str:
+def _repair_advice(episodes: Array) -> str:
     return f"correct the column timestamp, or leave such episodes out: {exclude_remedy(episodes.tolist())}"
 
 
-def _vectors(name: str, column: Any, size: int) -> Array:
+def _read_vectors(name: str, column: Any, size: int) -> Array:
     """Return a Parquet column of lists (nested ones too), or of one number per row, as float32 [rows, size]."""
     rows = len(column)
     if hasattr(column.type, "value_type"):

@@ -92,7 +92,7 @@ class Info:
     """Number of episodes; None: it does not say."""
 
     @property
-    def videos(self) -> list[str]:
+    def video_names(self) -> list[str]:
         return [name for name, feature in self.features.items() if feature.dtype == "video"]
 
     def data_file(self, **words: Any) -> Path:
@@ -113,7 +113,7 @@ class Meta:
     fps: float
 
     @property
-    def videos(self) -> list[str]:
+    def video_names(self) -> list[str]:
         return [name for name, feature in self.features.items() if feature.dtype == "video"]
 
 
@@ -128,23 +128,23 @@ def read_info(folder: Path) -> Info:
         )
     features = {
         name: Feature(
-            dtype=record.text("dtype"),
-            shape=record.sizes("shape"),
+            dtype=record.get_text("dtype"),
+            shape=record.get_sizes("shape"),
             names=_vector_names(record),
-            is_depth=any(record.section(part).data.get(key) is True for part in VIDEO_INFO for key in DEPTH),
+            is_depth=any(record.get_section(part).data.get(key) is True for part in VIDEO_INFO for key in DEPTH),
         )
-        for name, record in info.records("features").items()
+        for name, record in info.get_records("features").items()
     }
     has_videos = any(feature.dtype == "video" for feature in features.values())
     return Info(
         folder=folder,
         version=version[:2],
-        fps=info.number("fps", above=0),
+        fps=info.get_number("fps", above=0),
         features=features,
-        chunks_size=info.integer("chunks_size", low=1) if version[:2] == "v2" else 1,
-        data_path=_template(info, "data_path", version[:2]),
-        video_path=_template(info, "video_path", version[:2]) if has_videos else "",
-        total_episodes=info.integer("total_episodes") if info.given("total_episodes") else None,
+        chunks_size=info.get_integer("chunks_size", low=1) if version[:2] == "v2" else 1,
+        data_path=_read_template(info, "data_path", version[:2]),
+        video_path=_read_template(info, "video_path", version[:2]) if has_videos else "",
+        total_episodes=info.get_integer("total_episodes") if info.has_value("total_episodes") else None,
     )
 
 
@@ -196,10 +196,10 @@ def is_cut(file: Path) -> bool:
         return begins and (size < 2 * len(MAGIC) or opened.read() != MAGIC)
 
 
-def _template(info: Record, key: str, version: str) -> str:
+def _read_template(info: Record, key: str, version: str) -> str:
     """Return a path template, checked: it may contain only the known fields. Others are refused because `str.format`
     could be made to write gigabytes of padding, and reads attributes."""
-    template, known_fields = info.text(key), WORDS[version]
+    template, known_fields = info.get_text(key), WORDS[version]
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as exc:
@@ -223,55 +223,61 @@ def _template(info: Record, key: str, version: str) -> str:
 def _version_2(info: Info) -> tuple[dict[int, str], list[EpisodeMeta]]:
     """Read format version 2: one data file per episode, lists as JSON lines."""
 
-    def episode(line: Record) -> EpisodeMeta:
-        index = line.integer("episode_index")
+    def read_episode(line: Record) -> EpisodeMeta:
+        index = line.get_integer("episode_index")
         words = {"episode_chunk": index // info.chunks_size, "episode_index": index}
-        clips = {name: Clip(path=info.video_file(name, **words), start=0.0) for name in info.videos}
-        return EpisodeMeta(index=index, data=info.data_file(**words), clips=clips, length=_length(line))
+        clips = {name: Clip(path=info.video_file(name, **words), start=0.0) for name in info.video_names}
+        return EpisodeMeta(index=index, data=info.data_file(**words), clips=clips, length=_read_length(line))
 
     meta = info.folder / "meta"
-    tasks = {r.integer("task_index"): r.text("task") for r in read_records(meta / "tasks.jsonl", limit=LIST_BYTES)}
+    tasks = {
+        r.get_integer("task_index"): r.get_text("task") for r in read_records(meta / "tasks.jsonl", limit=LIST_BYTES)
+    }
     lines = read_records(meta / "episodes.jsonl", limit=LIST_BYTES)
-    return tasks, [episode(line) for line in lines]
+    return tasks, [read_episode(line) for line in lines]
 
 
 def _version_3(info: Info) -> tuple[dict[int, str], list[EpisodeMeta]]:
     """Read format version 3: many episodes per data file, lists as Parquet."""
     meta = info.folder / "meta"
-    rows = list(_rows(meta / "tasks.parquet"))
+    rows = list(_read_rows(meta / "tasks.parquet"))
     text = next((name for name in ("task", "__index_level_0__") if rows and name in rows[0].data), "task")
-    tasks = {row.integer("task_index"): row.text(text) for row in rows}
+    tasks = {row.get_integer("task_index"): row.get_text(text) for row in rows}
     episodes = []
     for file in sorted((meta / "episodes").rglob("*.parquet")):
-        for row in () if is_cut(file) else _rows(file):
+        for row in () if is_cut(file) else _read_rows(file):
             data = info.data_file(
-                chunk_index=row.integer("data/chunk_index"), file_index=row.integer("data/file_index")
+                chunk_index=row.get_integer("data/chunk_index"), file_index=row.get_integer("data/file_index")
             )
-            clips = {name: _clip(info, row, name) for name in info.videos if row.given(f"videos/{name}/file_index")}
-            index = row.integer("episode_index")
-            episodes.append(EpisodeMeta(index=index, data=data, clips=clips, length=_length(row)))
+            clips = {
+                name: _read_clip(info, row, name)
+                for name in info.video_names
+                if row.has_value(f"videos/{name}/file_index")
+            }
+            index = row.get_integer("episode_index")
+            episodes.append(EpisodeMeta(index=index, data=data, clips=clips, length=_read_length(row)))
     return tasks, sorted(episodes, key=lambda e: e.index)
 
 
-def _clip(info: Info, row: Record, name: str) -> Clip:
+def _read_clip(info: Info, row: Record, name: str) -> Clip:
     """Return the clip of a video feature by a row of the list of episodes."""
-    at = {key: row.integer(f"videos/{name}/{key}") for key in ("chunk_index", "file_index")}
+    at = {key: row.get_integer(f"videos/{name}/{key}") for key in ("chunk_index", "file_index")}
     start, end = (f"videos/{name}/{key}_timestamp" for key in ("from", "to"))
     return Clip(
         path=info.video_file(name, **at),
-        start=row.number(start, low=0),
-        end=row.number(end, low=0) if row.given(end) else None,
+        start=row.get_number(start, low=0),
+        end=row.get_number(end, low=0) if row.has_value(end) else None,
     )
 
 
-def _length(line: Record) -> int | None:
-    return line.integer("length") if line.given("length") else None
+def _read_length(line: Record) -> int | None:
+    return line.get_integer("length") if line.has_value("length") else None
 
 
 def _vector_names(feature: Record) -> tuple[str, ...]:
     """Return the names of a vector's numbers, in order: from a list, a mapping of name to place, or a mapping of parts
     to lists. Empty unless each number has a text."""
-    names, shape = feature.data.get("names"), feature.sizes("shape")
+    names, shape = feature.data.get("names"), feature.get_sizes("shape")
     if isinstance(names, Mapping) and all(type(place) is int for place in names.values()):
         names = [name for name, _ in sorted(names.items(), key=lambda item: item[1])]
     elif isinstance(names, Mapping) and all(isinstance(part, list) for part in names.values()):
@@ -281,7 +287,7 @@ def _vector_names(feature: Record) -> tuple[str, ...]:
     return tuple(names) if all(isinstance(name, str) for name in names) else ()
 
 
-def _rows(file: Path) -> Iterator[Record]:
+def _read_rows(file: Path) -> Iterator[Record]:
     """Yield the rows of a Parquet table in `meta/`, without the columns of per-episode statistics."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -294,10 +300,10 @@ def _rows(file: Path) -> Iterator[Record]:
     except (OSError, ValueError, pa.ArrowException) as exc:
         raise UserError(f"{file} cannot be read ({exc}); download it again") from exc
     for number, row in enumerate(rows):
-        yield Record(source=f"{file}, row {number}", data={key: _cell(value) for key, value in row.items()})
+        yield Record(source=f"{file}, row {number}", data={key: _clean_cell(value) for key, value in row.items()})
 
 
-def _cell(value: Any) -> Any:
+def _clean_cell(value: Any) -> Any:
     """Return a value of a table as its writer meant it: pandas turns whole numbers into floats, and what is missing
     into NaN, in a column that lacks a value somewhere."""
     if isinstance(value, float):

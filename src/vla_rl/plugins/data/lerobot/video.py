@@ -36,11 +36,11 @@ class Videos:
         self._pixels = pixels
         self._open: OrderedDict[Path, Any] = OrderedDict()
 
-    def frame(self, path: Path, seconds: float) -> Array:
+    def read_frame(self, path: Path, seconds: float) -> Array:
         """Return the frame shown at this time, uint8 [H, W, 3]. Raise UserError when there is none, and for a file that
         cannot be decoded."""
         try:
-            decoded = self._seek(path, seconds)
+            decoded = self._seek_frame(path, seconds)
         except (av.FFmpegError, OverflowError) as exc:
             why = getattr(exc, "strerror", exc)
             raise UserError(f"{path} cannot be decoded at {seconds:.3f} s ({why}); download it again") from exc
@@ -49,8 +49,8 @@ class Videos:
         image: Array = decoded.to_ndarray(format="rgb24")
         return image
 
-    def _seek(self, path: Path, seconds: float) -> Any:
-        container = self._container(path)
+    def _seek_frame(self, path: Path, seconds: float) -> Any:
+        container = self._fetch_container(path)
         stream = container.streams.video[0]
         container.seek(max(0, int((seconds - self._tolerance) / stream.time_base)), stream=stream)
         for frame in container.decode(stream):
@@ -58,7 +58,7 @@ class Videos:
                 return frame if frame.time <= seconds + self._tolerance else None
         return None
 
-    def _container(self, path: Path) -> Any:
+    def _fetch_container(self, path: Path) -> Any:
         if path not in self._open:
             self._open[path] = open_video(path, self._pixels)
             if len(self._open) > OPEN_FILES:
@@ -77,7 +77,9 @@ def check_clips(rows: RecordedFrames, fps: float, pixels: Mapping[str, int]) -> 
     ends: dict[Path, float] = {}
     for name, most in pixels.items():
         short: dict[int, str] = {}
-        for episode, length, row in zip(rows.episodes, rows.lengths.tolist(), rows.last.tolist(), strict=True):
+        for episode, length, row in zip(
+            rows.episodes, rows.episode_lengths.tolist(), rows.last_rows.tolist(), strict=True
+        ):
             clip = episode.clips[name]
             if clip.path not in ends:
                 ends[clip.path] = _read_end(clip.path, name, most)

@@ -18,7 +18,7 @@ from vla_rl.plugins.data.libero_hdf5.checks import ENDING, find_files
 from vla_rl.plugins.data.libero_hdf5.config import LiberoHDF5Config
 from vla_rl.toolkit.data.episodes import EpisodeFilter
 from vla_rl.toolkit.data.images import MAX_PIXELS, stack_images
-from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, match_cameras, statistics
+from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, compute_statistics, match_cameras
 
 ACTION_DIM, STATE_DIM = 7, 8
 CAMERAS = {"agentview": "agentview_rgb", "wrist": "eye_in_hand_rgb"}
@@ -51,15 +51,15 @@ class LiberoFiles(Demonstrations):
         simulator."""
         self._chunk = context.chunk
         env = check_fit(str(config.folder), context.env, ACTION_DIM, STATE_DIM)
-        files = _files(config.folder, env)
+        files = _match_files(config.folder, env)
         chosen = EpisodeFilter(config.episodes)
         numbers: set[int] = set()
         self._episodes: list[Recorded] = []
         for task, path in files.items():
-            episodes, numbers_of_file = _read(path, env.task(task).instruction, config, chosen)
+            episodes, numbers_of_file = _read_demonstrations(path, env.task(task).instruction, config, chosen)
             self._episodes += episodes
             numbers |= numbers_of_file
-        chosen.check(str(config.folder), sorted(numbers))
+        chosen.check_choice(str(config.folder), sorted(numbers))
         recorded_cameras = [
             camera for camera, name in CAMERAS.items() if all(name in e.group["obs"] for e in self._episodes)
         ]
@@ -70,9 +70,11 @@ class LiberoFiles(Demonstrations):
         return len(self._windows)
 
     def read_samples(self, indices: Any) -> tuple[Observation, Array]:
-        frames_at = [(self._episodes[e], int(t)) for e, t in zip(*self._windows.find(np.asarray(indices)), strict=True)]
+        frames_at = [
+            (self._episodes[e], int(t)) for e, t in zip(*self._windows.locate_samples(np.asarray(indices)), strict=True)
+        ]
         observation = Observation(
-            images={camera: _frames(name, frames_at) for camera, name in self._cameras.items()},
+            images={camera: _read_images(name, frames_at) for camera, name in self._cameras.items()},
             instructions=tuple(e.instruction for e, _ in frames_at),
             state=np.stack([e.state[t] for e, t in frames_at]),
         )
@@ -80,10 +82,10 @@ class LiberoFiles(Demonstrations):
 
     def data_statistics(self) -> Any:
         parts = {"action": [e.actions for e in self._episodes], "state": [e.state for e in self._episodes]}
-        return statistics({name: np.concatenate(arrays) for name, arrays in parts.items()})
+        return compute_statistics({name: np.concatenate(arrays) for name, arrays in parts.items()})
 
 
-def _frames(name: str, frames_at: Sequence[tuple[Recorded, int]]) -> Array:
+def _read_images(name: str, frames_at: Sequence[tuple[Recorded, int]]) -> Array:
     """Return the images of one camera for pairs of demonstration and step, uint8 [B, H, W, 3], upright."""
     frames = []
     for episode, step in frames_at:
@@ -97,7 +99,7 @@ def _frames(name: str, frames_at: Sequence[tuple[Recorded, int]]) -> Array:
     return stack_images(frames_at[0][0].group.file.filename, name, frames)
 
 
-def _files(folder: Path, env: EnvInfo) -> dict[str, Path]:
+def _match_files(folder: Path, env: EnvInfo) -> dict[str, Path]:
     """Return task -> file, for every task of the simulator. Raise UserError for a task with no file or several."""
     files_of_task = find_files(folder)
     absent = [task.name for task in env.tasks if task.name not in files_of_task]
@@ -115,12 +117,12 @@ def _files(folder: Path, env: EnvInfo) -> dict[str, Path]:
     return {task.name: files_of_task[task.name][0] for task in env.tasks}
 
 
-def _read(
+def _read_demonstrations(
     path: Path, instruction: str, config: LiberoHDF5Config, chosen: EpisodeFilter
 ) -> tuple[list[Recorded], set[int]]:
     """Return the chosen demonstrations of a file, and the numbers of all of them."""
     try:
-        data = _inside(h5py.File(path, "r"), "data")
+        data = _read_member(h5py.File(path, "r"), "data")
         after = config.observed == "after" or (config.observed is None and "problem_info" in data.attrs)
         if "macros_image_convention" in data.attrs and data.attrs["macros_image_convention"] != "opengl":
             raise UserError(
@@ -129,14 +131,16 @@ def _read(
         names = {int(name.rpartition("_")[2]): name for name in data}
         if not names:
             raise ValueError("it has no demonstrations")
-        numbers = [number for place, number in enumerate(sorted(names)) if chosen.takes(number, place)]
-        episodes = [_episode(_inside(data, names[n]), n, instruction, after, config.drop_no_ops) for n in numbers]
+        numbers = [number for place, number in enumerate(sorted(names)) if chosen.includes_episode(number, place)]
+        episodes = [
+            _read_episode(_read_member(data, names[n]), n, instruction, after, config.drop_no_ops) for n in numbers
+        ]
         return episodes, set(names)
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as exc:
         raise UserError(f"{path} is not a file of LIBERO demonstrations: {exc}") from exc
 
 
-def _inside(group: Any, name: str) -> Any:
+def _read_member(group: Any, name: str) -> Any:
     """Return the member of a group with this name. Raise ValueError where it links to another file."""
     member = group[name]
     if member.file.filename != group.file.filename:
@@ -144,10 +148,10 @@ def _inside(group: Any, name: str) -> Any:
     return member
 
 
-def _array(group: Any, name: str, shape: tuple[int | None, ...]) -> Any:
+def _open_array(group: Any, name: str, shape: tuple[int | None, ...]) -> Any:
     """Return an HDF5 data set of this shape (None: any size), not yet read. Raise ValueError for another shape, and for
     one with numbers in other files: HDF5 can point at any file of the machine."""
-    dataset = _inside(group, name)
+    dataset = _read_member(group, name)
     if not isinstance(dataset, h5py.Dataset):
         raise ValueError(f"{group.name}/{name} is a {type(dataset).__name__}, a data set is expected")  # noqa: TRY004
     if dataset.external or dataset.is_virtual:
@@ -164,7 +168,7 @@ def _array(group: Any, name: str, shape: tuple[int | None, ...]) -> Any:
 def _count_images(group: Any, name: str) -> int:
     """Return the number of images in a data set. Raise ValueError unless they are uint8 RGB of a size that can be
     read."""
-    dataset = _array(group, name, (None, None, None, 3))
+    dataset = _open_array(group, name, (None, None, None, 3))
     if dataset.dtype != np.uint8 or not 0 < dataset.shape[1] * dataset.shape[2] <= MAX_PIXELS:
         raise ValueError(
             f"{group.name}/{name} is {dataset.dtype} {list(dataset.shape)}, uint8 [steps, height, width, 3] of at most "
@@ -173,8 +177,8 @@ def _count_images(group: Any, name: str) -> int:
     return int(dataset.shape[0])
 
 
-def _numbers(group: Any, name: str) -> Array:
-    dataset = _array(group, name, (None, None))
+def _read_numbers(group: Any, name: str) -> Array:
+    dataset = _open_array(group, name, (None, None))
     if dataset.size > MAX_NUMBERS:
         raise ValueError(
             f"{group.name}/{name} is {list(dataset.shape)}, more than {MAX_NUMBERS:,} numbers are not read"
@@ -182,9 +186,9 @@ def _numbers(group: Any, name: str) -> Array:
     return np.asarray(dataset[()]).astype(np.float32)
 
 
-def _episode(group: Any, number: int, instruction: str, after: bool, drop_no_ops: bool) -> Recorded:
-    actions = _numbers(group, "actions")
-    state = np.concatenate([_numbers(group, f"obs/{name}") for name in ("ee_states", "gripper_states")], axis=1)
+def _read_episode(group: Any, number: int, instruction: str, after: bool, drop_no_ops: bool) -> Recorded:
+    actions = _read_numbers(group, "actions")
+    state = np.concatenate([_read_numbers(group, f"obs/{name}") for name in ("ee_states", "gripper_states")], axis=1)
     image_counts = {name: _count_images(group, f"obs/{name}") for name in CAMERAS.values() if name in group["obs"]}
     lengths = {"actions": len(actions), "states": len(state), **image_counts}
     if len(set(lengths.values())) > 1:

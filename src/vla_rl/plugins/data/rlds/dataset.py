@@ -18,7 +18,7 @@ from vla_rl.plugins.data.rlds.config import RLDSConfig
 from vla_rl.plugins.data.rlds.tfrecord import Example, ExampleFeature, Span, find_records, read_bytes, read_example
 from vla_rl.toolkit.data.episodes import EpisodeFilter, exclude_remedy, format_numbers
 from vla_rl.toolkit.data.images import MAX_PIXELS, check_image, decode_image, stack_images
-from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, match_cameras, statistics
+from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, compute_statistics, match_cameras
 
 STEPS = "steps/"
 OBSERVATION = "observation/"
@@ -59,7 +59,7 @@ class RLDSData(Demonstrations):
             if chosen.is_past(number, number):
                 break
             count += 1
-            if not chosen.takes(number, number):
+            if not chosen.includes_episode(number, number):
                 continue
             example = read_example(record)
             if not _num_steps(example.features):
@@ -68,13 +68,13 @@ class RLDSData(Demonstrations):
             if not self._episodes:
                 self._check_first_episode(example.features, context)
             try:
-                self._episodes.append(self._episode(record.file, example))
+                self._episodes.append(self._parse_episode(record.file, example))
             except UserError as exc:
                 raise UserError(f"{exc}; repair episode {number}, or leave it out: {exclude_remedy([number])}") from exc
             self._numbers_of_episodes.append(number)
         if not count:
             raise UserError(f"{self._where}: its files are empty")
-        chosen.check(self._where, range(count))
+        chosen.check_choice(self._where, range(count))
         if empty:
             logger.warning("%s: episodes %s have no steps and are left out", self._where, format_numbers(empty))
         lengths = [len(episode.actions) for episode in self._episodes]
@@ -87,7 +87,7 @@ class RLDSData(Demonstrations):
     def read_samples(self, indices: Any) -> tuple[Observation, Array]:
         positions = [
             (self._episodes[episode], int(step))
-            for episode, step in zip(*self._windows.find(np.asarray(indices)), strict=True)
+            for episode, step in zip(*self._windows.locate_samples(np.asarray(indices)), strict=True)
         ]
         images = {}
         for camera, feature in self._cameras.items():
@@ -108,44 +108,44 @@ class RLDSData(Demonstrations):
     def data_statistics(self) -> Any:
         features = {"action": np.concatenate([episode.actions for episode in self._episodes])}
         states = [episode.state for episode in self._episodes if episode.state is not None]
-        return statistics(features | ({"state": np.concatenate(states)} if states else {}))
+        return compute_statistics(features | ({"state": np.concatenate(states)} if states else {}))
 
     def _check_first_episode(self, features: dict[str, ExampleFeature], context: Context) -> None:
         """Compare the first episode with the simulator."""
         steps = _num_steps(features)
         config = self._config
-        sizes = [len(self._numbers(features, config.action)) // steps]
-        sizes.append(len(self._numbers(features, config.state)) // steps if self._uses_state else 0)
+        sizes = [len(self._find_numbers(features, config.action)) // steps]
+        sizes.append(len(self._find_numbers(features, config.state)) // steps if self._uses_state else 0)
         env = check_fit(self._where, context.env, *sizes)
         names = [name.removeprefix(STEPS) for name, feature in features.items() if feature.spans is not None]
         images = [name for name in names if name.startswith(OBSERVATION)]
         usual = {camera: OBSERVATION + camera for camera in env.cameras if camera not in images}
         self._cameras = match_cameras(self._where, env, images, {**usual, **config.cameras})
 
-    def _episode(self, file: Path, example: Example) -> RLDSEpisode:
+    def _parse_episode(self, file: Path, example: Example) -> RLDSEpisode:
         features = example.features
         steps = _num_steps(features)
         episode = RLDSEpisode(
             file=file,
-            actions=self._rows(features, self._config.action, steps),
-            state=self._rows(features, self._config.state, steps) if self._uses_state else None,
-            instructions=self._instructions(file, example, steps),
-            images={name: self._spans(features, name) for name in self._cameras.values()},
+            actions=self._read_rows(features, self._config.action, steps),
+            state=self._read_rows(features, self._config.state, steps) if self._uses_state else None,
+            instructions=self._read_instructions(file, example, steps),
+            images={name: self._find_spans(features, name) for name in self._cameras.values()},
         )
         for name, spans in episode.images.items():
             if len(spans) != steps:
                 raise UserError(f"{file}: an episode of {steps} steps has {len(spans)} images of {name}")
             try:
-                check_image(example.read(spans[0]), MAX_PIXELS)
+                check_image(example.read_span(spans[0]), MAX_PIXELS)
             except ValueError as exc:
                 raise UserError(f"{file}: an image of {name} cannot be decoded ({exc})") from exc
         return episode
 
-    def _instructions(self, file: Path, example: Example, steps: int) -> list[str]:
+    def _read_instructions(self, file: Path, example: Example, steps: int) -> list[str]:
         name = self._config.instruction
-        spans = self._spans(example.features, name)
+        spans = self._find_spans(example.features, name)
         try:
-            texts = [example.read(span).decode() for span in spans]
+            texts = [example.read_span(span).decode() for span in spans]
         except UnicodeDecodeError as exc:
             raise UserError(f"{file}: an instruction is not UTF-8 ({exc.reason}); download it again") from exc
         if name.startswith(METADATA):
@@ -154,26 +154,26 @@ class RLDSData(Demonstrations):
             raise UserError(f"{file}: an episode of {steps} steps has {len(texts)} instructions")
         return texts
 
-    def _rows(self, features: dict[str, ExampleFeature], name: str, steps: int) -> Array:
-        numbers = self._numbers(features, name)
+    def _read_rows(self, features: dict[str, ExampleFeature], name: str, steps: int) -> Array:
+        numbers = self._find_numbers(features, name)
         if len(numbers) % steps:
             raise UserError(f"{self._where}: {name} has {len(numbers)} numbers in an episode of {steps} steps")
         rows: Array = numbers.reshape(steps, -1).astype(np.float32)
         return rows
 
-    def _numbers(self, features: dict[str, ExampleFeature], name: str) -> Array:
-        numbers = self._feature(features, name).numbers
+    def _find_numbers(self, features: dict[str, ExampleFeature], name: str) -> Array:
+        numbers = self._find_feature(features, name).numbers
         if numbers is None:
             raise UserError(f"{self._where}: {name} holds texts or images, numbers are expected")
         return numbers
 
-    def _spans(self, features: dict[str, ExampleFeature], name: str) -> tuple[Span, ...]:
-        spans = self._feature(features, name).spans
+    def _find_spans(self, features: dict[str, ExampleFeature], name: str) -> tuple[Span, ...]:
+        spans = self._find_feature(features, name).spans
         if spans is None:
             raise UserError(f"{self._where}: {name} holds numbers, texts or images are expected")
         return spans
 
-    def _feature(self, features: dict[str, ExampleFeature], name: str) -> ExampleFeature:
+    def _find_feature(self, features: dict[str, ExampleFeature], name: str) -> ExampleFeature:
         full = name if name.startswith(METADATA) else STEPS + name
         if full not in features:
             names = [feature.removeprefix(STEPS) for feature in sorted(features)]

@@ -43,7 +43,7 @@ class Example:
     offset: int
     """Place of the record in its file."""
 
-    def read(self, span: Span) -> bytes:
+    def read_span(self, span: Span) -> bytes:
         """Return a byte string of the example, without reading the file again."""
         return self.record[span[0] - self.offset : span[1] - self.offset]
 
@@ -80,7 +80,7 @@ def read_example(record: ExampleRecord) -> Example:
     first = record.start + HEAD
     content = read_bytes(record.file, (first, first + record.length))
     try:
-        return Example(_features(content, first), content, first)
+        return Example(_parse_features(content, first), content, first)
     except (ValueError, struct.error) as exc:
         raise UserError(f"{record.file}: its record at byte {record.start} is not a tf.train.Example ({exc})") from exc
 
@@ -92,56 +92,56 @@ def read_bytes(file: Path, span: Span) -> bytes:
         return opened.read(span[1] - span[0])
 
 
-def _features(record: bytes, offset: int) -> dict[str, ExampleFeature]:
+def _parse_features(record: bytes, offset: int) -> dict[str, ExampleFeature]:
     """Return the features of an example. `offset`: place of the record in its file."""
     features = {}
-    for field, features_span in _fields(record, (0, len(record))):
+    for field, features_span in _walk_fields(record, (0, len(record))):
         if field != 1:
             continue
-        for _, entry in _fields(record, features_span):
-            parts = dict(_fields(record, entry))
+        for _, entry in _walk_fields(record, features_span):
+            parts = dict(_walk_fields(record, entry))
             if 1 not in parts or 2 not in parts:
                 raise ValueError("a feature has no name or no value")
             name = record[slice(*parts[1])].decode()
-            features[name] = _feature(record, parts[2], offset)
+            features[name] = _parse_feature(record, parts[2], offset)
     return features
 
 
-def _feature(record: bytes, span: Span, offset: int) -> ExampleFeature:
-    for kind, values in _fields(record, span):
+def _parse_feature(record: bytes, span: Span, offset: int) -> ExampleFeature:
+    for kind, values in _walk_fields(record, span):
         if kind == BYTES_LIST:
-            spans = tuple((offset + first, offset + last) for _, (first, last) in _fields(record, values))
+            spans = tuple((offset + first, offset + last) for _, (first, last) in _walk_fields(record, values))
             return ExampleFeature(spans=spans)
         if kind == FLOAT_LIST:
-            parts = [np.frombuffer(record[slice(*part)], "<f4") for _, part in _fields(record, values)]
+            parts = [np.frombuffer(record[slice(*part)], "<f4") for _, part in _walk_fields(record, values)]
             return ExampleFeature(
                 numbers=np.concatenate(parts).astype(np.float32) if parts else np.empty(0, np.float32)
             )
         if kind == INT64_LIST:
-            return ExampleFeature(numbers=np.array(_integers(record, values), np.int64))
+            return ExampleFeature(numbers=np.array(_parse_integers(record, values), np.int64))
     return ExampleFeature(numbers=np.empty(0, np.float32))
 
 
-def _integers(record: bytes, values: Span) -> list[int]:
+def _parse_integers(record: bytes, values: Span) -> list[int]:
     numbers = []
-    for _, (first, last) in _fields(record, values):
+    for _, (first, last) in _walk_fields(record, values):
         at = first
         while at < last:
-            number, at = _varint(record, at, last)
+            number, at = _read_varint(record, at, last)
             numbers.append(number - (1 << 64) if number >> 63 else number)
     return numbers
 
 
-def _fields(record: bytes, span: Span) -> Iterator[tuple[int, Span]]:
+def _walk_fields(record: bytes, span: Span) -> Iterator[tuple[int, Span]]:
     """Yield the number and the place within the record of each field of a message. Raise ValueError for no message."""
     at, end = span
     while at < end:
-        tag, at = _varint(record, at, end)
+        tag, at = _read_varint(record, at, end)
         encoding = tag & 7
         if encoding == LENGTH:
-            length, at = _varint(record, at, end)
+            length, at = _read_varint(record, at, end)
         elif encoding == VARINT:
-            length = _varint(record, at, end)[1] - at
+            length = _read_varint(record, at, end)[1] - at
         elif encoding in (FIXED64, FIXED32):
             length = 8 if encoding == FIXED64 else 4
         else:
@@ -152,7 +152,7 @@ def _fields(record: bytes, span: Span) -> Iterator[tuple[int, Span]]:
         at += length
 
 
-def _varint(record: bytes, at: int, end: int) -> tuple[int, int]:
+def _read_varint(record: bytes, at: int, end: int) -> tuple[int, int]:
     """Return the number that begins at a byte, and the byte after it."""
     number = 0
     for shift in range(0, 70, 7):

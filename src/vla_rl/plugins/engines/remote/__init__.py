@@ -11,5 +11,5 @@ plugin = EnginePlugin(
     summary="a policy behind a websocket (openpi's protocol), for `vla-rl eval --policy ws://...`",
     extra="serve",
     own_policy=True,
-    check="vla_rl.plugins.engines.remote.config:check",
+    check="vla_rl.plugins.engines.remote.config:check_key_map",
 )

@@ -33,7 +33,7 @@ class RemoteConfig:
     """Seconds, above 0, after which a server that does not answer counts as lost and the run stops."""
 
 
-def check(config: RemoteConfig, context: Context) -> None:
+def check_key_map(config: RemoteConfig, context: Context) -> None:
     """Check that the key map can be read."""
     from vla_rl.toolkit.models.key_maps import read_key_map
 

@@ -24,8 +24,8 @@ from vla_rl.plugins.engines.remote.address import Proxy, proxy_for
 from vla_rl.plugins.engines.remote.config import RemoteConfig
 from vla_rl.toolkit.models.fitting import MismatchError, check_action_dim, check_horizon, check_state_dim, simulator_of
 from vla_rl.toolkit.models.key_maps import KeyMap, read_key_map, write_request
-from vla_rl.toolkit.models.openpi import MAX_FRAME, FrameError, pack, unpack
-from vla_rl.toolkit.waiting import waiting
+from vla_rl.toolkit.models.openpi import MAX_FRAME, FrameError, pack_frame, unpack_frame
+from vla_rl.toolkit.waiting import register_work
 
 PAUSE_S = 0.2
 """Seconds between two attempts to reach a server."""
@@ -57,37 +57,37 @@ class RemoteEngine(PolicyEngine):
         self._chunk = context.chunk
         self._env = simulator_of(context, "remote")
         self._connections: dict[int, ClientConnection] = {}
-        self._headers = {} if config.api_key_file is None else _authorisation(Path(config.api_key_file))
+        self._headers = {} if config.api_key_file is None else _read_authorisation(Path(config.api_key_file))
         self._metadata: Mapping[str, Any] = {}
-        self._connect()
-        self._check(self._metadata, self._env)
+        self._connect_to_server()
+        self._check_metadata(self._metadata, self._env)
         self._keys = self._key_map()
 
     def act(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         obs = obs.numpy()
-        frames = [pack(write_request(self._keys, self._env, obs, row)) for row in range(len(obs))]
+        frames = [pack_frame(write_request(self._keys, self._env, obs, row)) for row in range(len(obs))]
         try:
             replies = self._replies_to(frames)
         except BaseException:
             self.close()  # answers to requests may still arrive
             raise
-        actions = np.stack([self._actions(reply) for reply in replies])
+        actions = np.stack([self._read_actions(reply) for reply in replies])
         low, high = (np.array(bound, np.float32) for bound in (self._env.action_low, self._env.action_high))
         return Chunk(actions=torch.from_numpy(np.clip(actions, low, high)))
 
     def close(self) -> None:
         for index in list(self._connections):
-            self._drop(index, OSError())
+            self._drop_connection(index, OSError())
 
     # ----------------------------------------------------------------------------------------------- connections
 
     def _replies_to(self, frames: Sequence[bytes]) -> list[bytes]:
         """Return the reply to each request. What a server that went away did not answer is sent again when it is
         back."""
-        with waiting("waiting for the policy", about=self._config.url) as note:
-            return self._exchange(frames, note)
+        with register_work("waiting for the policy", about=self._config.url) as note:
+            return self._exchange_frames(frames, note)
 
-    def _exchange(self, frames: Sequence[bytes], note: Callable[[int], None]) -> list[bytes]:
+    def _exchange_frames(self, frames: Sequence[bytes], note: Callable[[int], None]) -> list[bytes]:
         replies: dict[int, bytes] = {}
         until = monotonic() + self._config.timeout_s
         while left := [row for row in range(len(frames)) if row not in replies]:
@@ -95,15 +95,15 @@ class RemoteEngine(PolicyEngine):
             trouble: Exception | None = None
             for index, row in enumerate(left[: self._config.connections]):
                 try:
-                    self._connection(index, until).send(frames[row])
+                    self._ensure_connection(index, until).send(frames[row])
                     sent.append((index, row))
                 except (OSError, WebSocketException) as exc:
-                    trouble = self._drop(index, exc)
+                    trouble = self._drop_connection(index, exc)
             for index, row in sent:
                 try:
                     reply = self._connections[index].recv(timeout=max(0.0, until - monotonic()))
                 except (OSError, WebSocketException) as exc:
-                    trouble = self._drop(index, exc)
+                    trouble = self._drop_connection(index, exc)
                     continue
                 if isinstance(reply, str):
                     raise PluginError(f"the policy at {self._config.url} refused a request: {reply[-2000:]}")
@@ -114,13 +114,13 @@ class RemoteEngine(PolicyEngine):
                 self._wait_before_retry(until, trouble, note)
         return [replies[row] for row in range(len(frames))]
 
-    def _connect(self) -> None:
+    def _connect_to_server(self) -> None:
         """Connect to a server that may still be loading its model."""
         url, began = self._config.url, monotonic()
-        with waiting("waiting for the policy", about=url) as note:
+        with register_work("waiting for the policy", about=url) as note:
             while True:
                 try:
-                    self._connection(0, began + self._config.timeout_s)
+                    self._ensure_connection(0, began + self._config.timeout_s)
                     return
                 except _ProxyTrouble as exc:
                     if exc.lasts:
@@ -146,20 +146,20 @@ class RemoteEngine(PolicyEngine):
         note(0)
         sleep(PAUSE_S)
 
-    def _connection(self, index: int, until: float) -> ClientConnection:
+    def _ensure_connection(self, index: int, until: float) -> ClientConnection:
         """Return an open connection on which the server has sent its metadata. Raise OSError or WebSocketException
         where another attempt may help, UserError where it does not."""
         if index not in self._connections:
-            opened = self._open(until)
+            opened = self._open_connection(until)
             try:
-                self._metadata = self._read(opened.recv(timeout=max(0.0, until - monotonic())))
+                self._metadata = self._read_message(opened.recv(timeout=max(0.0, until - monotonic())))
             except BaseException:
                 opened.close()
                 raise
             self._connections[index] = opened
         return self._connections[index]
 
-    def _open(self, until: float) -> ClientConnection:
+    def _open_connection(self, until: float) -> ClientConnection:
         url, proxy = self._config.url, proxy_for(self._config.url)
         try:
             return connect(
@@ -169,7 +169,7 @@ class RemoteEngine(PolicyEngine):
                 open_timeout=max(PAUSE_S, until - monotonic()),
                 proxy=None if proxy is None else proxy.url,
                 additional_headers=self._headers,
-            ).__enter__()  # newer versions require it; `_drop` closes it
+            ).__enter__()  # newer versions require it; `_drop_connection` closes it
         except InvalidStatus as exc:
             status = exc.response.status_code
             if status == HTTPStatus.UNAUTHORIZED:
@@ -182,7 +182,7 @@ class RemoteEngine(PolicyEngine):
                 raise
             raise _ProxyTrouble(proxy, exc) from exc
 
-    def _drop(self, index: int, trouble: Exception) -> Exception:
+    def _drop_connection(self, index: int, trouble: Exception) -> Exception:
         if index in self._connections:
             with suppress(OSError, WebSocketException):
                 self._connections.pop(index).close()
@@ -190,9 +190,9 @@ class RemoteEngine(PolicyEngine):
 
     # --------------------------------------------------------------------------------------------------- replies
 
-    def _read(self, frame: str | bytes) -> Mapping[str, Any]:
+    def _read_message(self, frame: str | bytes) -> Mapping[str, Any]:
         try:
-            message = unpack(frame) if isinstance(frame, bytes) else None
+            message = unpack_frame(frame) if isinstance(frame, bytes) else None
         except FrameError as exc:
             raise PluginError(f"{self._config.url} does not speak openpi's protocol: {exc}") from exc
         if not isinstance(message, dict):
@@ -201,9 +201,9 @@ class RemoteEngine(PolicyEngine):
             )
         return message
 
-    def _actions(self, reply: bytes) -> Array:
+    def _read_actions(self, reply: bytes) -> Array:
         """Return actions float32 [C, A]: the first C of those that the policy chose."""
-        actions = np.asarray(self._read(reply).get("actions"))
+        actions = np.asarray(self._read_message(reply).get("actions"))
         if actions.dtype.kind not in "iuf" or actions.ndim != 2 or actions.shape[1] != self._env.action_dim:
             raise PluginError(
                 f"the policy at {self._config.url} gave actions of {actions.dtype} {list(actions.shape)}, where the "
@@ -214,7 +214,7 @@ class RemoteEngine(PolicyEngine):
             raise PluginError(f"the policy at {self._config.url} gave actions that are not finite")
         return actions[: self._chunk].astype(np.float32)
 
-    def _check(self, about: Mapping[str, Any], env: EnvInfo) -> None:
+    def _check_metadata(self, about: Mapping[str, Any], env: EnvInfo) -> None:
         """Check the metadata of the policy, as vla-rl's own servers send it. Other servers send little; their replies
         are checked instead."""
         numbers = {name: value for name, value in about.items() if type(value) is int}
@@ -267,7 +267,7 @@ def _text_of(error: Exception) -> str:
     return f"{text}: {body}" if body.isprintable() and body else text
 
 
-def _authorisation(file: Path) -> dict[str, str]:
+def _read_authorisation(file: Path) -> dict[str, str]:
     try:
         return {"Authorization": f"Api-Key {read_text(file).strip()}"}
     except (OSError, UnicodeDecodeError) as exc:

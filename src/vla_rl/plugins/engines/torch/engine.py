@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vla_rl.core.hookspecs import PolicyEngine, VLAModel
-from vla_rl.core.manager import offers
+from vla_rl.core.manager import offers_method
 from vla_rl.core.types import Context
 from vla_rl.plugins.engines.torch.config import TorchEngineConfig
 from vla_rl.toolkit.models.adapters import MergedAdapters, merge_mode
@@ -42,13 +42,13 @@ class TorchEngine(PolicyEngine):
         """
         self.model = model
         self.statistics_name = model.statistics_name
-        self.continues = offers(model, "continue_chunk")
+        self.continues = offers_method(model, "continue_chunk")
         self._adapters = None if merge == "off" else MergedAdapters(model.module, merge)
         self._learns = learns
         self._awake = 0
         """Rollouts that run now: real ones and imagined ones may do so at the same time."""
         if self._adapters is not None and not learns:
-            self._adapters.merge()
+            self._adapters.merge_weights()
 
     def act(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         return self.model.sample_chunk(obs, noise, greedy)
@@ -66,19 +66,19 @@ class TorchEngine(PolicyEngine):
         if adapters is None or not adapters.merged:
             self.model.load_weights(pairs)
             return
-        adapters.unmerge()
+        adapters.restore_weights()
         self.model.load_weights(pairs)
-        adapters.merge()
+        adapters.merge_weights()
 
     def wake_up(self) -> None:
         if self._adapters is None or not self._learns:
             return
         self._awake += 1
-        self._adapters.merge()
+        self._adapters.merge_weights()
 
     def sleep(self) -> None:
         if self._adapters is None or not self._learns:
             return
         self._awake -= 1
         if not self._awake:
-            self._adapters.unmerge()
+            self._adapters.restore_weights()

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from attrs import field, frozen, validators
 
-from vla_rl.plugins.envs.gymnasium.config import STATES, rate
+from vla_rl.plugins.envs.gymnasium.config import STATES, check_rate
 from vla_rl.toolkit.envs.settings import LARGEST, SMALLEST, Processes
 
 SCRIPTED = "scripted"
@@ -14,7 +14,7 @@ DEVICES = ("gamepad", "keyboard")
 AFTER = 10
 
 
-def _controller(instance: Any, attribute: Any, name: str) -> None:
+def _check_controller(instance: Any, attribute: Any, name: str) -> None:
     if name not in (SCRIPTED, *DEVICES) and ":" not in name:
         raise ValueError(f"{name!r} is none of {SCRIPTED}, {', '.join(DEVICES)} and module:Class")
 
@@ -37,7 +37,7 @@ def _no_duplicates(instance: Any, attribute: Any, cameras: tuple[str, ...]) -> N
 class PersonSettings:
     """Who may take over, and when."""
 
-    controller: str = field(default=SCRIPTED, validator=_controller)
+    controller: str = field(default=SCRIPTED, validator=_check_controller)
     """`scripted`: a script that lifts the cube; `keyboard` or `gamepad`: a person at the machine, by gym-hil's own
     controllers; or `module:Class`, an object with their methods."""
     after: int = field(default=AFTER, validator=validators.ge(0))
@@ -71,7 +71,7 @@ class GymHilConfig:
     """`sparse`: 1 when the cube is 10 cm up; `dense`: nearness and height at every step."""
     random_block: bool = True
     """Whether the cube's place differs between reset states."""
-    control_hz: float | None = field(default=None, validator=rate)
+    control_hz: float | None = field(default=None, validator=check_rate)
     """Actions a second in real time, above 0 and at most 1000; a person at a device needs 10, the simulated rate. Late
     actions are counted. null: as fast as the simulator goes."""
     max_steps: int = field(default=100, validator=[validators.ge(1), validators.le(10_000)])

@@ -10,20 +10,20 @@ from attrs import frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array, Context
-from vla_rl.plugins.envs.gym_hil.checks import check
+from vla_rl.plugins.envs.gym_hil.checks import check_device_sharing
 from vla_rl.plugins.envs.gym_hil.config import DEVICES, SCRIPTED, GymHilConfig, PersonSettings
-from vla_rl.plugins.envs.gym_hil.interpreter import lacks
+from vla_rl.plugins.envs.gym_hil.interpreter import find_missing
 from vla_rl.plugins.envs.gym_hil.people import STEP, TakeoverWrapper
 from vla_rl.plugins.envs.gymnasium import single_env
 from vla_rl.plugins.envs.gymnasium.config import STATES, CameraSettings, GymnasiumConfig, InterventionSettings, Wrapper
 from vla_rl.plugins.envs.gymnasium.simulator import wrapper_layers
-from vla_rl.toolkit.envs.meshes import cells_for, simplified, turn_effects_off
+from vla_rl.toolkit.envs.meshes import cells_for, simplify_meshes, turn_effects_off
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 
 def make_envs(config: GymHilConfig, context: Context) -> SubprocEnvs:
     """Return the env instances. Raise UserError for what is missing, and for a device that several envs would share."""
-    check(config, context)
+    check_device_sharing(config, context)
     return single_env.make_envs(gymnasium_config(config), context, MakeHilEnv(config))
 
 
@@ -35,7 +35,7 @@ def try_out(config: GymHilConfig) -> None:
 
 def gymnasium_config(config: GymHilConfig) -> GymnasiumConfig:
     """Return the settings of the plugin `gymnasium` that make this environment. Raise UserError without gym-hil."""
-    if missing := lacks():
+    if missing := find_missing():
         raise UserError(f"gym_hil needs the package {missing}")
     person = config.person
     wrappers = [
@@ -65,7 +65,7 @@ def gymnasium_config(config: GymHilConfig) -> GymnasiumConfig:
         cameras={name: CameraSettings(source=f"render.{name}", size=config.image_size) for name in config.cameras},
         state="agent_pos",
         success="succeed",
-        interventions=None if person is None else InterventionSettings(source=_source(person)),
+        interventions=None if person is None else InterventionSettings(source=_choose_source(person)),
         wrappers=tuple(wrappers),
         max_steps=config.max_steps,
         train_states=config.train_states,
@@ -76,7 +76,7 @@ def gymnasium_config(config: GymHilConfig) -> GymnasiumConfig:
     )
 
 
-def _source(person: PersonSettings) -> Any:
+def _choose_source(person: PersonSettings) -> Any:
     return "expert" if person.controller == SCRIPTED else "person"
 
 
@@ -134,7 +134,7 @@ class DrawCameras(gymnasium.Wrapper[Any, Any, Any, Any]):
         if not self._fast:
             return mujoco.Renderer(model, self._size, self._size)
         turn_effects_off(model)
-        with simplified(model, cells_for(self._size)):
+        with simplify_meshes(model, cells_for(self._size)):
             return mujoco.Renderer(model, self._size, self._size)
 
     def close(self) -> None:

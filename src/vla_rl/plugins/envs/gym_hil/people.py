@@ -36,23 +36,23 @@ class TakeoverWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.listens = True
         """Whether the person may act in this episode."""
         self.name = person
-        self.person = _person(person, env.unwrapped, after, steps, kwargs)
-        self._ask("start")
+        self.person = _create_person(person, env.unwrapped, after, steps, kwargs)
+        self._call_person("start")
 
     def reset(self, **kwargs: Any) -> Any:
         result = self.env.reset(**kwargs)
-        self._ask("reset")
+        self._call_person("reset")
         return result
 
     def step(self, action: Array) -> Any:
-        self._ask("update")
-        takes_over = self.listens and bool(self._ask("should_intervene"))
+        self._call_person("update")
+        takes_over = self.listens and bool(self._call_person("should_intervene"))
         if takes_over:
-            numbers = [*self._ask("get_deltas"), GRIPPER[self._ask("gripper_command")]]
+            numbers = [*self._call_person("get_deltas"), GRIPPER[self._call_person("gripper_command")]]
             space = self.action_space
             assert isinstance(space, gymnasium.spaces.Box)
             action = np.clip(np.asarray(numbers, np.float32), space.low, space.high)
-        status = self._ask("get_episode_end_status")
+        status = self._call_person("get_episode_end_status")
         obs, reward, terminated, truncated, info = self.env.step(action)
         if self.listens and status == "success":
             info["succeed"] = True
@@ -67,10 +67,10 @@ class TakeoverWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, reward, terminated, truncated, info
 
     def close(self) -> None:
-        self._ask("stop")
+        self._call_person("stop")
         self.env.close()
 
-    def _ask(self, method: str) -> Any:
+    def _call_person(self, method: str) -> Any:
         """Call a method of the person. Raise UserError for a device that does not work, or has disappeared."""
         try:
             answer = getattr(self.person, method)()
@@ -80,7 +80,7 @@ class TakeoverWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise UserError(
                 f"person: the takeover device {self.name!r} does not work ({method}: {type(exc).__name__}: {exc})"
             ) from exc
-        if method != "stop" and (not getattr(self.person, "running", True) or _unplugged(self.person)):
+        if method != "stop" and (not getattr(self.person, "running", True) or _is_unplugged(self.person)):
             raise UserError(
                 f"person: the takeover device {self.name!r} is not there any more (or was not there at the start): "
                 "no one could stop the robot, so the run ends; connect it, and resume the run"
@@ -88,7 +88,7 @@ class TakeoverWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return answer
 
 
-def _person(name: str, env: Any, after: int, steps: int | None, kwargs: dict[str, Any]) -> Any:
+def _create_person(name: str, env: Any, after: int, steps: int | None, kwargs: dict[str, Any]) -> Any:
     """Return the person of this name. Raise UserError for one that cannot be made."""
     if name == SCRIPTED:
         return ScriptedPerson(env, after=after, steps=steps)
@@ -103,7 +103,7 @@ def _person(name: str, env: Any, after: int, steps: int | None, kwargs: dict[str
         raise UserError(f"person.controller: {name!r} cannot be made: {type(exc).__name__}: {exc}") from exc
 
 
-def _unplugged(person: Any) -> bool:
+def _is_unplugged(person: Any) -> bool:
     """Return whether a gamepad of gym-hil has lost its joystick."""
     joystick = getattr(person, "joystick", None)
     if joystick is None:
@@ -138,11 +138,11 @@ class ScriptedPerson:
         """Actions without progress; the first look is before the first action."""
         self._acted = 0
         self._acts = False
-        self._begin()
+        self._restart_motion()
 
     def update(self) -> None:
         """Look at the scene, and decide whether to act at the next step and how."""
-        hand, cube = self._look()
+        hand, cube = self._read_positions()
         floor = float(cube[2]) if self._floor is None else self._floor
         self._floor = floor
         distance = float(np.linalg.norm(hand - cube)) - 10 * max(float(cube[2]) - floor, 0.0)
@@ -155,10 +155,10 @@ class ScriptedPerson:
         elif not self._acts and self._idle >= self.after:
             self._acts = True
             self._acted = 0
-            self._begin()
+            self._restart_motion()
         if self._acts:
             self._acted += 1
-            self._move(hand, cube)
+            self._plan_action(hand, cube)
 
     def should_intervene(self) -> bool:
         return self._acts
@@ -172,18 +172,18 @@ class ScriptedPerson:
     def get_episode_end_status(self) -> None:
         """Return None: the simulator judges success."""
 
-    def _look(self) -> tuple[Array, Array]:
+    def _read_positions(self) -> tuple[Array, Array]:
         """Return the positions of hand and cube in metres, [3] each."""
         sensors = self.env.data.sensor
         return sensors("2f85/pinch_pos").data.copy(), sensors("block_pos").data.copy()
 
-    def _begin(self) -> None:
+    def _restart_motion(self) -> None:
         self._stage = "above"
         self._closing = 0
         self._deltas = np.zeros(3)
         self._gripper = "no-op"
 
-    def _move(self, hand: Array, cube: Array) -> None:
+    def _plan_action(self, hand: Array, cube: Array) -> None:
         """Set the next action."""
         above = cube + [0, 0, 0.06]
         if self._stage == "above" and np.linalg.norm((above - hand)[:2]) < 0.01:

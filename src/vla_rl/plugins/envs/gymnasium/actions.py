@@ -11,7 +11,7 @@ from gymnasium import spaces
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.gymnasium.config import GymnasiumConfig
-from vla_rl.plugins.envs.gymnasium.entries import leaves
+from vla_rl.plugins.envs.gymnasium.entries import walk_leaves
 
 
 @frozen(eq=False)
@@ -23,7 +23,7 @@ class ActionLayout:
     low: tuple[float, ...]
     high: tuple[float, ...]
 
-    def action(self, numbers: Array) -> Any:
+    def build_action(self, numbers: Array) -> Any:
         """Return the action that the environment takes for float [A], clipped to the bounds."""
         numbers = np.clip(numbers, self.low, self.high)
         action: dict[Any, Any] = {}
@@ -40,7 +40,7 @@ class ActionLayout:
             target[keys[-1]] = part
         return action
 
-    def numbers(self, action: Any) -> Array:
+    def flatten_action(self, action: Any) -> Array:
         """Return an action of the environment as the policy's numbers, float32 [A]: the inverse of `action`, not
         clipped. Raise UserError for one that does not fit the space.
         """
@@ -64,7 +64,7 @@ def action_layout(space: Any, config: GymnasiumConfig) -> ActionLayout:
     """Return the layout of an action space. Raise UserError for actions that are not vectors of continuous numbers, and
     for bounds that are missing or too wide.
     """
-    parts = _parts(space, config)
+    parts = _list_parts(space, config)
     space_low = np.concatenate([box.low.reshape(-1) for _, box in parts]).astype(np.float64)
     space_high = np.concatenate([box.high.reshape(-1) for _, box in parts]).astype(np.float64)
     if config.action_low is None or config.action_high is None:
@@ -84,7 +84,7 @@ def action_layout(space: Any, config: GymnasiumConfig) -> ActionLayout:
     return ActionLayout(parts, low, high)
 
 
-def _parts(space: Any, config: GymnasiumConfig) -> tuple[tuple[tuple[Any, ...], Any], ...]:
+def _list_parts(space: Any, config: GymnasiumConfig) -> tuple[tuple[tuple[Any, ...], Any], ...]:
     if not isinstance(space, spaces.Dict):
         if config.actions:
             raise UserError(f"actions: {config.id} takes actions of {space}, not of a Dict; leave `actions` out")
@@ -96,11 +96,11 @@ def _parts(space: Any, config: GymnasiumConfig) -> tuple[tuple[tuple[Any, ...], 
                 "converts"
             )
         return (((), space),)
-    boxes = {".".join(map(str, keys)): (keys, box) for keys, box in leaves(space)}
+    boxes = {".".join(map(str, keys)): (keys, box) for keys, box in walk_leaves(space)}
     if set(config.actions) != set(boxes):
         raise UserError(
             f"{config.id} takes a dict of actions; give all of its entries in the order of the policy's numbers: "
-            f"actions: [{', '.join(boxes)}]" + _difference(config.actions, list(boxes))
+            f"actions: [{', '.join(boxes)}]" + _describe_difference(config.actions, list(boxes))
         )
     for path, (_, box) in boxes.items():
         if not isinstance(box, spaces.Box) or box.dtype.kind != "f":
@@ -110,7 +110,7 @@ def _parts(space: Any, config: GymnasiumConfig) -> tuple[tuple[tuple[Any, ...], 
     return tuple(boxes[path] for path in config.actions)
 
 
-def _difference(given: tuple[str, ...], paths: list[str]) -> str:
+def _describe_difference(given: tuple[str, ...], paths: list[str]) -> str:
     missing = [path for path in paths if path not in given]
     unknown = [path for path in given if path not in paths]
     lists = {"missing": missing, "unknown": unknown} if given else {}

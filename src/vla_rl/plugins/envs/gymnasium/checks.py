@@ -8,7 +8,7 @@ from vla_rl.plugins.envs.gymnasium.config import GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.simulator import check_registered, import_all, wrapper_class
 
 
-def check(config: GymnasiumConfig, context: Context) -> None:
+def check_environment(config: GymnasiumConfig, context: Context) -> None:
     """Raise UserError for an environment id or a wrapper that does not exist."""
     with at("imports"):
         import_all(config)

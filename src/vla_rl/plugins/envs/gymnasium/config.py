@@ -13,7 +13,7 @@ STATES = 1_000_000
 """Number of state ids per split: ids of "eval" states are 0 to 999,999, ids of "train" states follow."""
 
 
-def _size(instance: Any, attribute: Any, size: int | tuple[int, int]) -> None:
+def _check_size(instance: Any, attribute: Any, size: int | tuple[int, int]) -> None:
     for side in size if isinstance(size, tuple) else (size,):
         if not SMALLEST <= side <= LARGEST:
             raise ValueError(f"{side} pixels; give {SMALLEST} to {LARGEST} (224 for most checkpoints)")
@@ -27,13 +27,13 @@ class CameraSettings:
     """Source of the image. `render`: the environment's own `render()`, or `render.0`, `render.wrist` for an entry of
     what that returns; `observation`: the observation itself; otherwise the path of an entry of a dict observation,
     such as `pixels.front`."""
-    size: int | tuple[int, int] = field(default=224, validator=_size)
+    size: int | tuple[int, int] = field(default=224, validator=_check_size)
     """Size in pixels to which images are resized, 8 to 1024: the side of a square, or [height, width]."""
     turn: Literal[0, 90, 180, 270] = 0
     """Counter-clockwise rotation in degrees that turns images upright."""
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def image_shape(self) -> tuple[int, int]:
         """Height and width in pixels."""
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
@@ -76,12 +76,12 @@ class InterventionSettings:
     """Who takes over: a person, or a scripted expert."""
 
 
-def rate(instance: Any, attribute: Any, control_hz: float | None) -> None:
+def check_rate(instance: Any, attribute: Any, control_hz: float | None) -> None:
     if control_hz is not None and not 0 < control_hz <= 1000:
         raise ValueError(f"{control_hz} actions a second; give a number above 0 and at most 1000")
 
 
-def words(instance: Any, attribute: Any, text: str) -> None:
+def check_text(instance: Any, attribute: Any, text: str) -> None:
     if not text.strip():
         raise ValueError("is empty; say in words what the policy shall do, or name what is meant")
 
@@ -91,7 +91,7 @@ def no_limit(instance: Any, attribute: Any, kwargs: dict[str, Any]) -> None:
         raise ValueError("max_episode_steps is the setting max_steps; leave it out here")
 
 
-def bounds(instance: Any, attribute: Any, high: tuple[float, ...] | None) -> None:
+def check_bounds(instance: Any, attribute: Any, high: tuple[float, ...] | None) -> None:
     low = instance.action_low
     if (low is None) != (high is None):
         raise ValueError("give both action_low and action_high, or neither")
@@ -106,13 +106,13 @@ def bounds(instance: Any, attribute: Any, high: tuple[float, ...] | None) -> Non
 class GymnasiumConfig:
     """Spec keys of the simulator `gymnasium`."""
 
-    id: str = field(validator=words)
+    id: str = field(validator=check_text)
     """Id of the environment, as `gymnasium.make` takes it: Pendulum-v1, Meta-World/MT1, ..."""
     kwargs: dict[str, Any] = field(factory=dict, validator=no_limit)
     """Further keyword arguments of `gymnasium.make`; `max_episode_steps` is the key `max_steps` instead."""
     imports: tuple[str, ...] = ()
     """Modules whose import registers environments, such as metaworld."""
-    instruction: str = field(validator=words)
+    instruction: str = field(validator=check_text)
     """Instruction that the policy gets."""
     cameras: dict[str, CameraSettings] = field(factory=lambda: {"main": CameraSettings()}, validator=named_cameras)
     """Cameras: name -> the image that the policy sees under this name. Models read them in this order."""
@@ -121,7 +121,7 @@ class GymnasiumConfig:
     (`agent_pos`, `robot.joints`), or a list of paths whose numbers are joined in this order; null: none."""
     actions: tuple[str, ...] = field(default=(), validator=no_duplicates)
     """Paths of the entries of a dict action space, in the order of the policy's numbers. For such spaces only."""
-    success: str = field(validator=words)
+    success: str = field(validator=check_text)
     """Criterion of success: the path of an entry of the environment's info, in every step or in that of the end alone,
     or `terminated` for an environment that terminates only when solved."""
     interventions: InterventionSettings | None = None
@@ -136,12 +136,12 @@ class GymnasiumConfig:
     action_low: tuple[float, ...] | None = None
     """Lower and (`action_high`) upper bounds of actions, one number per dimension, in the environment's units; null:
     its own. Give both or neither."""
-    action_high: tuple[float, ...] | None = field(default=None, validator=bounds)
+    action_high: tuple[float, ...] | None = field(default=None, validator=check_bounds)
     train_states: int = field(default=200, validator=[validators.ge(1), validators.le(STATES)])
     """Number of initial states (seeds) in the train split, 1 to 1,000,000."""
     eval_states: int = field(default=50, validator=[validators.ge(1), validators.le(STATES)])
     """Number of initial states (seeds) in the eval split, 1 to 1,000,000; training never uses them."""
-    control_hz: float | None = field(default=None, validator=rate)
+    control_hz: float | None = field(default=None, validator=check_rate)
     """Actions a second in real time, above 0 and at most 1000, for robots and people; late ones are counted. null: as
     fast as the environment goes."""
     deterministic: bool = True

@@ -14,11 +14,11 @@ class NoEntry(UserError):
     """A path that leads to no entry. The message lists the paths that exist."""
 
 
-def entry(container: Any, path: str) -> Any:
+def find_entry(container: Any, path: str) -> Any:
     """Return the entry at a path of nested mappings and lists. A key that contains dots itself is found as well: the
     longest key that fits is taken. Raise NoEntry.
     """
-    value = _descend(container, path.split("."))
+    value = _descend_path(container, path.split("."))
     if value is None:
         paths = sorted(known_paths(container))
         raise NoEntry(f"no entry {path!r}{did_you_mean(path, paths)}\n  entries: {', '.join(paths) or 'none'}")
@@ -27,10 +27,10 @@ def entry(container: Any, path: str) -> Any:
 
 def known_paths(container: Any) -> list[str]:
     """Return the paths of all entries that are not containers themselves."""
-    return [".".join(map(str, keys)) for keys, _ in leaves(container)]
+    return [".".join(map(str, keys)) for keys, _ in walk_leaves(container)]
 
 
-def leaves(container: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def walk_leaves(container: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Yield (keys that lead to it, entry) of all entries that are not containers themselves."""
     if isinstance(container, spaces.Dict | Mapping):
         children = list(container.items())
@@ -40,24 +40,24 @@ def leaves(container: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[A
         yield keys, container
         return
     for key, child in children:
-        yield from leaves(child, (*keys, key))
+        yield from walk_leaves(child, (*keys, key))
 
 
-def _descend(value: Any, parts: Sequence[str]) -> tuple[Any] | None:
+def _descend_path(value: Any, parts: Sequence[str]) -> tuple[Any] | None:
     """Return the entry in a tuple, or None if it does not exist."""
     if not parts:
         return (value,)
-    children = _children(value) or {}
+    children = _list_children(value) or {}
     for length in range(len(parts), 0, -1):
         key = ".".join(parts[:length])
         if key in children:
-            result = _descend(children[key], parts[length:])
+            result = _descend_path(children[key], parts[length:])
             if result is not None:
                 return result
     return None
 
 
-def _children(value: Any) -> dict[str, Any] | None:
+def _list_children(value: Any) -> dict[str, Any] | None:
     """Return the entries of a container by the text of their key; None for anything else."""
     if isinstance(value, spaces.Dict | Mapping):
         return {str(key): child for key, child in value.items()}

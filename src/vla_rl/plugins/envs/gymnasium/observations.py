@@ -11,7 +11,7 @@ from gymnasium import spaces
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.gymnasium.config import CameraSettings, GymnasiumConfig
-from vla_rl.plugins.envs.gymnasium.entries import NoEntry, entry
+from vla_rl.plugins.envs.gymnasium.entries import NoEntry, find_entry
 from vla_rl.toolkit.images import resized
 
 WHOLE = "observation"
@@ -19,7 +19,7 @@ RENDER = "render"
 IMAGE_FORMATS = "[height, width, 3] or [3, height, width], of uint8, or of floats from 0 to 1 or to 255"
 
 
-def renders(config: GymnasiumConfig) -> bool:
+def uses_render(config: GymnasiumConfig) -> bool:
     """Return whether a camera shows what `render()` returns."""
     return any(_of_render(camera) for camera in config.cameras.values())
 
@@ -30,7 +30,7 @@ def check_cameras(space: Any, config: GymnasiumConfig) -> None:
     for name, camera in config.cameras.items():
         if not _of_render(camera):
             setting = f"cameras.{name}.source"
-            source = _entry(space, camera.source, setting, config.id)
+            source = _select_entry(space, camera.source, setting, config.id)
             if not (isinstance(source, spaces.Box) and _is_image(source.dtype, source.shape)):
                 raise UserError(
                     f"{setting} {camera.source!r} of {config.id} is {source}, not an image: {IMAGE_FORMATS}"
@@ -43,7 +43,7 @@ def state_sizes(space: Any, config: GymnasiumConfig) -> dict[str, int]:
     """
     sizes = {}
     for path in state_paths(config):
-        part = _entry(space, path, "state", config.id)
+        part = _select_entry(space, path, "state", config.id)
         if not isinstance(part, spaces.Box) or len(part.shape) > 1:
             raise UserError(f"state {path!r} of {config.id} is {part}; a state is a Box of one dimension, or a number")
         sizes[path] = part.shape[0] if part.shape else 1
@@ -61,16 +61,16 @@ def read_images(
 ) -> Mapping[str, Array]:
     """Return the images of all cameras, uint8 [H, W, 3], upright and in the size of the settings. `render` is called at
     most once."""
-    rendered = render() if renders(config) else None
+    rendered = render() if uses_render(config) else None
     images = {}
     for name, camera in config.cameras.items():
         where = f"{camera.source} of {config.id}"
         if _of_render(camera):
             image, highest = _part_of_render(rendered, camera, name, config.id), None
         else:
-            image = _entry(observation, camera.source, f"cameras.{name}.source", config.id)
-            highest = _entry(space, camera.source, f"cameras.{name}.source", config.id).high.max()
-        images[name] = resized(np.rot90(rgb(image, where, highest), camera.turn // 90), camera.shape)
+            image = _select_entry(observation, camera.source, f"cameras.{name}.source", config.id)
+            highest = _select_entry(space, camera.source, f"cameras.{name}.source", config.id).high.max()
+        images[name] = resized(np.rot90(to_rgb(image, where, highest), camera.turn // 90), camera.image_shape)
     return images
 
 
@@ -81,7 +81,7 @@ def read_state(observation: Any, sizes: Mapping[str, int], env_id: str) -> Array
         return None
     parts = []
     for path, size in sizes.items():
-        numbers = np.asarray(_entry(observation, path, "state", env_id), np.float32).reshape(-1)
+        numbers = np.asarray(_select_entry(observation, path, "state", env_id), np.float32).reshape(-1)
         if len(numbers) != size:
             raise UserError(
                 f"state {path!r} of {env_id} has {len(numbers)} numbers now, and its space says {size}; a policy needs "
@@ -91,7 +91,7 @@ def read_state(observation: Any, sizes: Mapping[str, int], env_id: str) -> Array
     return np.concatenate(parts)
 
 
-def rgb(image: Any, source: str, highest: float | None = None) -> Array:
+def to_rgb(image: Any, source: str, highest: float | None = None) -> Array:
     """Return an image as uint8 [H, W, 3]. `highest`: upper bound of floats by the image's space; None: 1. Raise
     UserError for anything but an RGB image, and for floats out of their range.
     """
@@ -130,7 +130,7 @@ def _part_of_render(rendered: Any, camera: CameraSettings, name: str, env_id: st
     return rendered
 
 
-def _entry(container: Any, path: str, setting: str, env_id: str) -> Any:
+def _select_entry(container: Any, path: str, setting: str, env_id: str) -> Any:
     """Return an entry of an observation or of its space; `observation` is all of one that is not a dict."""
     if isinstance(container, spaces.Dict | Mapping):
         return _named_entry(container, path, setting, env_id)
@@ -145,6 +145,6 @@ def _entry(container: Any, path: str, setting: str, env_id: str) -> Any:
 
 def _named_entry(container: Any, path: str, setting: str, env_id: str) -> Any:
     try:
-        return entry(container, path)
+        return find_entry(container, path)
     except NoEntry as exc:
         raise UserError(f"{setting}: {env_id} has {exc}") from None

@@ -16,7 +16,7 @@ from gymnasium import wrappers
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.plugins.envs.gymnasium.config import GymnasiumConfig, Wrapper
-from vla_rl.plugins.envs.gymnasium.observations import renders
+from vla_rl.plugins.envs.gymnasium.observations import uses_render
 
 if sys.platform == "linux":  # before an environment imports mujoco or pygame; others ignore it
     os.environ.setdefault("MUJOCO_GL", "egl")
@@ -58,16 +58,16 @@ class Generators:
                 np.random.set_state(numpy_state)
 
 
-def make(config: GymnasiumConfig) -> Environment:
+def make_environment(config: GymnasiumConfig) -> Environment:
     """Return the environment in its wrappers. Raise UserError for what does not exist or cannot be used."""
     import_all(config)
     check_registered(config.id)
-    from_render = renders(config)
+    from_render = uses_render(config)
     kwargs = ({"render_mode": "rgb_array"} if from_render else {}) | config.kwargs
-    with Generators(0).in_use(), _readable(config.id):
+    with Generators(0).in_use(), _translate_errors(config.id):
         env = gymnasium.make(config.id, max_episode_steps=config.max_steps, disable_env_checker=True, **kwargs)
         for wrapper in config.wrappers:
-            env = _wrapped(env, wrapper)
+            env = _apply_wrapper(env, wrapper)
     for layer in wrapper_layers(env):
         for kind, reason in REFUSED.items():
             if isinstance(layer, kind):
@@ -84,12 +84,12 @@ def make(config: GymnasiumConfig) -> Environment:
 def import_all(config: GymnasiumConfig) -> None:
     """Import the modules that register environments. Raise UserError for one that cannot be imported."""
     for module in config.imports:
-        _import(module, "imports")
+        _import_module(module, "imports")
 
 
 def check_registered(name: str) -> None:
     """Raise UserError for an id that is not registered, or that stands for a vector environment."""
-    with _readable(name):
+    with _translate_errors(name):
         try:
             spec = gymnasium.spec(name)
         except gymnasium.error.UnregisteredEnv as exc:
@@ -123,7 +123,7 @@ def wrapper_class(wrapper: Wrapper) -> type[gymnasium.Wrapper[Any, Any, Any, Any
     """Return the class of a wrapper. Raise UserError for a name that is not one."""
     if ":" in wrapper.name:
         module, _, name = wrapper.name.partition(":")
-        kind = getattr(_import(module, "wrappers"), name, None)
+        kind = getattr(_import_module(module, "wrappers"), name, None)
         if kind is None:
             raise UserError(f"wrappers: module {module!r} has no {name!r}")
     else:
@@ -139,13 +139,13 @@ def wrapper_class(wrapper: Wrapper) -> type[gymnasium.Wrapper[Any, Any, Any, Any
     return kind
 
 
-def _wrapped(env: Environment, wrapper: Wrapper) -> Environment:
+def _apply_wrapper(env: Environment, wrapper: Wrapper) -> Environment:
     kind = wrapper_class(wrapper)
-    with _readable(f"wrapper {wrapper.name}"):
+    with _translate_errors(f"wrapper {wrapper.name}"):
         return kind(env, **wrapper.kwargs)
 
 
-def _import(module: str, setting: str) -> Any:
+def _import_module(module: str, setting: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as exc:
@@ -155,7 +155,7 @@ def _import(module: str, setting: str) -> Any:
 
 
 @contextmanager
-def _readable(what: str) -> Iterator[None]:
+def _translate_errors(what: str) -> Iterator[None]:
     """Turn gymnasium's errors about a missing package, wrong arguments or an outdated id into UserErrors."""
     try:
         yield

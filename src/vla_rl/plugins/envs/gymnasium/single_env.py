@@ -16,11 +16,11 @@ from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.types import ActionSource, Array, Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.gymnasium.actions import action_layout
 from vla_rl.plugins.envs.gymnasium.config import STATES, GymnasiumConfig
-from vla_rl.plugins.envs.gymnasium.entries import NoEntry, entry, known_paths
+from vla_rl.plugins.envs.gymnasium.entries import NoEntry, find_entry, known_paths
 from vla_rl.plugins.envs.gymnasium.observations import check_cameras, read_images, read_state, state_sizes
-from vla_rl.plugins.envs.gymnasium.simulator import Environment, Generators, make, step_limit
+from vla_rl.plugins.envs.gymnasium.simulator import Environment, Generators, make_environment, step_limit
 from vla_rl.toolkit.envs.real_time import RealTime
-from vla_rl.toolkit.envs.rendering import FIXES, require
+from vla_rl.toolkit.envs.rendering import FIXES, require_rendering
 from vla_rl.toolkit.envs.single_env import MakeEnv, Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
@@ -37,7 +37,7 @@ def make_envs(config: GymnasiumConfig, context: Context, make_env: MakeEnv | Non
     Args:
         make_env: factory of the instances; None: `GymnasiumEnv` with these settings.
     """
-    env = make(config)
+    env = make_environment(config)
     try:
         layout = action_layout(env.action_space, config)
         max_steps = step_limit(env, config)
@@ -53,7 +53,7 @@ def make_envs(config: GymnasiumConfig, context: Context, make_env: MakeEnv | Non
     }
     meaning = "that it ended by itself (terminated)" if config.success == "terminated" else f"info[{config.success!r}]"
     info = EnvInfo(
-        cameras={name: camera.shape for name, camera in config.cameras.items()},
+        cameras={name: camera.image_shape for name, camera in config.cameras.items()},
         state_dim=sum(sizes.values()),
         action_low=layout.low,
         action_high=layout.high,
@@ -84,7 +84,7 @@ def try_out(config: GymnasiumConfig) -> None:
     except Exception:
         interface = os.environ.get("MUJOCO_GL")
         if interface in FIXES and {"mujoco", "OpenGL"} & sys.modules.keys():
-            require(interface, config.id)  # adds the fix to the message, if drawing is what fails
+            require_rendering(interface, config.id)  # adds the fix to the message, if drawing is what fails
         raise
 
 
@@ -112,7 +112,7 @@ class GymnasiumEnv(SingleEnv):
         """Start an episode. The state id determines the initial state; both together determine all later random
         numbers."""
         if self._env is None:
-            self._env = make(self._config)
+            self._env = make_environment(self._config)
             self._actions = action_layout(self._env.action_space, self._config)
             self._state_sizes = state_sizes(self._env.observation_space, self._config)
         purpose = f"gymnasium/{self._config.id}"
@@ -133,12 +133,12 @@ class GymnasiumEnv(SingleEnv):
         assert self._env is not None
         late = self._real_time.wait()
         with self._generators.in_use():
-            observation, reward, terminated, truncated, info = self._env.step(self._actions.action(action))
+            observation, reward, terminated, truncated, info = self._env.step(self._actions.build_action(action))
             self._observation = observation
         success = bool(terminated)
         if self._config.success != "terminated":
             success = self._read_success(info, bool(terminated), bool(truncated))
-        source, executed = self._takeover(info)
+        source, executed = self._read_takeover(info)
         outcome = Outcome(float(reward), success, bool(terminated), bool(truncated), source, executed, late)
         if outcome.terminated or outcome.truncated:
             self._end = outcome
@@ -146,7 +146,7 @@ class GymnasiumEnv(SingleEnv):
 
     def render(self) -> View:
         assert self._env is not None
-        images = read_images(self._observation, self._env.observation_space, self._render, self._config)
+        images = read_images(self._observation, self._env.observation_space, self._render_image, self._config)
         return View(images, read_state(self._observation, self._state_sizes, self._config.id))
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class GymnasiumEnv(SingleEnv):
             self._env.close()
             self._env = None
 
-    def _render(self) -> Any:
+    def _render_image(self) -> Any:
         assert self._env is not None
         try:
             with self._generators.in_use():
@@ -162,13 +162,13 @@ class GymnasiumEnv(SingleEnv):
         except gymnasium.error.DependencyNotInstalled as exc:
             raise UserError(f"{self._config.id} needs a package for images that is not installed: {exc}") from exc
 
-    def _takeover(self, info: dict[str, Any]) -> tuple[ActionSource, Array | None]:
+    def _read_takeover(self, info: dict[str, Any]) -> tuple[ActionSource, Array | None]:
         """Return who chose the last action, and the action where it was not the policy."""
         settings = self._config.interventions
         try:
-            if settings is None or not entry(info, settings.flag):
+            if settings is None or not find_entry(info, settings.flag):
                 return ActionSource.POLICY, None
-            executed = self._actions.numbers(entry(info, settings.action))
+            executed = self._actions.flatten_action(find_entry(info, settings.action))
         except NoEntry as exc:
             raise UserError(f"interventions: the info of {self._config.id} has {exc}") from None
         return ActionSource[settings.source.upper()], executed
@@ -177,7 +177,7 @@ class GymnasiumEnv(SingleEnv):
         """Return whether the info of a step reports success. Environments may report it at ends only, and a step limit
         ends an episode without their knowledge. Raise UserError for an end that reports nothing."""
         try:
-            return bool(entry(info, self._config.success))
+            return bool(find_entry(info, self._config.success))
         except NoEntry as exc:
             if not (terminated or truncated):
                 return False

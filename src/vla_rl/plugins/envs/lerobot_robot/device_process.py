@@ -14,7 +14,7 @@ from typing import Any
 
 from vla_rl.core.errors import SafetyStop, UserError
 from vla_rl.plugins.envs.lerobot_robot.config import LeRobotRobotConfig
-from vla_rl.toolkit.processes import held
+from vla_rl.toolkit.processes import delay_signals
 
 START_S = 120.0
 """Seconds in which lerobot has to be imported, and a robot connected."""
@@ -43,7 +43,7 @@ class DeviceProcess:
         ours, theirs = socket.socketpair()
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-m", f"{__package__}.devices", str(theirs.fileno())]
-        with held():  # a signal to the whole job stops the env first, and the robot is then let go by itself
+        with delay_signals():  # a signal to the whole job stops the env first, and the robot is then let go by itself
             started = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
             )

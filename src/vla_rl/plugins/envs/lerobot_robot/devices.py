@@ -76,9 +76,9 @@ class Devices:
                 importlib.import_module(module)
             except ImportError as exc:
                 raise DeviceError("setting", f"env.imports: {module} cannot be imported ({exc})") from exc
-        self.robot = _created(robots.RobotConfig, robots.make_robot_from_config, robot, "robot", failed)
+        self.robot = _create_device(robots.RobotConfig, robots.make_robot_from_config, robot, "robot", failed)
         if teleoperator is not None:
-            self.teleoperator = _created(
+            self.teleoperator = _create_device(
                 teleoperators.TeleoperatorConfig,
                 teleoperators.make_teleoperator_from_config,
                 teleoperator,
@@ -94,11 +94,11 @@ class Devices:
     def connect(self) -> None:
         """Connect both devices, unless they are."""
         for fault, device in (("teleoperator", self.teleoperator), ("robot", self.robot)):
-            if device is None or _of(fault, device, "is_connected"):
+            if device is None or _ask_device(fault, device, "is_connected"):
                 continue
             takes = inspect.signature(device.connect).parameters
-            _of(fault, device, "connect", **({"calibrate": False} if "calibrate" in takes else {}))
-            if not _of(fault, device, "is_calibrated"):
+            _ask_device(fault, device, "connect", **({"calibrate": False} if "calibrate" in takes else {}))
+            if not _ask_device(fault, device, "is_calibrated"):
                 kind = "robot" if fault == "robot" else "teleop"
                 raise DeviceError(
                     "setting",
@@ -108,25 +108,27 @@ class Devices:
 
     def observe(self) -> dict[str, Any]:
         """Return the robot's observation: name -> number or image."""
-        return {name: _plain(value) for name, value in _of("robot", self.robot, "get_observation").items()}
+        return {name: _to_plain(value) for name, value in _ask_device("robot", self.robot, "get_observation").items()}
 
     def send(self, targets: dict[str, float]) -> dict[str, Any]:
         """Send targets. Return those that the robot took, which it may have changed."""
-        return {name: _plain(value) for name, value in _of("robot", self.robot, "send_action", targets).items()}
+        return {
+            name: _to_plain(value) for name, value in _ask_device("robot", self.robot, "send_action", targets).items()
+        }
 
     def teleoperate(self, always: bool) -> tuple[dict[str, bool], dict[str, Any] | None]:
         """Return the device's events, and the person's action where the person acts."""
         device = self.teleoperator
-        if not _of("teleoperator", device, "is_connected"):
+        if not _ask_device("teleoperator", device, "is_connected"):
             raise DeviceError("teleoperator", "it is not connected any more")
         events = {}
         if hasattr(device, "get_teleop_events"):
-            reported = _of("teleoperator", device, "get_teleop_events")
+            reported = _ask_device("teleoperator", device, "get_teleop_events")
             events = {getattr(key, "value", key): bool(value) for key, value in reported.items()}
         if not (always or events.get("is_intervention", False)):
             return events, None
-        action = _of("teleoperator", device, "get_action")
-        return events, {name: _plain(value) for name, value in action.items()}
+        action = _ask_device("teleoperator", device, "get_action")
+        return events, {name: _to_plain(value) for name, value in action.items()}
 
     def hold(self) -> None:
         """Let the robot stay where it is: its present positions become its targets, and velocities are 0."""
@@ -157,7 +159,7 @@ class Devices:
             logger.warning("%s could not be commanded to hold its position: %s", self.robot.name, exc)
 
 
-def _created(base: Any, make: Any, settings: Mapping[str, Any], fault: Fault, failed: Mapping[str, str]) -> Any:
+def _create_device(base: Any, make: Any, settings: Mapping[str, Any], fault: Fault, failed: Mapping[str, str]) -> Any:
     """Create a device by its settings. Raises DeviceError for a type that lerobot does not know, or wrong settings.
 
     Args:
@@ -208,7 +210,7 @@ def _import_plugins() -> dict[str, str]:
     return failed
 
 
-def _of(fault: Any, device: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+def _ask_device(fault: Any, device: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
     """Return a property of a device, or call its method. Raises DeviceError that names the device and the method."""
     try:
         value = getattr(device, name)
@@ -217,17 +219,17 @@ def _of(fault: Any, device: Any, name: str, *arguments: Any, **keywords: Any) ->
         raise DeviceError(fault, f"{name}: {type(exc).__name__}: {exc}") from exc
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Return a number as float, and an image as an array."""
     array = np.asarray(value)
     return float(array) if array.ndim == 0 else array
 
 
-def serve(connection: Connection) -> None:
+def serve_requests(connection: Connection) -> None:
     """Answer requests until the other end closes; then disconnect."""
     requests: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue()
 
-    def read() -> None:
+    def read_requests() -> None:
         try:
             while True:
                 requests.put(connection.recv())
@@ -237,7 +239,7 @@ def serve(connection: Connection) -> None:
             timer.daemon = True
             timer.start()
 
-    threading.Thread(target=read, name="requests", daemon=True).start()
+    threading.Thread(target=read_requests, name="requests", daemon=True).start()
     devices = Devices()
     while (request := requests.get()) is not None:
         method, arguments = request
@@ -260,7 +262,7 @@ def main() -> None:
         os._exit(0)
     ignore_signals()
     connection = Connection(int(sys.argv[1]))
-    serve(connection)
+    serve_requests(connection)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from vla_rl.toolkit.envs.real_time import RealTime
 from vla_rl.toolkit.envs.single_env import ChunkRecord, Outcome
 from vla_rl.toolkit.images import resized
 from vla_rl.toolkit.people.panel import Panel
-from vla_rl.toolkit.people.questions import ask, check_stop, open_panel
+from vla_rl.toolkit.people.questions import ask_person, check_stop, open_panel
 from vla_rl.toolkit.trainers.dummy_samples import dummy_observation
 
 TRAIN_STATES = 1000
@@ -70,8 +70,8 @@ class RobotEnv(SimEnv):
                     "always, to record demonstrations"
                 )
             self._limits = TargetLimits(config, description["action"])
-            self._cameras = _cameras(config, description["observation"])
-            self._state = _state(config, description["observation"])
+            self._cameras = _select_cameras(config, description["observation"])
+            self._state = _select_state(config, description["observation"])
             self.info = _env_info(config, self._limits, self._cameras, self._state)
             self._panel: Panel | None = None
             if config.reset is not None:
@@ -109,9 +109,9 @@ class RobotEnv(SimEnv):
         instruction = self.info.task(self._tasks[int(to_numpy(state_ids)[0])]).instruction
         for attempt in range(CONNECT_TRIES):
             try:
-                return self._begin(instruction)
+                return self._begin_episode(instruction)
             except RobotLost as exc:
-                self._lose(exc)
+                self._drop_robot(exc)
                 if attempt + 1 == CONNECT_TRIES:
                     raise UserError(f"env.robot: {exc}; tried {CONNECT_TRIES} times") from exc
                 sleep(RETRY_S)
@@ -124,10 +124,10 @@ class RobotEnv(SimEnv):
         record = ChunkRecord(actions[0])
         if to_numpy(active)[0] and self._target is not None:
             try:
-                record.execute(self._step, stop_at_end)
-                self._obs = self._observe()
+                record.execute_chunk(self._execute_action, stop_at_end)
+                self._obs = self._observe_robot()
             except RobotLost as exc:
-                self._lose(exc)
+                self._drop_robot(exc)
                 record = ChunkRecord(actions[0])
         succeeded, terminated, truncated, executed, late = record.flags[:, None]
         return ChunkResult(
@@ -159,26 +159,26 @@ class RobotEnv(SimEnv):
 
     # ------------------------------------------------------------------------------------------------------ inside
 
-    def _begin(self, instruction: str) -> Observation:
+    def _begin_episode(self, instruction: str) -> Observation:
         """Begin an episode. Raises RobotLost and what `reset` raises."""
         if self._devices is None:
             self._devices = DeviceProcess(self._config)
         self._devices.connect()
         if self._config.start_pose is not None:
             if not self._moved_to_start:
-                self._ask(MAY_MOVE)
+                self._ask_person(MAY_MOVE)
             self._move_to_start(self._config.start_pose)
-        self._ask(SCENE.format(task=instruction))
+        self._ask_person(SCENE.format(task=instruction))
         if self._panel is not None:
-            self._panel.show(RUNNING.format(task=instruction), ())
+            self._panel.show_text(RUNNING.format(task=instruction), ())
         self._instruction = instruction
         self._end = None
-        self._obs = self._observe()
-        self._target = self._limits.present(self._numbers)
+        self._obs = self._observe_robot()
+        self._target = self._limits.read_present_target(self._numbers)
         self._real_time.restart()
         return self._obs
 
-    def _step(self, action: Array) -> Outcome:
+    def _execute_action(self, action: Array) -> Outcome:
         """Execute one action, the person's where a person takes over. Raises RobotLost and SafetyStop."""
         if self._end is not None:
             return self._end._replace(reward=0.0, source=ActionSource.POLICY, executed_action=None, late=False)
@@ -192,14 +192,16 @@ class RobotEnv(SimEnv):
             try:
                 events, personal = self._devices.teleoperate(self._config.takeover == "always")
             except SafetyStop:
-                self._hold()
+                self._hold_robot()
                 raise
         before = self._target
-        wanted = self._limits.target(action, before) if personal is None else self._limits.named(personal)
-        self._target = self._limits.taken(self._devices.send(self._limits.by_name(wanted, before)), before)
+        wanted = (
+            self._limits.compute_target(action, before) if personal is None else self._limits.order_targets(personal)
+        )
+        self._target = self._limits.read_taken_target(self._devices.send(self._limits.by_name(wanted, before)), before)
         outcome = Outcome(0.0, False, False, late=late)
         if personal is not None:
-            executed = self._limits.action(self._target, before)
+            executed = self._limits.compute_action(self._target, before)
             outcome = outcome._replace(source=ActionSource.PERSON, executed_action=executed)
         if events.get("rerecord_episode"):
             outcome = outcome._replace(truncated=True)
@@ -214,16 +216,16 @@ class RobotEnv(SimEnv):
     def _move_to_start(self, pose: Mapping[str, float]) -> None:
         """Move to the start pose at `max_step`. Raises RobotLost and SafetyStop."""
         assert self._devices is not None
-        goal = self._limits.named(pose)
-        present = self._limits.present(self._devices.observe())
+        goal = self._limits.order_targets(pose)
+        present = self._limits.read_present_target(self._devices.observe())
         real_time = RealTime(self._config.control_hz)
-        for _ in range(self._limits.steps(present, goal)):
+        for _ in range(self._limits.count_steps(present, goal)):
             real_time.wait()
             self._check_stop()
-            present = self._limits.taken(self._devices.send(self._limits.by_name(goal, present)), present)
+            present = self._limits.read_taken_target(self._devices.send(self._limits.by_name(goal, present)), present)
         self._moved_to_start = True
 
-    def _observe(self) -> Observation:
+    def _observe_robot(self) -> Observation:
         """Read the robot. Raises RobotLost, and UserError for images of another size than announced."""
         assert self._devices is not None
         self._numbers = self._devices.observe()
@@ -240,7 +242,7 @@ class RobotEnv(SimEnv):
             self._panel.show_image(next(iter(images.values()))[0])
         return Observation(images=images, instructions=(self._instruction,), state=state)
 
-    def _lose(self, error: RobotLost) -> None:
+    def _drop_robot(self, error: RobotLost) -> None:
         """Note a fault, and let go of the robot: its process tells it to hold, as far as that is possible."""
         self._faults.append(str(error))
         self._target = None
@@ -249,12 +251,12 @@ class RobotEnv(SimEnv):
             self._devices.close()
             self._devices = None
 
-    def _ask(self, question: str) -> None:
+    def _ask_person(self, question: str) -> None:
         """Wait for a person. Raises SafetyStop, NobodyAnswered and StopRequested."""
         if self.stop_requested():
             raise StopRequested
         if self._panel is not None and self._config.reset is not None:
-            ask(
+            ask_person(
                 self._panel,
                 question,
                 ("ready",),
@@ -268,19 +270,19 @@ class RobotEnv(SimEnv):
         if self._panel is None:
             return
         try:
-            check_stop(self._panel, self._panel.take(0.0))
+            check_stop(self._panel, self._panel.take_answer(0.0))
         except SafetyStop:
-            self._hold()
+            self._hold_robot()
             raise
 
-    def _hold(self) -> None:
+    def _hold_robot(self) -> None:
         """Let the robot stay where it is, if commands still reach it."""
         if self._devices is not None:
             with suppress(RobotLost):
                 self._devices.hold()
 
 
-def _cameras(config: LeRobotRobotConfig, features: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+def _select_cameras(config: LeRobotRobotConfig, features: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """Return camera -> (height, width) of its images. Raises UserError for cameras that the robot does not have."""
     shapes = {name: kind for name, kind in features.items() if isinstance(kind, tuple) and kind[-1:] == (3,)}
     unknown = set(config.cameras or ()) - shapes.keys()
@@ -294,7 +296,7 @@ def _cameras(config: LeRobotRobotConfig, features: Mapping[str, Any]) -> dict[st
     return {name: shape or (int(shapes[name][0]), int(shapes[name][1])) for name in config.cameras or shapes}
 
 
-def _state(config: LeRobotRobotConfig, features: Mapping[str, Any]) -> tuple[str, ...]:
+def _select_state(config: LeRobotRobotConfig, features: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the state's numbers. Raises UserError for those that the robot does not report."""
     numbers = [name for name, kind in features.items() if kind is float]
     unknown = set(config.state or ()) - set(numbers)

@@ -37,18 +37,18 @@ class TargetLimits:
         """Lowest and highest action."""
         return (-self.step, self.step) if self._relative else (self.low, self.high)
 
-    def target(self, action: Array, before: Array) -> Array:
+    def compute_target(self, action: Array, before: Array) -> Array:
         """Return the target that an action means, after the target `before`."""
         wanted: Array = before + action if self._relative else action
         return wanted
 
-    def action(self, target: Array, before: Array) -> Array:
+    def compute_action(self, target: Array, before: Array) -> Array:
         """Return the action that leads from `before` to `target`, within the range of actions."""
         low, high = self.action_range
         meant: Array = np.clip(target - before if self._relative else target, low, high)
         return meant.astype(np.float32)
 
-    def limited(self, wanted: Array, before: Array) -> Array:
+    def limit_target(self, wanted: Array, before: Array) -> Array:
         """Return the target that may be sent: within the bounds, and no further from `before` than `step`. Where the
         robot stands outside the bounds, it approaches them by that step."""
         inside = np.clip(wanted, self.low, self.high)
@@ -59,9 +59,9 @@ class TargetLimits:
         """Return the target that may be sent, by name. Raises UserError for one that is not finite."""
         if not np.isfinite(wanted).all():
             raise UserError(f"the next target is not finite: {dict(zip(self.names, wanted.tolist(), strict=True))}")
-        return dict(zip(self.names, self.limited(wanted, before).tolist(), strict=True))
+        return dict(zip(self.names, self.limit_target(wanted, before).tolist(), strict=True))
 
-    def named(self, numbers: Mapping[str, float]) -> Array:
+    def order_targets(self, numbers: Mapping[str, float]) -> Array:
         """Return targets within the bounds. Raises UserError for names that are not the robot's."""
         missing = [name for name in self.names if name not in numbers]
         if missing:
@@ -72,17 +72,17 @@ class TargetLimits:
         wanted: Array = np.clip(np.array([numbers[name] for name in self.names], np.float32), self.low, self.high)
         return wanted
 
-    def taken(self, sent: Mapping[str, float], before: Array) -> Array:
+    def read_taken_target(self, sent: Mapping[str, float], before: Array) -> Array:
         """Return the target that the robot took; `before` where it does not say."""
         return np.array([sent.get(name, old) for name, old in zip(self.names, before, strict=True)], np.float32)
 
-    def present(self, observation: Mapping[str, float]) -> Array:
+    def read_present_target(self, observation: Mapping[str, float]) -> Array:
         """Return the robot's present position as a target; 0, within the bounds, for what it does not report, such as
         velocities."""
         rest = np.clip(np.zeros_like(self.low), self.low, self.high)
         return np.array([observation.get(name, zero) for name, zero in zip(self.names, rest, strict=True)], np.float32)
 
-    def steps(self, before: Array, goal: Array) -> int:
+    def count_steps(self, before: Array, goal: Array) -> int:
         """Return the number of steps from `before` to `goal`."""
         return math.ceil(float((np.abs(goal - before) / self.step).max()) - 1e-4)
 

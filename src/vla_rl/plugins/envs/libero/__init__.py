@@ -11,7 +11,7 @@ plugin = EnvPlugin(
     extra="libero",
     env_memory=400_000_000,
     expert=True,
-    preflight="vla_rl.plugins.envs.libero.checks:preflight",
-    check="vla_rl.plugins.envs.libero.checks:check",
+    preflight="vla_rl.plugins.envs.libero.checks:check_rendering",
+    check="vla_rl.plugins.envs.libero.checks:check_tasks",
     action_dim=lambda config: 7,
 )

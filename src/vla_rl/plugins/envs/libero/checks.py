@@ -9,7 +9,7 @@ from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
 from vla_rl.plugins.envs.libero.config import LiberoConfig
 from vla_rl.plugins.envs.libero.plus import SUITES
-from vla_rl.plugins.envs.libero.plus.variants import selected
+from vla_rl.plugins.envs.libero.plus.variants import select_variants
 from vla_rl.plugins.envs.libero.plus_assets import assets_folder, require_assets
 from vla_rl.plugins.envs.libero.plus_files import require_files
 from vla_rl.plugins.envs.libero.suites import Suite
@@ -25,11 +25,11 @@ CHANGES = {
 """First version of MuJoCo -> what it changed in LIBERO's scenes, and who says so."""
 
 
-def check(config: LiberoConfig, context: Context) -> None:
+def check_tasks(config: LiberoConfig, context: Context) -> None:
     """Raise UserError for suites and tasks that the installed package does not have."""
     if config.plus is not None:
         with at("plus"):
-            assets, variants = assets_folder(config.plus.assets), selected(config.plus)
+            assets, variants = assets_folder(config.plus.assets), select_variants(config.plus)
             require_files(variants)
             require_assets(variants, assets)
             for name in config.plus.suites or SUITES:
@@ -40,10 +40,10 @@ def check(config: LiberoConfig, context: Context) -> None:
         suites = {name: Suite(name) for name in chosen}
     for name, suite in suites.items():
         with at("tasks") if config.suites is None else at("suites", name):
-            suite.select(chosen[name])
+            suite.select_tasks(chosen[name])
 
 
-def preflight(config: LiberoConfig) -> None:
+def check_rendering(config: LiberoConfig) -> None:
     """Raise UserError unless MuJoCo can draw here. Warn of a version in which public checkpoints do worse."""
     require_mujoco("libero")
     if text := newer_mujoco(metadata.version("mujoco")):

@@ -59,7 +59,7 @@ def take_apart(xml: str) -> Sources:
         if "file" in texture.attrib:
             attributes = dict(texture.attrib)
             name = attributes.pop("name", Path(attributes["file"]).stem)
-            alone = _alone(attributes)
+            alone = _isolate_texture(attributes)
             texture.attrib.clear()
             texture.attrib.update(name=name, builtin="flat", width="1", height="1")
             texture.attrib.update({key: attributes[key] for key in ("type",) if key in attributes})
@@ -67,7 +67,7 @@ def take_apart(xml: str) -> Sources:
     return Sources(ET.tostring(root, "unicode"), tuple(texture_xmls))
 
 
-def _alone(texture: dict[str, str]) -> str:
+def _isolate_texture(texture: dict[str, str]) -> str:
     """Return XML of a model with this texture alone, equal for all tasks that use the file, whatever they call it."""
     root = ET.Element("mujoco")
     ET.SubElement(ET.SubElement(root, "asset"), "texture", texture | {"name": "picture"})
@@ -83,24 +83,24 @@ class CompiledModels:
         self._folder = folder or usual_folder()
         self._checked: set[Path] = set()
 
-    def load(self, xml: str) -> mujoco.MjModel:
+    def load_model(self, xml: str) -> mujoco.MjModel:
         import mujoco
 
-        self.keep([xml])
-        return mujoco.MjModel.from_binary_path(str(self._file(_name(xml))))
+        self.ensure_compiled([xml])
+        return mujoco.MjModel.from_binary_path(str(self._find_file(_hash_model(xml))))
 
-    def keep(self, xmls: Sequence[str]) -> None:
+    def ensure_compiled(self, xmls: Sequence[str]) -> None:
         """Compile the models that are missing or damaged, in a subprocess whose end frees the compiler's memory. Raise
         RuntimeError with its output if it fails."""
-        names = {_name(xml): xml for xml in xmls}
-        if all(map(self._sound, names)):
+        names = {_hash_model(xml): xml for xml in xmls}
+        if all(map(self._is_sound, names)):
             return
-        with self._locked(next(iter(names))):
-            missing = {name: xml for name, xml in names.items() if not self._sound(name)}
-            self._compile(missing)
-        self._prune(names)
+        with self._lock_model(next(iter(names))):
+            missing = {name: xml for name, xml in names.items() if not self._is_sound(name)}
+            self._compile_models(missing)
+        self._prune_models(names)
 
-    def _compile(self, missing: dict[str, str]) -> None:
+    def _compile_models(self, missing: dict[str, str]) -> None:
         with tempfile.TemporaryDirectory(dir=self._folder, prefix=DRAFTS) as drafts:
             files = {name: Path(drafts, name) for name in missing}
             jobs = [(xml, str(files[name])) for name, xml in missing.items()]
@@ -116,13 +116,13 @@ class CompiledModels:
             if done.returncode != 0:
                 raise RuntimeError(f"MuJoCo could not compile a model (exit code {done.returncode}):\n{done.stderr}")
             for name, file in files.items():
-                file.replace(self._folder / f"{name}-{_checksum(file):08x}.mjb")
+                file.replace(self._folder / f"{name}-{_compute_checksum(file):08x}.mjb")
 
-    def _sound(self, name: str) -> bool:
+    def _is_sound(self, name: str) -> bool:
         """Return whether the model is cached and undamaged (checked at its first use), and mark it as used now."""
         try:
-            file = self._file(name)
-            if file in self._checked or file.stem.endswith(f"-{_checksum(file):08x}"):
+            file = self._find_file(name)
+            if file in self._checked or file.stem.endswith(f"-{_compute_checksum(file):08x}"):
                 self._checked.add(file)
                 os.utime(file)
                 return True
@@ -131,20 +131,20 @@ class CompiledModels:
             pass
         return False
 
-    def _file(self, name: str) -> Path:
+    def _find_file(self, name: str) -> Path:
         file = next(self._folder.glob(f"{name}-*.mjb"), None)
         if file is None:
             raise FileNotFoundError(f"no {name} in {self._folder}")
         return file
 
     @contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
+    def _lock_model(self, name: str) -> Iterator[None]:
         """Lock a model between processes while it is compiled: a process that waited finds it in the cache."""
         with (self._folder / f"{name}.lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _prune(self, spared: Collection[str]) -> None:
+    def _prune_models(self, spared: Collection[str]) -> None:
         """Delete least recently used models above the limit. Safe with other processes that prune or load at the same
         time: an open file stays readable after its deletion."""
         for drafts in self._folder.glob(f"{DRAFTS}*"):
@@ -165,7 +165,7 @@ class CompiledModels:
                 (self._folder / f"{name}.lock").unlink(missing_ok=True)
 
 
-def _name(xml: str) -> str:
+def _hash_model(xml: str) -> str:
     """Return a hash of what the compiled model depends on: the XML, size and date of the files that it names, and the
     compiler."""
     digest = hashlib.sha256(f"{FORMAT} {version('mujoco')} {xml}".encode())
@@ -176,7 +176,7 @@ def _name(xml: str) -> str:
     return digest.hexdigest()[:32]
 
 
-def _checksum(file: Path) -> int:
+def _compute_checksum(file: Path) -> int:
     if not file.stat().st_size:
         return 0  # an empty file cannot be mapped
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -191,10 +191,10 @@ def usual_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError:
-        return Path(_temporary().name)
+        return Path(_temporary_folder().name)
     return folder
 
 
 @cache
-def _temporary() -> tempfile.TemporaryDirectory[str]:
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="vla-rl-libero-")

@@ -17,7 +17,7 @@ import numpy as np
 
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero.compiled import CompiledModels
-from vla_rl.toolkit.envs.meshes import cells_for, simplified
+from vla_rl.toolkit.envs.meshes import cells_for, simplify_meshes
 
 MOST_GEOMS = 1000
 """Most geoms in an image; robosuite's limit."""
@@ -59,14 +59,14 @@ _LOADED: WeakValueDictionary[str, Texture] = WeakValueDictionary()
 """XML -> texture, for the textures that scenes of this process use."""
 
 
-def textures(sources: Sequence[str | None], compiled: CompiledModels) -> list[Texture | None]:
+def load_textures(sources: Sequence[str | None], compiled: CompiledModels) -> list[Texture | None]:
     """Return the textures of a scene, indexed by texture number; None where the scene's own XML describes it."""
     distinct = {xml for xml in sources if xml is not None}
     texture_of = {xml: texture for xml, texture in _LOADED.items() if xml in distinct}
     missing = sorted(distinct - texture_of.keys())
-    compiled.keep(missing)
+    compiled.ensure_compiled(missing)
     for xml in missing:
-        texture_of[xml] = _LOADED[xml] = Texture(compiled.load(xml))
+        texture_of[xml] = _LOADED[xml] = Texture(compiled.load_model(xml))
     return [None if xml is None else texture_of[xml] for xml in sources]
 
 
@@ -89,7 +89,7 @@ class CameraModel:
         gl_context().make_current()
         self._model = model
         self.textures = tuple(texture for texture in textures if texture is not None)
-        with simplified(model, cells_for(largest)) if simple else nullcontext():
+        with simplify_meshes(model, cells_for(largest)) if simple else nullcontext():
             self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
         self._own = self._context.texture.copy()
         for number, texture in enumerate(textures):

@@ -53,7 +53,7 @@ SOLVED = {
 """Tasks on which the expert succeeds in at least four of five episodes."""
 
 
-def recipe(suite: str, index: int, instruction: str) -> ExpertRecipe:
+def find_recipe(suite: str, index: int, instruction: str) -> ExpertRecipe:
     """Return the recipe of a task. Raise NotOffered for a task without one; the message names those that have one."""
     if index not in SOLVED.get(suite, ()):
         solved = "; ".join(f"{name} {', '.join(map(str, tasks))}" for name, tasks in SOLVED.items())
@@ -80,36 +80,36 @@ class Phase(IntEnum):
 
 
 class Expert:
-    """Closed-loop expert: `act` is called once per observation of an episode, whichever action is executed then. A
-    missed grasp or a dropped object is tried again."""
+    """Closed-loop expert: `choose_action` is called once per observation of an episode, whichever action is executed
+    then. A missed grasp or a dropped object is tried again."""
 
     def __init__(self, recipe: ExpertRecipe) -> None:
         self._recipe = recipe
-        self._begin(Phase.REACH)
+        self._begin_phase(Phase.REACH)
         self._grasped_at = np.zeros(3)
         self._held_by = np.zeros(3)
 
-    def _begin(self, phase: Phase) -> None:
+    def _begin_phase(self, phase: Phase) -> None:
         self.phase = phase
         self._steps = 0
 
-    def act(self, observation: Mapping[str, Array]) -> Array:
+    def choose_action(self, observation: Mapping[str, Array]) -> Array:
         """Return the action for an observation of the simulator, float64 [7] in [-1, 1]."""
         recipe, hand = self._recipe, observation["robot0_eef_pos"]
         thing = observation[f"{recipe.thing}_pos"]
         release = observation[f"{recipe.target}_pos"] + np.array(recipe.release)
         if Phase.LIFT <= self.phase <= Phase.LOWER and np.linalg.norm(hand - thing - self._held_by) > 0.06:
-            self._begin(Phase.REACH)
+            self._begin_phase(Phase.REACH)
         self._steps += 1
-        goal, arrived = self._goal(hand, thing, release)
+        goal, arrived = self._find_goal(hand, thing, release)
         action = np.zeros(7)
         action[:3] = (goal - hand) / METRES_PER_UNIT * GAIN
         action[6] = 1.0 if Phase.GRASP <= self.phase <= Phase.LOWER else -1.0
         if arrived:
-            self._begin(Phase((self.phase + 1) % len(Phase)))
+            self._begin_phase(Phase((self.phase + 1) % len(Phase)))
         return np.clip(action, -1.0, 1.0)
 
-    def _goal(self, hand: Array, thing: Array, release: Array) -> tuple[Array, bool]:
+    def _find_goal(self, hand: Array, thing: Array, release: Array) -> tuple[Array, bool]:
         """Return the hand's goal in this phase, and whether the phase is over."""
         recipe = self._recipe
         grasp = thing + np.array(recipe.grasp)

@@ -58,7 +58,7 @@ def scene_changes(variant: Variant, assets: Path | None) -> SceneChanges:
     if assets is None:
         raise UserError(f"{variant.task_name} needs {ARCHIVE}")
     changes = described_changes(variant, assets)
-    for file in _files(changes):
+    for file in _list_files(changes):
         if not file.is_file():
             raise UserError(
                 f"{file} is missing, which variant {variant.task_name} needs; unpack it again into {assets}: {ARCHIVE}"
@@ -83,12 +83,12 @@ def described_changes(variant: Variant, assets: Path) -> SceneChanges:
     problem = PROBLEM.search(text)
     name = problem[1].lower() if problem else ""
     style_file = wheel_file("envs/arenas/style.py")
-    styles, classes = _styles(style_file), _classes(style_file.parents[1] / "problems")
+    styles, classes = _read_styles(style_file), _read_classes(style_file.parents[1] / "problems")
     try:
         return SceneChanges(
-            arena=str(assets / _setting(classes, name, "scene_xml")),
-            floor=styles["floor"][_setting(classes, name, "floor_style")],
-            wall=styles["wall"][_setting(classes, name, "wall_style")],
+            arena=str(assets / _find_setting(classes, name, "scene_xml")),
+            floor=styles["floor"][_find_setting(classes, name, "floor_style")],
+            wall=styles["wall"][_find_setting(classes, name, "wall_style")],
         )
     except KeyError as exc:
         raise UserError(
@@ -97,18 +97,18 @@ def described_changes(variant: Variant, assets: Path) -> SceneChanges:
         ) from exc
 
 
-def _setting(classes: Mapping[str, str], problem: str, key: str) -> str:
+def _find_setting(classes: Mapping[str, str], problem: str, key: str) -> str:
     """Return a setting of the class that describes a scene, or of the class that it is derived from. Raise KeyError for
     a class or a setting that does not exist."""
     source = classes[problem]
     match = re.search(rf'"{key}": "([^"]+)"', source)
     if match is not None:
         return match[1]
-    return _setting(classes, source.partition("(")[2].partition(")")[0].lower(), key)
+    return _find_setting(classes, source.partition("(")[2].partition(")")[0].lower(), key)
 
 
 @cache
-def _classes(folder: Path) -> dict[str, str]:
+def _read_classes(folder: Path) -> dict[str, str]:
     """Return the classes that describe scenes: name in lower case -> source."""
     files = folder.glob("libero_*_manipulation.py")
     sources = (source for file in files for source in CLASS.split(file.read_text("utf-8"))[1:])
@@ -116,7 +116,7 @@ def _classes(folder: Path) -> dict[str, str]:
 
 
 @cache
-def _styles(file: Path) -> dict[str, dict[str, str]]:
+def _read_styles(file: Path) -> dict[str, dict[str, str]]:
     """Return "floor" and "wall" -> name of a texture -> its file."""
     tables = {}
     for statement in ast.parse(file.read_text("utf-8")).body:
@@ -140,7 +140,7 @@ def _object_models(file: Path) -> dict[str, str]:
     return models
 
 
-def _files(changes: SceneChanges) -> Iterator[Path]:
+def _list_files(changes: SceneChanges) -> Iterator[Path]:
     """Yield the files that a scene is built from: models, and the textures and meshes that they name."""
     if changes.arena is not None:
         replaced = {texture: getattr(changes, kind) for texture, kind in TEXTURES.items()}

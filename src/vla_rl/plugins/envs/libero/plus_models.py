@@ -56,7 +56,7 @@ class AssetObject(MujocoXMLObject):
 
 
 @contextmanager
-def changed(changes: SceneChanges) -> Iterator[dict[str, Any]]:
+def register_changes(changes: SceneChanges) -> Iterator[dict[str, Any]]:
     """Let LIBERO know the objects and textures of a changed scene inside the context. Yield the arguments for its
     environment to build the scene."""
     objects, floors, walls = OBJECTS_DICT.copy(), STYLE_MAPPING["floor"].copy(), STYLE_MAPPING["wall"].copy()

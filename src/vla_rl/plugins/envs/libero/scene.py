@@ -29,7 +29,7 @@ os.environ.setdefault("MUJOCO_GL", "egl")
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_packages() -> Iterator[None]:
     """Silence the packages imported below, which print progress and warn about a missing private settings file."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -41,7 +41,7 @@ def quiet() -> Iterator[None]:
 
 
 try:
-    with quiet():
+    with silence_packages():
         import mujoco
         import robosuite.environments.base as robosuite_base
         import robosuite.utils.transform_utils as transforms
@@ -50,9 +50,9 @@ try:
         from robosuite.utils.errors import RandomizationError
 
         from vla_rl.plugins.envs.libero.compiled import CompiledModels, take_apart
-        from vla_rl.plugins.envs.libero.drawing import CameraModel, Texture, textures
+        from vla_rl.plugins.envs.libero.drawing import CameraModel, Texture, load_textures
         from vla_rl.plugins.envs.libero.plus.camera import camera_pose
-        from vla_rl.plugins.envs.libero.plus_models import changed
+        from vla_rl.plugins.envs.libero.plus_models import register_changes
         from vla_rl.plugins.envs.libero.stepping import ControlLoop, SavedStep, SensorView
 except (AttributeError, OSError, RuntimeError) as error:  # what PyOpenGL and MuJoCo raise without a library
     raise mujoco_error(error) from error
@@ -74,7 +74,7 @@ OTHER_BYTES = 30 * 2**20
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seed_placements(seed: int) -> Iterator[None]:
     """Seed NumPy's global generator, from which placements are drawn, and restore it afterwards."""
     before = np.random.get_state()
     np.random.seed(seed)
@@ -85,17 +85,17 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def loading(compiled: CompiledModels) -> Iterator[list[str | None]]:
+def load_from_cache(compiled: CompiledModels) -> Iterator[list[str | None]]:
     """Make robosuite load compiled models from the cache instead of compiling them. The list that is yielded receives
     the XML of the scene's textures."""
     texture_xmls: list[str | None] = []
 
-    def load(xml: str) -> MjSim:
+    def load_simulator(xml: str) -> MjSim:
         sources = take_apart(xml)
         texture_xmls[:] = sources.texture_xmls
-        return MjSim(compiled.load(sources.scene))
+        return MjSim(compiled.load_model(sources.scene))
 
-    robosuite_base.MjSim = SimpleNamespace(from_xml_string=load)
+    robosuite_base.MjSim = SimpleNamespace(from_xml_string=load_simulator)
     try:
         yield texture_xmls
     finally:
@@ -128,7 +128,12 @@ class LiberoScene:
         self.task = task
         self._cameras = dict(cameras)
         compiled = compiled or CompiledModels(CACHE_BYTES)
-        with seeded(0), quiet(), loading(compiled) as texture_xmls, changed(task.changes) as arguments:
+        with (
+            seed_placements(0),
+            silence_packages(),
+            load_from_cache(compiled) as texture_xmls,
+            register_changes(task.changes) as arguments,
+        ):
             self._control = ControlEnv(
                 bddl_file_name=task.bddl_file,
                 use_camera_obs=False,
@@ -157,7 +162,7 @@ class LiberoScene:
         self._start = lru_cache(REMEMBERED)(self._started)
         self._camera = None
         if cameras:
-            loaded = textures(texture_xmls, compiled)
+            loaded = load_textures(texture_xmls, compiled)
             self._camera = CameraModel(self._model, loaded, max(cameras.values()), fast_render)
         self._rendered_data = mujoco.MjData(self._model)
         self._state_of_data: SensorView | None = None
@@ -247,10 +252,10 @@ class LiberoScene:
         `state` (float64, flattened simulator state); then settling steps. A repeated start comes from a cache and costs
         next to nothing."""
         flat = None if state is None else np.asarray(state, np.float64).tobytes()
-        self._loop.load(self._start(seed, flat, settle_steps, changes))
+        self._loop.load_step(self._start(seed, flat, settle_steps, changes))
 
     def _started(self, seed: int, state: bytes | None, settle_steps: int, changes: StartChanges) -> SavedStep:
-        self._loop.load(self._draw(seed, changes.joints))
+        self._loop.load_step(self._draw(seed, changes.joints))
         self._look_from(changes.view)
         if state is not None:
             self._env.sim.set_state_from_flattened(np.frombuffer(state))
@@ -259,28 +264,28 @@ class LiberoScene:
         self._env.sim.forward()
         self._env._check_success()
         self._env._post_process()
-        self._loop.restart()
+        self._loop.restart_control()
         for _ in range(settle_steps):
             self.step(NO_MOTION)
-        return self._loop.save()
+        return self._loop.save_step()
 
     def _drawn(self, seed: int, joints: tuple[float, ...] | None) -> SavedStep:
         """Run robosuite's own reset, which places the arm, and what the task does not fix."""
         self._robot.init_qpos = self._joints if joints is None else np.array(joints)
-        with seeded(seed):
+        with seed_placements(seed):
             while True:
                 try:
                     self._env.reset()
                     break
                 except RandomizationError:  # objects did not fit: draw again
                     continue
-        return self._loop.save()
+        return self._loop.save_step()
 
     def save(self) -> SavedStep:
-        return self._loop.save()
+        return self._loop.save_step()
 
     def load(self, saved: SavedStep) -> None:
-        self._loop.load(saved)
+        self._loop.load_step(saved)
 
     # ----------------------------------------------------------------------------------- steps and images
 
@@ -338,7 +343,7 @@ class LiberoScene:
 
     def rehearsal(self) -> AbstractContextManager[None]:
         """Undo all steps made inside the context, to the last bit."""
-        return self._loop.rehearsal()
+        return self._loop.undo_steps()
 
     def close(self) -> None:
         """Free the memory. The scene cannot be used afterwards."""

@@ -39,15 +39,15 @@ class SceneCache:
         self.seeds: dict[int, int] = {}
         """State id -> seed, for the train states drawn so far."""
 
-    def begin(self, env_id: int, task: LiberoTask) -> LiberoScene:
+    def begin_episode(self, env_id: int, task: LiberoTask) -> LiberoScene:
         """Start an episode of this task in an env instance. Return its scene, in any state."""
         self._episodes_of[env_id] = SceneEpisode(task)
-        return self.of(env_id)
+        return self.resume_scene(env_id)
 
-    def of(self, env_id: int) -> LiberoScene:
+    def resume_scene(self, env_id: int) -> LiberoScene:
         """Return the scene of an env instance, in the state in which the instance left it."""
         episode = self._episodes_of[env_id]
-        scene = self._built.pop(episode.task, None) or self._build(episode.task)
+        scene = self._built.pop(episode.task, None) or self._build_scene(episode.task)
         self._built[episode.task] = scene
         before = self._loaded_episodes.get(episode.task)
         if before is not episode:
@@ -58,17 +58,17 @@ class SceneCache:
             self._loaded_episodes[episode.task] = episode
         return scene
 
-    def leave(self, env_id: int) -> None:
+    def drop_env(self, env_id: int) -> None:
         """Give up an env instance, perhaps because it broke. If its scene is in the state in which the instance left
         it, the scene is closed and built again for the next use."""
         episode = self._episodes_of.pop(env_id, None)
         if episode is not None and self._loaded_episodes.get(episode.task) is episode:
-            self._close(episode.task)
+            self._close_scene(episode.task)
         if not self._episodes_of:
             for task in list(self._built):
-                self._close(task)
+                self._close_scene(task)
 
-    def _build(self, task: LiberoTask) -> LiberoScene:
+    def _build_scene(self, task: LiberoTask) -> LiberoScene:
         from vla_rl.plugins.envs.libero.compiled import CompiledModels
         from vla_rl.plugins.envs.libero.scene import LiberoScene
 
@@ -98,8 +98,8 @@ class SceneCache:
                 sum(scene_sizes) + max(scene_sizes) + sum(texture.memory for texture in textures)
                 > self._config.memory_mib * MIB
             ):
-                self._close(task)
+                self._close_scene(task)
 
-    def _close(self, task: LiberoTask) -> None:
+    def _close_scene(self, task: LiberoTask) -> None:
         self._built.pop(task).close()
         self._loaded_episodes.pop(task, None)

@@ -16,11 +16,17 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array, Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.libero.config import LiberoConfig
-from vla_rl.plugins.envs.libero.expert import Expert, recipe
+from vla_rl.plugins.envs.libero.expert import Expert, find_recipe
 from vla_rl.plugins.envs.libero.plus import SUITES as PLUS_SUITES
-from vla_rl.plugins.envs.libero.plus.variants import FIRST_VARIANT, Variant, remarks, selected, variant_of
+from vla_rl.plugins.envs.libero.plus.variants import FIRST_VARIANT, Variant, list_remarks, select_variants, variant_of
 from vla_rl.plugins.envs.libero.plus_assets import assets_folder, scene_changes
-from vla_rl.plugins.envs.libero.plus_files import has_own_layout, initial_state, instruction, joint_angles, task_file
+from vla_rl.plugins.envs.libero.plus_files import (
+    find_instruction,
+    has_own_layout,
+    initial_state,
+    joint_angles,
+    task_file,
+)
 from vla_rl.plugins.envs.libero.scenes import SceneCache
 from vla_rl.plugins.envs.libero.start_changes import StartChanges
 from vla_rl.plugins.envs.libero.suites import Suite
@@ -66,7 +72,7 @@ def make_env(config: LiberoConfig, context: Context) -> SubprocEnvs:
     suites = {name: Suite(name) for name in numbers}
     for name, chosen in tasks_of_suites(config).items():
         suite = suites[name]
-        for task in suite.select(chosen):
+        for task in suite.select_tasks(chosen):
             limit = suite.max_steps(config.step_limits)
             tasks.append(TaskInfo(name=task.name, instruction=task.instruction, max_steps=limit))
             first = numbers[name] * IDS_PER_SUITE + task.index * IDS_PER_TASK
@@ -78,8 +84,8 @@ def make_env(config: LiberoConfig, context: Context) -> SubprocEnvs:
             states["train"] += [ResetState(id=i, task=task.name) for i in drawn]
     plus_notes: tuple[str, ...] = ()
     if config.plus is not None:
-        variants = selected(config.plus)
-        plus_notes = remarks(config.plus)
+        variants = select_variants(config.plus)
+        plus_notes = list_remarks(config.plus)
         states["eval"] = [ResetState(id=variant.state_id, task=variant.task_name) for variant in variants]
         tasks += [variant_task(variant, suites[variant.suite], config) for variant in variants]
     notes = {
@@ -103,10 +109,10 @@ def make_env(config: LiberoConfig, context: Context) -> SubprocEnvs:
 def variant_task(variant: Variant, suite: Suite, config: LiberoConfig) -> TaskInfo:
     """Return the task of a LIBERO-Plus variant."""
     assert config.plus is not None
-    (base,) = suite.select([variant.base])
+    (base,) = suite.select_tasks([variant.base])
     return TaskInfo(
         name=variant.task_name,
-        instruction=instruction(variant, base.instruction, config.plus.instructions == "official"),
+        instruction=find_instruction(variant, base.instruction, config.plus.instructions == "official"),
         max_steps=suite.max_steps(config.step_limits),
         categories=variant.categories,
     )
@@ -136,16 +142,16 @@ class LiberoEnv(SingleEnv):
         self._variant: Variant | None = None
 
     @property
-    def _scene(self) -> Any:
+    def _current_scene(self) -> Any:
         """Scene of the current task, in the state in which this instance left it."""
-        return self._scenes.of(self._number)
+        return self._scenes.resume_scene(self._number)
 
     @cached_property
-    def _suites(self) -> dict[int, Suite]:
+    def _numbered_suites(self) -> dict[int, Suite]:
         return {number: Suite(name) for name, number in suite_numbers(self._config).items()}
 
     @cached_property
-    def _assets(self) -> Path | None:
+    def _assets_folder(self) -> Path | None:
         """Folder of LIBERO-Plus's assets."""
         return None if self._config.plus is None else assets_folder(self._config.plus.assets)
 
@@ -159,20 +165,20 @@ class LiberoEnv(SingleEnv):
             return
         number, within = divmod(state_id, IDS_PER_SUITE)
         index, state = divmod(within, IDS_PER_TASK)
-        self._suite = self._suites[number]
+        self._suite = self._numbered_suites[number]
         self._expert = None
-        scene = self._scenes.begin(self._number, self._suite.tasks[index])
+        scene = self._scenes.begin_episode(self._number, self._suite.tasks[index])
         if state < FIRST_TRAIN:
             scene.place(0, self._suite.initial_states(index)[state], self._config.settle_steps)
         else:
-            scene.place(self._drawn(state_id), None, self._config.settle_steps)
+            scene.place(self._draw_seed(state_id), None, self._config.settle_steps)
 
     def _reset_variant(self, state_id: int) -> None:
         self._variant = variant = variant_of(state_id)
-        self._suite = self._suites[OFFICIAL_SUITES.index(variant.suite)]
+        self._suite = self._numbered_suites[OFFICIAL_SUITES.index(variant.suite)]
         self._expert = None
-        (base,) = self._suite.select([variant.base])
-        task = evolve(base, changes=scene_changes(variant, self._assets))
+        (base,) = self._suite.select_tasks([variant.base])
+        task = evolve(base, changes=scene_changes(variant, self._assets_folder))
         if has_own_layout(variant):
             task = evolve(task, bddl_file=str(task_file(variant)))
         changes = StartChanges(
@@ -181,51 +187,51 @@ class LiberoEnv(SingleEnv):
             keep_joints=variant.robot > 0 and self._keep_joints,
         )
         state = initial_state(variant, self._suite, base.index)
-        self._scenes.begin(self._number, task).place(0, state, self._config.settle_steps, changes)
+        self._scenes.begin_episode(self._number, task).place(0, state, self._config.settle_steps, changes)
 
     def step(self, action: Array) -> Outcome:
-        scene = self._scene
+        scene = self._current_scene
         self._steps += 1
         if self._expert is not None:
-            self._expert.act(scene.observation)  # the expert tracks the executed actions
+            self._expert.choose_action(scene.observation)  # the expert tracks the executed actions
         reward, success = scene.step(np.asarray(action, np.float64))
         return Outcome(reward, success, terminated=success)
 
     def render(self) -> View:
-        scene = self._scene
+        scene = self._current_scene
         images = scene.images()
         if self._variant is not None and self._variant.noise and NOISY_CAMERA in images:
-            images[NOISY_CAMERA] = self._noisy(images[NOISY_CAMERA], self._variant.noise)
+            images[NOISY_CAMERA] = self._add_sensor_noise(images[NOISY_CAMERA], self._variant.noise)
         return View(images, scene.state())
 
-    def _noisy(self, image: Array, noise: int) -> Array:
+    def _add_sensor_noise(self, image: Array, noise: int) -> Array:
         """Return an image with sensor noise, which the official code adds before the image is turned upright. Its
         random numbers belong to the state and the step."""
-        from vla_rl.plugins.envs.libero.plus.noise import noisy
+        from vla_rl.plugins.envs.libero.plus.noise import add_noise
 
         seed = derived_seed(0, "libero_plus/noise", self._state_id, self._steps) % 2**32
-        return noisy(image[::-1, ::-1], noise, np.random.RandomState(seed))[::-1, ::-1]
+        return add_noise(image[::-1, ::-1], noise, np.random.RandomState(seed))[::-1, ::-1]
 
     def expert_chunk(self, length: int) -> Array:
         """Return the actions that the closed-loop expert takes in the next steps if nothing disturbs it."""
-        scene = self._scene
+        scene = self._current_scene
         if self._expert is None:
-            self._expert = Expert(recipe(self._suite.name, scene.task.index, scene.task.instruction))
+            self._expert = Expert(find_recipe(self._suite.name, scene.task.index, scene.task.instruction))
         actions = np.zeros((length, ACTION_DIM), np.float32)
         expert = deepcopy(self._expert)
         with scene.rehearsal():
             for i in range(length):
-                actions[i] = expert.act(scene.observation)
+                actions[i] = expert.choose_action(scene.observation)
                 scene.step(np.asarray(actions[i], np.float64))
         return actions
 
     def close(self) -> None:
-        self._scenes.leave(self._number)
+        self._scenes.drop_env(self._number)
 
-    def _drawn(self, state_id: int) -> int:
+    def _draw_seed(self, state_id: int) -> int:
         """Return the seed of a train state, which depends on the task's name and the state's number only. Its placement
         is never that of an official state. Raise UserError where no draw differs from all official states."""
-        seed_of_state, scene = self._scenes.seeds, self._scene
+        seed_of_state, scene = self._scenes.seeds, self._current_scene
         if state_id not in seed_of_state:
             purpose, number = f"libero/{scene.task.name}", state_id % IDS_PER_TASK
             official = self._suite.initial_states(scene.task.index)

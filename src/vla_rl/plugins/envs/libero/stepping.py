@@ -85,9 +85,9 @@ class ControlLoop:
         self._joint_velocities = np.array(robot._ref_joint_vel_indexes)
         self._jacobians = np.zeros((2, 3, self._model.nv))
         self._masses = np.zeros((self._model.nv, self._model.nv))
-        env.check_contact = self._touch
+        env.check_contact = self._are_touching
         self._geoms_of = cache(self._geoms_of_model)
-        self.restart()
+        self.restart_control()
 
     def _passes_differ(self) -> bool:
         """Return whether a forward pass changes the warm start of the next one, as in older versions of MuJoCo."""
@@ -97,7 +97,7 @@ class ControlLoop:
 
     # ------------------------------------------------------------------------------------------------ episodes
 
-    def restart(self) -> None:
+    def restart_control(self) -> None:
         """Take over the state that robosuite's reset has left. Its sensors are read after a reset and after a
         placement."""
         self._controller = self._robot.controller
@@ -105,11 +105,11 @@ class ControlLoop:
         self._grip = np.zeros(1)
         self._since = 0.0
         self._sampled = False
-        self._observed()
-        self._observed()
-        self.seen = self._look(self._data.qpos.copy())
+        self._advance_sensor_clock()
+        self._advance_sensor_clock()
+        self.seen = self._read_sensors(self._data.qpos.copy())
 
-    def save(self) -> SavedStep:
+    def save_step(self) -> SavedStep:
         """Return all that the future depends on."""
         state = np.zeros(mujoco.mj_stateSize(self._model, STATE))
         mujoco.mj_getState(self._model, self._data, state, STATE)
@@ -118,7 +118,7 @@ class ControlLoop:
         controller = {name: value for name, value in vars(self._robot.controller).items() if name not in LASTING}
         return SavedStep(state, model, controller, loop)
 
-    def load(self, saved: SavedStep) -> None:
+    def load_step(self, saved: SavedStep) -> None:
         """Continue from a saved state as if nothing had happened since, to the last bit."""
         for name, values in saved.model.items():
             getattr(self._model, name)[:] = values
@@ -129,13 +129,13 @@ class ControlLoop:
         vars(self).update(saved.loop)
 
     @contextmanager
-    def rehearsal(self) -> Iterator[None]:
+    def undo_steps(self) -> Iterator[None]:
         """Undo all steps made inside the context."""
-        saved = self.save()
+        saved = self.save_step()
         try:
             yield
         finally:
-            self.load(saved)
+            self.load_step(saved)
 
     # --------------------------------------------------------------------------------------------------- steps
 
@@ -145,7 +145,7 @@ class ControlLoop:
         opening = OPENING * self._robot.gripper.speed * np.sign(action[6:])
         low, high = self._torque_limits
         for substep in range(self._substeps):
-            seen_from = data.qpos.copy() if self._observed() else None
+            seen_from = data.qpos.copy() if self._advance_sensor_clock() else None
             mujoco.mj_step1(model, data)
             if not self._once:
                 mujoco.mj_forwardSkip(model, data, ALL_BUT_SOLVER, 1)
@@ -157,15 +157,15 @@ class ControlLoop:
             control[self._arm_actuators] = np.minimum(np.maximum(torques, low), high)
             mujoco.mj_step2(model, data)
             if seen_from is not None:
-                self.seen = self._look(seen_from)
+                self.seen = self._read_sensors(seen_from)
         reward = self._env.reward(action)
         self._env._post_process()
         return reward, self._env._check_success()
 
-    def _look(self, geometry: Array) -> SensorView:
+    def _read_sensors(self, geometry: Array) -> SensorView:
         return SensorView(geometry, self._data.qpos.copy(), self._model.site_rgba.copy())
 
-    def _observed(self) -> bool:
+    def _advance_sensor_clock(self) -> bool:
         """Return whether the sensors are read in this sub-step. Reproduces the clock of robosuite's observables,
         rounding included."""
         self._since += self._env.model_timestep
@@ -198,7 +198,7 @@ class ControlLoop:
 
     # ------------------------------------------------------------------------------------------------- contacts
 
-    def _touch(self, one: Any, other: Any) -> bool:
+    def _are_touching(self, one: Any, other: Any) -> bool:
         """Replace robosuite's `check_contact` for two of its models: return whether any geom of one touches any of the
         other."""
         pairs = self._data.contact.geom

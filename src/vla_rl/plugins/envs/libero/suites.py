@@ -92,29 +92,29 @@ class Suite:
         self._init_states = Path(get_libero_path("init_states"))
         self._tasks = [self._benchmark.get_task(i) for i in range(self._benchmark.n_tasks)]
         self.tasks = tuple(
-            self._described(i, t, folder / t.problem_folder / t.bddl_file) for i, t in enumerate(self._tasks)
+            self._describe_task(i, t, folder / t.problem_folder / t.bddl_file) for i, t in enumerate(self._tasks)
         )
 
-    def _described(self, index: int, task: Any, file: Path) -> LiberoTask:
+    def _describe_task(self, index: int, task: Any, file: Path) -> LiberoTask:
         """Return a task. Its instruction is the name of its file, as models are trained and evaluated on it; in
         LIBERO-PRO's reworded suites it is the file's `:language`, as in LIBERO-PRO's own evaluation."""
         reworded = self.name.endswith(REWORDED)
-        instruction = language(file) if reworded else task.language
+        instruction = read_language(file) if reworded else task.language
         return LiberoTask(index=index, name=task.name, instruction=instruction, bddl_file=str(file))
 
-    def select(self, requested: Sequence[int | str] | None) -> tuple[LiberoTask, ...]:
+    def select_tasks(self, requested: Sequence[int | str] | None) -> tuple[LiberoTask, ...]:
         """Return the tasks with these numbers or names, all for None. Raise UserError for one that does not exist, or
         is named twice."""
         if requested is None:
             return self.tasks
         if not requested:
             raise UserError(f"no task of {self.name} is named; it has tasks 0 to {len(self.tasks) - 1}")
-        chosen = tuple(self._task(number_or_name) for number_or_name in requested)
+        chosen = tuple(self._find_task(number_or_name) for number_or_name in requested)
         if len(set(chosen)) < len(chosen):
             raise UserError(f"a task of {self.name} is named twice: {list(requested)}")
         return chosen
 
-    def _task(self, requested: int | str) -> LiberoTask:
+    def _find_task(self, requested: int | str) -> LiberoTask:
         if isinstance(requested, int):
             if not 0 <= requested < len(self.tasks):
                 raise UserError(f"{self.name} has tasks 0 to {len(self.tasks) - 1}; asked for {requested}")
@@ -154,7 +154,7 @@ def load_states(file: Path) -> Array:
         return np.asarray(torch.load(file, weights_only=True))
 
 
-def language(file: Path) -> str:
+def read_language(file: Path) -> str:
     """Return the instruction in a task's file (`:language`), in lower case, as LIBERO reads it."""
     match = re.search(r"\(:language\s+([^)]*)\)", file.read_text(encoding="utf-8").lower()) if file.is_file() else None
     if match is None:

@@ -11,7 +11,7 @@ plugin = EnvPlugin(
     extra="maniskill",
     env_memory=650_000_000,
     expert=True,
-    preflight="vla_rl.plugins.envs.maniskill.env:preflight",
-    check="vla_rl.plugins.envs.maniskill.checks:check",
+    preflight="vla_rl.plugins.envs.maniskill.env:check_simulator",
+    check="vla_rl.plugins.envs.maniskill.checks:check_tasks",
     action_dim="vla_rl.plugins.envs.maniskill.checks:action_dim",
 )

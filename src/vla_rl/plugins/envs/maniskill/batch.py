@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import ChunkResult, EnvInfo, Observation, ResetState, to_numpy
-from vla_rl.plugins.envs.maniskill.expert import rehearsed
+from vla_rl.plugins.envs.maniskill.expert import rehearse_chunk
 from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SavedScene, SimulationDevices
 from vla_rl.plugins.envs.maniskill.states import IDS_PER_TASK
 
@@ -52,7 +52,7 @@ class BatchEnv(SimEnv):
         env_ids = to_numpy(env_ids)
         for env_id, state, key in zip(env_ids, to_numpy(state_ids), to_numpy(seed), strict=True):
             self._scene.reset(int(env_id), int(state) % IDS_PER_TASK, int(key))
-        return self._look().take(env_ids)
+        return self._observe_envs().take(env_ids)
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         device = self._scene.device
@@ -68,7 +68,7 @@ class BatchEnv(SimEnv):
             succeeded[:, i], terminated[:, i] = result.success & moving, result.ended & moving
             ended = terminated[:, i]
             if stop_at_end and ended.any():
-                still = _merged(still, self._scene.save(), ended)
+                still = _merge_scenes(still, self._scene.save(), ended)
                 moving = moving & ~ended
                 if not moving.any():
                     break
@@ -76,7 +76,7 @@ class BatchEnv(SimEnv):
             self._scene.restore(still, torch.nonzero(~moving)[:, 0].tolist())
         last = (executed.sum(1) - 1).clip(min=0)
         return ChunkResult(
-            obs=self._look(),
+            obs=self._observe_envs(),
             rewards=rewards,
             terminated=terminated,
             truncated=torch.zeros_like(terminated),
@@ -89,36 +89,36 @@ class BatchEnv(SimEnv):
         """Return the expert's next chunk. Raise NotOffered for a task without an expert."""
         if self._twin is None:
             self._twin = ManiSkillScene(evolve(self._scene.recipe, cameras={}), self._place, self.num_envs)
-        return rehearsed(self._twin, self._scene.save(), self._chunk)
+        return rehearse_chunk(self._twin, self._scene.save(), self._chunk)
 
     def close(self) -> None:
         for scene in (self._scene, self._twin):
             if scene is not None and scene.env.scene is not None:
                 scene.close()
 
-    def _look(self) -> Observation:
+    def _observe_envs(self) -> Observation:
         scene = self._scene
         words = scene.instructions() or [self.info.tasks[0].instruction] * self.num_envs
         return Observation(images=scene.images(), instructions=tuple(words), state=scene.state())
 
 
-def _merged(old: SavedScene | None, new: SavedScene, chosen: Tensor) -> SavedScene:
+def _merge_scenes(old: SavedScene | None, new: SavedScene, chosen: Tensor) -> SavedScene:
     """Return the old state with these envs (bool [N]) replaced by those of the new one."""
     return (
         new
         if old is None
         else SavedScene(
-            _merge(old.bodies, new.bodies, chosen),
-            tuple(_merge(one, other, chosen) for one, other in zip(old.kept, new.kept, strict=True)),
+            _merge_tensors(old.bodies, new.bodies, chosen),
+            tuple(_merge_tensors(one, other, chosen) for one, other in zip(old.kept, new.kept, strict=True)),
         )
     )
 
 
-def _merge(old: Mapping[str, Any], new: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:
+def _merge_tensors(old: Mapping[str, Any], new: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name, tensor in new.items():
         if isinstance(tensor, Mapping):
-            merged[name] = _merge(old[name], tensor, chosen)
+            merged[name] = _merge_tensors(old[name], tensor, chosen)
         else:
             merged[name] = torch.where(chosen.view(-1, *[1] * (tensor.ndim - 1)), tensor, old.get(name, tensor))
     return merged

@@ -33,7 +33,7 @@ def action_dim(config: ManiSkillConfig) -> int | None:
     return None
 
 
-def check(config: ManiSkillConfig, context: Context) -> None:
+def check_tasks(config: ManiSkillConfig, context: Context) -> None:
     """Raise UserError for a task that ManiSkill does not have. What `imports` register is known once it is imported."""
     if config.imports:
         return
@@ -59,7 +59,7 @@ def unknown_task_error(task: str, available: Iterable[str]) -> UserError:
 def check_task(task: str, instructions: Mapping[str, str], imports: Sequence[str] = ()) -> None:
     """Raise UserError for a task that does not exist, has no instruction, or lacks files. `imports`: modules that
     register tasks."""
-    registry = registered(imports)
+    registry = registered_tasks(imports)
     if task not in registry:
         raise unknown_task_error(task, registry)
     kind = registry[task].cls
@@ -75,12 +75,12 @@ def check_task(task: str, instructions: Mapping[str, str], imports: Sequence[str
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
         raise UserError(
             f"ManiSkill's {task} needs files that are not in {ASSET_DIR}: {', '.join(missing[:SHOWN])}{more}\n"
-            f"  download them with: {download(task)}\n"
+            f"  download them with: {download_command(task)}\n"
             f"  or point MS_ASSET_DIR to the folder that holds data/"
         )
 
 
-def registered(imports: Sequence[str] = ()) -> Mapping[str, Any]:
+def registered_tasks(imports: Sequence[str] = ()) -> Mapping[str, Any]:
     """Return task -> how ManiSkill registered it. Imports SAPIEN, and these modules, which register their own tasks.
     Raises UserError for one that cannot be imported."""
     use_unpacked_driver()
@@ -91,7 +91,7 @@ def registered(imports: Sequence[str] = ()) -> Mapping[str, Any]:
         from mani_skill.utils.registration import REGISTERED_ENVS
 
     logger.setLevel(logging.ERROR)  # it warns authors of tasks whenever a scene is built
-    download_asset.prompt_yes_no = refuse
+    download_asset.prompt_yes_no = refuse_download
     for module in imports:
         try:
             importlib.import_module(module)
@@ -112,12 +112,12 @@ def missing_assets(groups: Iterable[str]) -> list[str]:
     return sorted({source for source in sources if not assets.is_data_source_downloaded(source)})
 
 
-def download(name: str) -> str:
+def download_command(name: str) -> str:
     """Return the command that downloads what a task or robot needs."""
     return f"python -m mani_skill.utils.download_asset {name} -y"
 
 
-def refuse(question: str) -> bool:
+def refuse_download(question: str) -> bool:
     """Raise UserError instead of asking ManiSkill's question on the terminal, which might never be answered."""
     robot = question.split()[1] if question.startswith("Robot ") else "NAME"
-    raise UserError(f"ManiSkill lacks files and asks: {question!r}\n  download them with: {download(robot)}")
+    raise UserError(f"ManiSkill lacks files and asks: {question!r}\n  download them with: {download_command(robot)}")

@@ -20,13 +20,13 @@ from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.types import Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.maniskill.batch import BatchEnv
-from vla_rl.plugins.envs.maniskill.checks import WRIST_CAMERA, check_task, registered
+from vla_rl.plugins.envs.maniskill.checks import WRIST_CAMERA, check_task, registered_tasks
 from vla_rl.plugins.envs.maniskill.config import ManiSkillConfig, chosen_tasks
 from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SceneRecipe, SimulationDevices
 from vla_rl.plugins.envs.maniskill.single_env import MakeManiSkillEnv
 from vla_rl.plugins.envs.maniskill.states import states_of
 from vla_rl.plugins.envs.maniskill.tasks import INSTRUCTIONS
-from vla_rl.toolkit.envs.rendering import require
+from vla_rl.toolkit.envs.rendering import require_rendering
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
@@ -51,11 +51,11 @@ def make_env(config: ManiSkillConfig, context: Context) -> SimEnv:
     on_gpu = config.backend == "gpu" or (config.backend == "auto" and context.device.startswith("cuda"))
     if on_gpu and not torch.cuda.is_available():
         raise UserError("maniskill: backend: gpu needs a CUDA device, and torch sees none; take backend: cpu")
-    place = _place(context.device, on_gpu)
+    place = _choose_devices(context.device, on_gpu)
     apart = context.num_envs > 1 if config.processes.apart is None else config.processes.apart
     tasks = _probe_in_subprocess(config, place) if apart or on_gpu else probe_tasks(config, place)
-    info, recipes = _info(tasks), tuple(task.recipe for task in tasks)
-    states = {split: _states(split, config, tasks) for split in ("train", "eval")}
+    info, recipes = _build_info(tasks), tuple(task.recipe for task in tasks)
+    states = {split: _list_states(split, config, tasks) for split in ("train", "eval")}
     if not on_gpu:
         return SubprocEnvs(info, states, MakeManiSkillEnv(recipes, place, os.getpid()), context, config.processes)
     if len(tasks) > 1:
@@ -73,21 +73,21 @@ def make_env(config: ManiSkillConfig, context: Context) -> SimEnv:
     return BatchEnv(info, states, ManiSkillScene(recipes[0], place, context.num_envs), place, context.chunk)
 
 
-def preflight(config: ManiSkillConfig) -> None:
+def check_simulator(config: ManiSkillConfig) -> None:
     """Raise UserError unless SAPIEN can draw on this machine and the tasks can be built as the settings say."""
     if find_spec("mani_skill") is None:
         raise UserError(f"maniskill needs the package 'mani_skill'; try: {install_command(OWN_DIST, 'maniskill')}")
     use_unpacked_driver()
-    require("vulkan", "maniskill")
+    require_rendering("vulkan", "maniskill")
     probe_settings(config)
 
 
 def probe_settings(config: ManiSkillConfig) -> None:
     """Raise UserError for settings that cannot be met, without loading SAPIEN into this process."""
-    _info(_probe_in_subprocess(config, _place("cpu", on_gpu=False)))
+    _build_info(_probe_in_subprocess(config, _choose_devices("cpu", on_gpu=False)))
 
 
-def _place(device: str, on_gpu: bool) -> SimulationDevices:
+def _choose_devices(device: str, on_gpu: bool) -> SimulationDevices:
     """Return the devices of physics and rendering. Rendering is on a GPU wherever there is one, since SAPIEN offers
     nothing else then."""
     index = device.removeprefix("cuda") if device.startswith("cuda") else ""
@@ -117,7 +117,7 @@ def probe_tasks(config: ManiSkillConfig, place: SimulationDevices) -> list[TaskP
         check_task(name, config.instructions, config.imports)
         try:
             if config.robot is not None:
-                _check_offered(config.robot, _robots(name), f"robot for {name}")
+                _check_offered(config.robot, _list_robots(name), f"robot for {name}")
             recipe = SceneRecipe(
                 task=name,
                 show_goals=False,
@@ -151,7 +151,7 @@ def _properties_of(scene: ManiSkillScene, config: ManiSkillConfig) -> TaskProper
     if not np.isfinite(low + high).all():
         raise UserError(f"{config.control_mode} of {name} has no bounds: {low}, {high}; take another control mode")
     own_words = None if name in config.instructions else scene.instructions()
-    limit = config.max_steps or registered()[name].max_episode_steps
+    limit = config.max_steps or registered_tasks()[name].max_episode_steps
     if limit is None:
         raise UserError(f"ManiSkill gives {name} no step limit; set max_steps")
     words = own_words[0] if own_words else config.instructions.get(name) or INSTRUCTIONS[name]
@@ -160,7 +160,7 @@ def _properties_of(scene: ManiSkillScene, config: ManiSkillConfig) -> TaskProper
         recipe=evolve(
             scene.recipe,
             control_mode=config.control_mode,
-            cameras={camera: _camera(env, name, camera, size) for camera, size in config.cameras.items()},
+            cameras={camera: _change_camera(env, name, camera, size) for camera, size in config.cameras.items()},
             dense=config.reward == "dense",
             show_goals=config.show_goals,
             fast_render=config.fast_render,
@@ -175,7 +175,7 @@ def _properties_of(scene: ManiSkillScene, config: ManiSkillConfig) -> TaskProper
     )
 
 
-def _camera(env: Any, task: str, camera: str, size: int | None) -> dict[str, Any]:
+def _change_camera(env: Any, task: str, camera: str, size: int | None) -> dict[str, Any]:
     """Return the changes to ManiSkill's settings of a camera: the resolution, and with it a calibrated camera's matrix.
     None: the task's own resolution."""
     _check_offered(camera, env._sensor_configs, f"camera of {task}")
@@ -188,12 +188,12 @@ def _camera(env: Any, task: str, camera: str, size: int | None) -> dict[str, Any
     return change
 
 
-def _robots(task: str) -> list[str]:
+def _list_robots(task: str) -> list[str]:
     """Return the robots that a task is made for; a Panda arm with a camera in its hand counts where a Panda arm
     does."""
     from mani_skill.agents.registration import REGISTERED_AGENTS
 
-    made_for = registered()[task].cls.SUPPORTED_ROBOTS or REGISTERED_AGENTS
+    made_for = registered_tasks()[task].cls.SUPPORTED_ROBOTS or REGISTERED_AGENTS
     names = [robot for robot in made_for if isinstance(robot, str)]
     return [*names, *({WRIST_CAMERA} if "panda" in names else ())]
 
@@ -205,7 +205,7 @@ def _check_offered(name: str, known_names: Iterable[str], what: str) -> None:
         )
 
 
-def _info(tasks: Sequence[TaskProperties]) -> EnvInfo:
+def _build_info(tasks: Sequence[TaskProperties]) -> EnvInfo:
     first = tasks[0]
     for task in tasks[1:]:
         if (task.state_dim, task.low, task.high) != (first.state_dim, first.low, first.high):
@@ -230,7 +230,7 @@ def _info(tasks: Sequence[TaskProperties]) -> EnvInfo:
     )
 
 
-def _states(split: str, config: ManiSkillConfig, tasks: Sequence[TaskProperties]) -> list[ResetState]:
+def _list_states(split: str, config: ManiSkillConfig, tasks: Sequence[TaskProperties]) -> list[ResetState]:
     return [
         state
         for index, task in enumerate(tasks)

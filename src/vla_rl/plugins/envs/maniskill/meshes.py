@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.core.types import Array
-from vla_rl.toolkit.envs.meshes import MANY, clustered, normals_of
+from vla_rl.toolkit.envs.meshes import MANY, cluster_vertices, normals_of
 
 _MADE: dict[tuple[str, tuple[float, ...], int, int], tuple[Array, Array, Array]] = {}
 """Cache of simplified meshes by file, scale, part and cells: scenes are built again at each reset."""
@@ -16,11 +16,11 @@ _MANY_FACES: dict[str, bool] = {}
 """Cache by file: whether its mesh has many triangles and no textures."""
 
 
-def simplify(scene: Any, cells: int) -> None:
+def simplify_meshes(scene: Any, cells: int) -> None:
     """Simplify the meshes that a SAPIEN scene draws. Shapes with textures and collision shapes stay as they are.
 
     Args:
-        cells: resolution, as `clustered` takes it.
+        cells: resolution, as `cluster_vertices` takes it.
     """
     from sapien import render
 
@@ -30,7 +30,7 @@ def simplify(scene: Any, cells: int) -> None:
             continue
         lighter = render.RenderBodyComponent()
         for shape in body.render_shapes:
-            for part in _lighter(shape, cells) if _has_many_faces(shape) else [shape.clone()]:
+            for part in _simplify_shape(shape, cells) if _has_many_faces(shape) else [shape.clone()]:
                 lighter.attach(part)
         lighter.visibility, lighter.shading_mode = body.visibility, body.shading_mode
         entity.remove_component(body)
@@ -49,7 +49,7 @@ def _has_many_faces(shape: Any) -> bool:
     return _MANY_FACES[shape.filename]
 
 
-def _lighter(shape: Any, cells: int) -> list[Any]:
+def _simplify_shape(shape: Any, cells: int) -> list[Any]:
     from sapien import render
 
     lighter_parts, scale = [], np.asarray(shape.scale)
@@ -57,7 +57,7 @@ def _lighter(shape: Any, cells: int) -> list[Any]:
         key = (shape.filename, tuple(scale.tolist()), i, cells)
         if key not in _MADE:
             vertices, triangles = np.asarray(part.vertices) * scale, np.asarray(part.triangles, np.int64)
-            mesh = clustered(vertices, triangles, cells)
+            mesh = cluster_vertices(vertices, triangles, cells)
             _MADE[key] = mesh.vertices, mesh.triangles.astype(np.uint32), normals_of(vertices, triangles, mesh)
         points, corners, normals = _MADE[key]
         if len(corners):

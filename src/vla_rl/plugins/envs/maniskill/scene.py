@@ -13,8 +13,8 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from vla_rl.plugins.envs.maniskill.checks import registered
-from vla_rl.plugins.envs.maniskill.meshes import simplify
+from vla_rl.plugins.envs.maniskill.checks import registered_tasks
+from vla_rl.plugins.envs.maniskill.meshes import simplify_meshes
 from vla_rl.plugins.envs.maniskill.stream import Stream
 from vla_rl.toolkit.envs.meshes import cells_for
 
@@ -75,14 +75,14 @@ class ManiSkillScene:
     """Simulator of N copies of one task. Images are rendered only when they are asked for."""
 
     def __init__(self, recipe: SceneRecipe, place: SimulationDevices, num_envs: int = 1) -> None:
-        spec = _registered(recipe.imports)[recipe.task]
-        kind = _quiet(spec.cls, recipe)
+        spec = _register_tasks_once(recipe.imports)[recipe.task]
+        kind = _reduce_task_class(spec.cls, recipe)
         self.recipe = recipe
         self.num_envs = num_envs
         self.env: Any = kind(
             num_envs=num_envs,
             obs_mode=_image_mode(kind.SUPPORTED_OBS_MODES),
-            reward_mode=_rewards(kind.SUPPORTED_REWARD_MODES, recipe.dense),
+            reward_mode=_choose_reward_mode(kind.SUPPORTED_REWARD_MODES, recipe.dense),
             control_mode=recipe.control_mode,
             sim_backend=place.physics,
             render_backend=place.render,
@@ -121,7 +121,7 @@ class ManiSkillScene:
         saved_tensors = self._saved_tensors()
         # One instance at a time with one seed for all: ManiSkill draws for a batch from the seed of its first instance.
         self.env.reset(seed=[number] * self.num_envs, options=options)
-        self._stream.seed(seed)
+        self._stream.seed_generators(seed)
         self._restore_tensors(saved_tensors, others)  # a reset sets up the controllers of all instances
 
     def step(self, actions: Tensor) -> PlannedEpisode:
@@ -154,7 +154,7 @@ class ManiSkillScene:
         return None if instruction_of is None else list(instruction_of())
 
     def save(self) -> SavedScene:
-        return SavedScene(_cloned(self.env.get_state_dict()), self._saved_tensors())
+        return SavedScene(_clone_tensors(self.env.get_state_dict()), self._saved_tensors())
 
     def restore(self, saved: SavedScene, env_ids: Sequence[int]) -> None:
         """Put instances (`env_ids`) back into a saved state, which may come from another simulator of the same task."""
@@ -198,16 +198,16 @@ class ManiSkillScene:
 
 
 @lru_cache(maxsize=1)
-def _registered(imports: tuple[str, ...]) -> Mapping[str, Any]:
-    """Return `registered(imports)` once, and exclude what was imported from garbage collection: ManiSkill collects
-    whenever it builds a scene, which takes a quarter of a second with torch loaded."""
-    tasks = registered(imports)
+def _register_tasks_once(imports: tuple[str, ...]) -> Mapping[str, Any]:
+    """Return `registered_tasks(imports)` once, and exclude what was imported from garbage collection: ManiSkill
+    collects whenever it builds a scene, which takes a quarter of a second with torch loaded."""
+    tasks = registered_tasks(imports)
     gc.collect()
     gc.freeze()
     return tasks
 
 
-def _quiet(kind: Any, recipe: SceneRecipe) -> Any:
+def _reduce_task_class(kind: Any, recipe: SceneRecipe) -> Any:
     """Return the task's class without its own observations and without cameras that are not asked for."""
 
     class Quiet(kind):
@@ -219,7 +219,7 @@ def _quiet(kind: Any, recipe: SceneRecipe) -> Any:
             if recipe.fast_render and recipe.cameras:
                 cells = cells_for(max(max(c["width"], c["height"]) for c in recipe.cameras.values()))
                 for scene in self.scene.sub_scenes:
-                    simplify(scene, cells)
+                    simplify_meshes(scene, cells)
             if recipe.show_goals:
                 self._hidden_objects.clear()
             for name in set(self._sensors) - set(recipe.cameras):
@@ -235,7 +235,7 @@ def _image_mode(modes: Sequence[str]) -> str:
     return next(mode for mode in modes if mode.startswith("rgb"))
 
 
-def _rewards(modes: Sequence[str], dense: bool) -> str:
+def _choose_reward_mode(modes: Sequence[str], dense: bool) -> str:
     if dense:
         return "normalized_dense"
     return "none" if "none" in modes else "sparse"
@@ -256,8 +256,8 @@ def _env_tensors(keeper: Any, num_envs: int) -> Iterator[tuple[str, Tensor, Call
                 yield where, tensor, replace
 
 
-def _cloned(nested: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _cloned(part) if isinstance(part, Mapping) else part.clone() for name, part in nested.items()}
+def _clone_tensors(nested: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _clone_tensors(part) if isinstance(part, Mapping) else part.clone() for name, part in nested.items()}
 
 
 def _envs_of(nested: Mapping[str, Any], env_ids: Tensor) -> dict[str, Any]:

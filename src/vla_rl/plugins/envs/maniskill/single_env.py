@@ -10,7 +10,7 @@ import torch
 from attrs import evolve, frozen
 
 from vla_rl.core.types import Array, to_numpy
-from vla_rl.plugins.envs.maniskill.expert import rehearsed
+from vla_rl.plugins.envs.maniskill.expert import rehearse_chunk
 from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SceneRecipe, SimulationDevices
 from vla_rl.plugins.envs.maniskill.states import IDS_PER_TASK
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
@@ -72,7 +72,7 @@ class ManiSkillEnv(SingleEnv):
         in a second simulator: going back to an earlier state leaves traces in PhysX."""
         if self._twin is None:
             self._twin = ManiSkillScene(evolve(self._scene.recipe, cameras={}), self._place)
-        actions: Array = to_numpy(rehearsed(self._twin, self._scene.save(), length))[0]
+        actions: Array = to_numpy(rehearse_chunk(self._twin, self._scene.save(), length))[0]
         return actions
 
     def close(self) -> None:

@@ -13,9 +13,9 @@ class Stream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.seed(0)
+        self.seed_generators(0)
 
-    def seed(self, seed: int) -> None:
+    def seed_generators(self, seed: int) -> None:
         devices = {"cpu", str(self._device)}
         states = {name: torch.Generator(name).manual_seed(seed).get_state() for name in devices}
         self._host = states.pop("cpu")

@@ -58,7 +58,7 @@ class MetaWorldEnv(SingleEnv):
         """Start an episode. The state id determines everything; `seed` has no effect."""
         index, number = divmod(state_id, IDS_PER_TASK)
         task = list(INSTRUCTIONS)[index]
-        self._scene = self._enter(task)
+        self._scene = self._open_scene(task)
         self._scene.place(derived_seed(0, f"metaworld/{task}", number) % 2**32)
 
     def step(self, action: Array) -> Outcome:
@@ -82,7 +82,7 @@ class MetaWorldEnv(SingleEnv):
         while self._scenes:
             self._scenes.popitem()[1].close()
 
-    def _enter(self, task: str) -> Any:
+    def _open_scene(self, task: str) -> Any:
         """Return the simulator of this task."""
         from vla_rl.plugins.envs.metaworld.scene import MetaWorldScene
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from vla_rl.core.errors import UserError
-from vla_rl.plugins.envs.robotwin.config import RobotwinConfig, absolute
+from vla_rl.plugins.envs.robotwin.config import RobotwinConfig, to_absolute
 
 ASSET_FOLDERS = ("assets/background_texture", "assets/embodiments/aloha-agilex", "assets/objects")
 ASSET_VARIABLES = ("ROBOTWIN_ASSETS_ROOT", "ASSETS_PATH")
@@ -24,7 +24,7 @@ def asset_root(config: RobotwinConfig) -> Path:
     if config.assets is not None:
         folders = {"assets": config.assets}
     else:
-        folders = {name: absolute(os.environ[name]) for name in ASSET_VARIABLES if os.environ.get(name)}
+        folders = {name: to_absolute(os.environ[name]) for name in ASSET_VARIABLES if os.environ.get(name)}
         folders |= {"checkout": config.checkout} if config.checkout else {}
     lacking = {}
     for name, root in folders.items():

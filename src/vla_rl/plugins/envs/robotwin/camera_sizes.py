@@ -23,11 +23,11 @@ def camera_sizes(
         if kind not in CAMERA_SIZES:
             near = did_you_mean(kind, CAMERA_SIZES)
             raise UserError(f"task_config: no camera type {kind!r}{near}\n  types: {', '.join(CAMERA_SIZES)}")
-        sizes[name] = scaled(CAMERA_SIZES[kind], image_height)
+        sizes[name] = scale_size(CAMERA_SIZES[kind], image_height)
     return sizes
 
 
-def scaled(size: tuple[int, int], image_height: int | None) -> tuple[int, int]:
+def scale_size(size: tuple[int, int], image_height: int | None) -> tuple[int, int]:
     """Return height and width of a camera's images in another height; None: its own."""
     height, width = size
     return size if image_height is None else (image_height, round(image_height * width / height))

@@ -13,13 +13,13 @@ from vla_rl.plugins.envs.robotwin.seeds import SeedBook
 from vla_rl.plugins.envs.robotwin.tasks import task_names
 
 
-def check(config: RobotwinConfig, context: Context) -> None:
+def check_installation(config: RobotwinConfig, context: Context) -> None:
     """Raise UserError for files, settings and seeds that are missing, or if RoboTwin is not installed."""
-    preflight(config)
+    check_files(config)
     find_installation(config)
 
 
-def preflight(config: RobotwinConfig) -> None:
+def check_files(config: RobotwinConfig) -> None:
     """Raise UserError for assets or files that are missing, and for seeds that are in both splits."""
     asset_root(config)
     if isinstance(config.task_config, str) and is_file(config.task_config) and not Path(config.task_config).is_file():

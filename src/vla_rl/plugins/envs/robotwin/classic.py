@@ -14,9 +14,9 @@ from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.robotwin.config import CAMERAS
 from vla_rl.plugins.envs.robotwin.end_effector import move_to_poses
-from vla_rl.plugins.envs.robotwin.expert import JOINTS_ONLY, ExpertMotion, joint_targets, solve
+from vla_rl.plugins.envs.robotwin.expert import JOINTS_ONLY, ExpertMotion, joint_targets, solve_scene
 from vla_rl.plugins.envs.robotwin.installation import NO_LIMIT, Installation
-from vla_rl.plugins.envs.robotwin.quiet import kept_randomness, quiet
+from vla_rl.plugins.envs.robotwin.quiet import kept_randomness, suppress_prints
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 
@@ -50,14 +50,14 @@ class RobotwinEnv(SingleEnv):
 
     def reset(self, state_id: int, seed: int) -> None:
         """Start an episode. The state id determines everything, the wording too; `seed` has no effect."""
-        with quiet():
-            self._enter(self._book.task(state_id))
-            self._place(state_id)
+        with suppress_prints():
+            self._enter_task(self._book.find_task(state_id))
+            self._place_scene(state_id)
         self._executed = 0
 
     def step(self, action: Array) -> Outcome:
         """Execute an action. After success the robot moves no more: RoboTwin ignores further actions."""
-        with quiet():
+        with suppress_prints():
             if self._robotwin.config.control == "joints":
                 self._task.take_action(np.asarray(action, np.float64), action_type="qpos")
             else:
@@ -67,7 +67,7 @@ class RobotwinEnv(SingleEnv):
         return Outcome(float(solved), solved, terminated=solved)
 
     def render(self) -> View:
-        with quiet():
+        with suppress_prints():
             obs = self._task.get_obs()
         cameras = obs["observation"]
         images = {name: np.ascontiguousarray(cameras[CAMERAS[name]]["rgb"]) for name in self._robotwin.config.cameras}
@@ -80,11 +80,11 @@ class RobotwinEnv(SingleEnv):
         if self._robotwin.config.control != "joints":
             raise NotOffered(JOINTS_ONLY)
         key = self._name, self._seed
-        with quiet(), kept_randomness():
+        with suppress_prints(), kept_randomness():
             if key not in self._solutions:
-                scene = self._robotwin.task(self._name)
+                scene = self._robotwin.create_task(self._name)
                 try:
-                    self._solutions[key] = solve(self._robotwin, scene, *key)
+                    self._solutions[key] = solve_scene(self._robotwin, scene, *key)
                 finally:
                     scene.close_env()
         solution = self._solutions[key]
@@ -94,32 +94,32 @@ class RobotwinEnv(SingleEnv):
                 joint_targets(self._task.robot), np.asarray(low, np.float32), np.asarray(high, np.float32)
             )
             return np.tile(targets, (length, 1))
-        return solution.chunk(self._executed, length)
+        return solution.take_chunk(self._executed, length)
 
     def close(self) -> None:
         if self._task is not None:
-            with quiet():
+            with suppress_prints():
                 self._task.close_env(clear_cache=True)
             self._task = None
 
-    def _enter(self, name: str) -> None:
+    def _enter_task(self, name: str) -> None:
         """Load the object of this task."""
         if name == self._name and self._task is not None:
             return
         self.close()
-        self._robotwin.enter()
+        self._robotwin.make_importable()
         os.chdir(self._robotwin.assets)  # RoboTwin's asset paths are relative to its checkout
         self._name = name
-        self._task = self._robotwin.task(name)
-        self._arguments = self._robotwin.arguments(name)
+        self._task = self._robotwin.create_task(name)
+        self._arguments = self._robotwin.setup_arguments(name)
 
-    def _place(self, state_id: int) -> None:
+    def _place_scene(self, state_id: int) -> None:
         """Set up a state's scene, with the first of its seeds that can be used."""
-        check = self._book.checked(state_id, without_file=False)
+        check = self._book.needs_check(state_id, without_file=False)
         unstable, tried = self._robotwin.unstable_error(), []
-        for seed in self._book.candidates(state_id):
+        for seed in self._book.list_candidates(state_id):
             tried.append(seed)
-            solution = self._solve(seed) if check else None
+            solution = self._solve_scene(seed) if check else None
             if check and solution is None:
                 continue
             try:
@@ -135,7 +135,7 @@ class RobotwinEnv(SingleEnv):
         self._task.step_lim = NO_LIMIT
         text = self._robotwin.full_description(self._name)
         if solution is not None and solution.things:
-            text = self._robotwin.instruction(
+            text = self._robotwin.draw_instruction(
                 self._name, solution.things, derived_seed(0, "robotwin/instruction", state_id)
             )
         self._task.set_instruction(instruction=text)
@@ -151,10 +151,10 @@ class RobotwinEnv(SingleEnv):
             self._task.close_env(clear_cache=self._scenes % often == 0)
         self._scenes += 1
 
-    def _solve(self, seed: int) -> ExpertMotion | None:
+    def _solve_scene(self, seed: int) -> ExpertMotion | None:
         """Return the expert's solution of a scene, which it plays with this task object."""
         key = self._name, seed
         if key not in self._solutions:
             self._close_scene()
-            self._solutions[key] = solve(self._robotwin, self._task, *key)
+            self._solutions[key] = solve_scene(self._robotwin, self._task, *key)
         return self._solutions[key]

@@ -9,7 +9,7 @@ from attrs import converters, field, frozen
 from attrs import validators as v
 
 from vla_rl.core.errors import did_you_mean
-from vla_rl.core.paths import expanded
+from vla_rl.core.paths import expand_tilde
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS, task_names
 from vla_rl.toolkit.envs.settings import Processes
 
@@ -20,9 +20,9 @@ CAMERAS = {"head": "head_camera", "left_wrist": "left_camera", "right_wrist": "r
 """Camera name in specs and observations -> name in the simulator."""
 
 
-def absolute(path: str | Path) -> Path:
+def to_absolute(path: str | Path) -> Path:
     """Return the path as an absolute one. Done when the spec is read, since workers run in other folders."""
-    return expanded(path).absolute()
+    return expand_tilde(path).absolute()
 
 
 def is_file(name: str) -> bool:
@@ -31,7 +31,7 @@ def is_file(name: str) -> bool:
 
 
 def task_config(given: Any) -> Any:
-    return str(absolute(given)) if isinstance(given, str) and is_file(given) else given
+    return str(to_absolute(given)) if isinstance(given, str) and is_file(given) else given
 
 
 def known_tasks(instance: Any, attribute: Any, tasks: str | tuple[str, ...]) -> None:
@@ -66,9 +66,9 @@ def processes_apart(instance: Any, attribute: Any, processes: Processes) -> None
 class Seeds:
     """Scenes of the two splits."""
 
-    train: Path | None = field(default=None, converter=converters.optional(absolute))
+    train: Path | None = field(default=None, converter=converters.optional(to_absolute))
     """File of seeds that work, `{task: {success_seeds: [...]}}`; null: seeds from 200000 on."""
-    eval: Path | None = field(default=None, converter=converters.optional(absolute))
+    eval: Path | None = field(default=None, converter=converters.optional(to_absolute))
     """File of seeds for evaluation, in the same form; null: seeds from 100000 on."""
     train_states: int | None = field(default=None, validator=v.optional(v.ge(1)))
     """Number of training scenes per task, 1 or more; null: all of the file, or 200."""
@@ -92,9 +92,9 @@ class RobotwinConfig:
     """API of RoboTwin. `vector`: `VectorEnv` of the runtime wheel or the branch RLinf_support, one thread per env and
     one call per chunk; `classic`: `setup_demo` and `take_action` of main or stable_2.0, envs in processes; `auto`:
     vector if available."""
-    checkout: Path | None = field(default=None, converter=converters.optional(absolute))
+    checkout: Path | None = field(default=None, converter=converters.optional(to_absolute))
     """Folder of a RoboTwin checkout to import; null: what the interpreter finds, such as the runtime wheel."""
-    assets: Path | None = field(default=None, converter=converters.optional(absolute))
+    assets: Path | None = field(default=None, converter=converters.optional(to_absolute))
     """Folder that contains `assets/`; null: ROBOTWIN_ASSETS_ROOT, ASSETS_PATH or `checkout`, whichever is complete."""
     task_config: str | dict[str, Any] = field(default="demo_clean", converter=task_config)
     """RoboTwin's task settings: a name (demo_clean, demo_randomized), a .yml file, or the settings themselves."""

@@ -37,18 +37,18 @@ def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
             )
             for task in tasks
         ),
-        notes=_notes(config, robotwin),
+        notes=_list_notes(config, robotwin),
         chunk_is_one_motion=robotwin.api == "vector" and config.control == "joints",
     )
     if robotwin.api == "classic":
-        states = {split: book.states(split) for split in SPLITS}
+        states = {split: book.list_states(split) for split in SPLITS}
         return SubprocEnvs(info, states, MakeRobotwinEnv(robotwin=robotwin, book=book), context, config.processes)
     if config.processes.recycle_episodes is not None or config.processes.recycle_mib is not None:
         raise UserError("processes.recycle_episodes and recycle_mib have no effect with RoboTwin's vector API")
     return VectorRobotwin(info, book, robotwin, context)
 
 
-def _notes(config: RobotwinConfig, robotwin: Installation) -> tuple[str, ...]:
+def _list_notes(config: RobotwinConfig, robotwin: Installation) -> tuple[str, ...]:
     named = config.task_config if isinstance(config.task_config, str) else "settings of the spec"
     notes = [f"RoboTwin's {robotwin.api} API, task_config: {named}, instructions: {config.instruction_type}"]
     notes.append("images are ray-traced" if config.render == "ray" else "images are rasterised, not ray-traced")

@@ -31,12 +31,12 @@ class ExpertMotion:
     things: Mapping[str, str]
     """Objects that the instruction names: placeholder -> file of an object's names, or an arm."""
 
-    def chunk(self, start: int, length: int) -> Array:
+    def take_chunk(self, start: int, length: int) -> Array:
         """Return the targets of `length` actions from number `start` on; the last target repeats."""
         return self.targets[np.clip(np.arange(start, start + length), 0, len(self.targets) - 1)]
 
 
-def solve(robotwin: Installation, task: Any, name: str, seed: int) -> ExpertMotion | None:
+def solve_scene(robotwin: Installation, task: Any, name: str, seed: int) -> ExpertMotion | None:
     """Set up a scene and let the expert play it. Return its solution, or None where the objects do not come to rest or
     the expert fails. The scene is left as it then is.
 
@@ -44,7 +44,7 @@ def solve(robotwin: Installation, task: Any, name: str, seed: int) -> ExpertMoti
         task: RoboTwin's object of the task called `name`.
     """
     try:
-        task.setup_demo(now_ep_num=seed, seed=seed, is_test=True, **robotwin.arguments(name))
+        task.setup_demo(now_ep_num=seed, seed=seed, is_test=True, **robotwin.setup_arguments(name))
     except robotwin.unstable_error():
         return None
     low, high = robotwin.joint_bounds()
@@ -52,14 +52,14 @@ def solve(robotwin: Installation, task: Any, name: str, seed: int) -> ExpertMoti
     steps = 0
     original = task.scene.step
 
-    def step() -> None:
+    def record_step() -> None:
         nonlocal steps
         original()
         steps += 1
         if steps % PHYSICS_STEPS == 0:
             targets.append(joint_targets(task.robot))
 
-    task.scene.step = step
+    task.scene.step = record_step
     try:
         info = task.play_once()
     except Exception:  # planners fail in many ways; RoboTwin's evaluation counts all as a bad seed

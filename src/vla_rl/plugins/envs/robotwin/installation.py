@@ -24,7 +24,7 @@ from vla_rl.plugins.envs.robotwin.assets import ASSET_FOLDERS, DOWNLOAD, asset_r
 from vla_rl.plugins.envs.robotwin.config import RobotwinConfig, is_file
 from vla_rl.plugins.envs.robotwin.end_effector import BOUNDS
 from vla_rl.plugins.envs.robotwin.interpreter import WHERE, available_apis, package_folder
-from vla_rl.plugins.envs.robotwin.patches import prepare
+from vla_rl.plugins.envs.robotwin.patches import prepare_modules
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness
 from vla_rl.plugins.envs.robotwin.tasks import task_names
 from vla_rl.toolkit.json_files import read_record
@@ -57,7 +57,7 @@ class Installation:
     settings: Mapping[str, Any] = field(repr=False)
     """Task settings, as `task_config` has them."""
 
-    def enter(self) -> None:
+    def make_importable(self) -> None:
         """Make RoboTwin importable in this process, and tell it where its assets are."""
         if self.root is not None and str(self.root) not in sys.path:
             sys.path.insert(0, str(self.root))
@@ -66,12 +66,12 @@ class Installation:
 
     def vector_env(self) -> Any:
         """Return the class `VectorEnv`."""
-        prepare(self.package, self.config)
+        prepare_modules(self.package, self.config)
         return importlib.import_module("robotwin.envs.vector_env").VectorEnv
 
-    def task(self, name: str) -> Any:
+    def create_task(self, name: str) -> Any:
         """Return a task object, before `setup_demo`."""
-        prepare(self.package, self.config)
+        prepare_modules(self.package, self.config)
         return getattr(importlib.import_module(f"{self.package}.{name}"), name)()
 
     def unstable_error(self) -> type[Exception]:
@@ -93,10 +93,10 @@ class Installation:
             "data_type": {"rgb": True, "qpos": True},
         }
         if self.api == "vector":
-            settings["planner_backend"] = self.planner
+            settings["planner_backend"] = self.motion_planner
         return settings
 
-    def arguments(self, task: str) -> dict[str, Any]:
+    def setup_arguments(self, task: str) -> dict[str, Any]:
         """Return the keyword arguments of `setup_demo` besides the seed, as RoboTwin's evaluation derives them from the
         settings."""
         settings = self.task_settings(task)
@@ -110,11 +110,11 @@ class Installation:
         }
         if len(embodiment) == 3:
             settings["embodiment_dis"] = embodiment[2]
-        for side, (folder, config) in self.robots().items():
+        for side, (folder, config) in self.find_robots().items():
             settings |= {f"{side}_robot_file": str(folder), f"{side}_embodiment_config": config}
         return settings
 
-    def robots(self) -> dict[str, tuple[Path, dict[str, Any]]]:
+    def find_robots(self) -> dict[str, tuple[Path, dict[str, Any]]]:
         """Return side -> (folder, `config.yml`) of the robot whose arm is on that side. Raise UserError for robots that
         RoboTwin does not have, and for arms that actions here are not for."""
         embodiment = self.settings.get("embodiment")
@@ -149,7 +149,7 @@ class Installation:
         """Return the lowest and the highest joint targets: of joints [rad] from the robots' URDF, of grippers 0
         (closed) and 1 (open)."""
         bounds = []
-        for index, (folder, config) in enumerate(self.robots().values()):
+        for index, (folder, config) in enumerate(self.find_robots().values()):
             limits = joint_limits(folder / config["urdf_path"])
             bounds += [limits.get(joint, UNLIMITED) for joint in config["arm_joints_name"][index]]
             bounds.append(GRIPPER)
@@ -157,10 +157,10 @@ class Installation:
 
     @property
     def _plans_with_mplib(self) -> bool:
-        return self.api == "vector" and self.planner == "mplib"
+        return self.api == "vector" and self.motion_planner == "mplib"
 
     @property
-    def planner(self) -> str:
+    def motion_planner(self) -> str:
         """Motion planner of the vector API's expert."""
         return str(self.config.planner or self.settings.get("planner_backend", "mplib"))
 
@@ -186,7 +186,7 @@ class Installation:
             description = read_record(self.root / "description" / "task_instruction" / f"{task}.json").data
         return str(description["full_description"]).replace("<", "").replace(">", "").strip()
 
-    def instruction(self, task: str, things: Mapping[str, str], key: int) -> str:
+    def draw_instruction(self, task: str, things: Mapping[str, str], key: int) -> str:
         """Return one of the task's wordings with an episode's objects filled in; where none fits, the task's
         description.
 
@@ -194,7 +194,7 @@ class Installation:
             things: placeholder -> file of an object's names, or an arm.
             key: seed of the choice.
         """
-        self.enter()
+        self.make_importable()
         wheel, checkout = "robotwin.description.instructions", "description.utils.generate_episode_instructions"
         module = importlib.import_module(wheel if self.root is None else checkout)
         generate: Callable[..., Any] = module.generate_episode_descriptions
@@ -223,7 +223,7 @@ def find_installation(config: RobotwinConfig) -> Installation:
     check_version(api, root)
     assets = _assets_of_classic(config, root) if api == "classic" and root is not None else asset_root(config)
     check_objects(task_names(config.tasks), root, assets)
-    settings = _settings(config, root)
+    settings = _read_settings(config, root)
     return Installation(api=api, package=package, root=root, assets=assets, config=config, settings=settings)
 
 
@@ -236,7 +236,8 @@ def check_version(api: Literal["vector", "classic"], root: Path | None) -> None:
     missing = [name for name in CALLED[api] if not re.search(rf"^    def {name}\(", text, flags=re.MULTILINE)]
     if missing:
         raise UserError(
-            f"this RoboTwin ({version(root)}) is of a version that the plugin does not know: its _base_task.py has no "
+            f"this RoboTwin ({describe_version(root)}) is of a version that the plugin does not know: its "
+            f"_base_task.py has no "
             f"{', '.join(missing)}\n  known: the runtime wheel 0.1.3; branches RLinf_support (0008ae6), main "
             "(cf47ab5), stable_2.0 (13c3c47)"
         )
@@ -257,7 +258,7 @@ def check_objects(tasks: Iterable[str], root: Path | None, assets: Path) -> None
             )
 
 
-def version(root: Path | None) -> str:
+def describe_version(root: Path | None) -> str:
     """Return a name of the version: of the wheel, or of the checkout's commit."""
     if root is None:
         try:
@@ -313,7 +314,7 @@ def _robotwin_yaml(root: Path | None, name: str) -> dict[str, Any]:
     raise ValueError(f"no {name}.yml in {' or '.join(map(str, folders))}")
 
 
-def _settings(config: RobotwinConfig, root: Path | None) -> dict[str, Any]:
+def _read_settings(config: RobotwinConfig, root: Path | None) -> dict[str, Any]:
     if not isinstance(config.task_config, str):
         return config.task_config
     if not is_file(config.task_config):

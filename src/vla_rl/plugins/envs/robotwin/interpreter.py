@@ -32,7 +32,7 @@ def package_folder(name: str) -> Path | None:
     return Path(locations[0]) if locations else None
 
 
-def lacks() -> str | None:
+def find_missing() -> str | None:
     """Return what is missing to use the plugin, or None: RoboTwin itself, which no extra installs, since its packages
     conflict with those of the models."""
     return None if available_apis(None) else f"needs RoboTwin: {WHERE}"

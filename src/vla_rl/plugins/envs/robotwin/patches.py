@@ -15,9 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from vla_rl.plugins.envs.robotwin.camera_sizes import scaled
+from vla_rl.plugins.envs.robotwin.camera_sizes import scale_size
 from vla_rl.plugins.envs.robotwin.config import RobotwinConfig
-from vla_rl.plugins.envs.robotwin.quiet import NullStream, quiet
+from vla_rl.plugins.envs.robotwin.quiet import NullStream, suppress_prints
 from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
 LOG_NONE = 6
@@ -28,7 +28,7 @@ UNUSED_PACKAGE = "open3d"
 """Imported by RoboTwin's camera module for point clouds, which are never asked for here; 400 MB."""
 
 
-def prepare(package: str, config: RobotwinConfig) -> None:
+def prepare_modules(package: str, config: RobotwinConfig) -> None:
     """Load RoboTwin's base modules quietly, and change what has to be changed. Safe to call again.
 
     Args:
@@ -38,9 +38,9 @@ def prepare(package: str, config: RobotwinConfig) -> None:
     if UNUSED_PACKAGE not in sys.modules and find_spec(UNUSED_PACKAGE) is None:
         sys.modules[UNUSED_PACKAGE] = module_from_spec(ModuleSpec(UNUSED_PACKAGE, None))
     if config.render == "raster":
-        rasterise()
+        use_rasteriser()
     with (
-        quiet(),
+        suppress_prints(),
         redirect_stderr(NullStream()),
     ):  # without cuRobo its import prints a traceback
         planner = importlib.import_module(f"{package}.robot.planner")
@@ -52,7 +52,7 @@ def prepare(package: str, config: RobotwinConfig) -> None:
     silence_planner()
 
 
-def rasterise() -> None:
+def use_rasteriser() -> None:
     """Make SAPIEN draw with its rasteriser wherever RoboTwin asks for ray tracing (`_base_task.setup_scene`), which a
     CPU's Vulkan driver cannot do."""
     use_unpacked_driver()
@@ -95,7 +95,7 @@ def set_image_height(module: ModuleType, image_height: int | None) -> None:
         add_camera = scene.add_camera
 
         def add_scaled(*, height: int, width: int, **kwargs: Any) -> Any:
-            height, width = scaled((height, width), image_height)
+            height, width = scale_size((height, width), image_height)
             return add_camera(height=height, width=width, **kwargs)
 
         scene.add_camera = add_scaled

@@ -22,7 +22,7 @@ class NullStream(io.TextIOBase):
 
 
 @contextmanager
-def quiet() -> Generator[None]:
+def suppress_prints() -> Generator[None]:
     """Suppress prints of all threads of the process inside the context; one calling thread at a time."""
     with _lock, redirect_stdout(NullStream()):
         yield

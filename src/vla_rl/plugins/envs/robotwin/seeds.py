@@ -31,7 +31,7 @@ class SeedBook:
         self._listed: dict[tuple[str, str], tuple[int, ...] | None] = {}
         for split in SPLITS:
             file: Path | None = getattr(seeds, split)
-            of_task = dict.fromkeys(tasks) if file is None else _read(file, tasks)
+            of_task = dict.fromkeys(tasks) if file is None else _read_seeds(file, tasks)
             for task in tasks:
                 num_states, listed = getattr(seeds, f"{split}_states"), of_task[task]
                 if listed is not None and num_states is not None and num_states > len(listed):
@@ -39,7 +39,7 @@ class SeedBook:
                         f"{file} has {len(listed)} seeds of {task}; seeds.{split}_states asks for {num_states}"
                     )
                 self._listed[task, split] = None if listed is None else listed[:num_states]
-                count = self._count(task, split)
+                count = self._count_states(task, split)
                 if count * seeds.tries > RANGE:
                     raise UserError(
                         f"{count} {split} states of {task} times seeds.tries: {seeds.tries} is more than the {RANGE} "
@@ -53,30 +53,30 @@ class SeedBook:
                     "training must never see an evaluation scene, so take them out of one file"
                 )
 
-    def states(self, split: str) -> tuple[ResetState, ...]:
+    def list_states(self, split: str) -> tuple[ResetState, ...]:
         return tuple(
             ResetState(id=_first_id(task, split) + i, task=task)
             for task, its_split in self._listed
             if its_split == split
-            for i in range(self._count(task, split))
+            for i in range(self._count_states(task, split))
         )
 
-    def task(self, state_id: int) -> str:
+    def find_task(self, state_id: int) -> str:
         return list(STEP_LIMITS)[state_id // IDS_PER_TASK]
 
-    def split(self, state_id: int) -> str:
+    def find_split(self, state_id: int) -> str:
         return SPLITS[state_id % IDS_PER_TASK // IDS_PER_SPLIT]
 
-    def candidates(self, state_id: int) -> tuple[int, ...]:
+    def list_candidates(self, state_id: int) -> tuple[int, ...]:
         """Return the seeds for this state in the order in which they are tried: the one of the file, then those
         reserved for it."""
-        task, split, number = self.task(state_id), self.split(state_id), state_id % IDS_PER_SPLIT
+        task, split, number = self.find_task(state_id), self.find_split(state_id), state_id % IDS_PER_SPLIT
         listed = {*self._of_file(task, "train"), *self._of_file(task, "eval")}
         first = RANGE * (1 + SPLITS.index(split)) + number * self._seeds.tries
         reserved = [seed for seed in range(first, first + self._seeds.tries) if seed not in listed]
         return (*self._of_file(task, split)[number : number + 1], *reserved)[: self._seeds.tries]
 
-    def checked(self, state_id: int, without_file: bool) -> bool:
+    def needs_check(self, state_id: int, without_file: bool) -> bool:
         """Return whether the expert has to solve a seed before it is used.
 
         Args:
@@ -84,11 +84,11 @@ class SeedBook:
         """
         if self._seeds.check is not None:
             return self._seeds.check
-        return not (without_file and self._of_file(self.task(state_id), self.split(state_id)))
+        return not (without_file and self._of_file(self.find_task(state_id), self.find_split(state_id)))
 
     def no_seed_works(self, state_id: int, tried: list[int], why: str) -> UserError:
         """Return the error for a state none of whose seeds work."""
-        task, split = self.task(state_id), self.split(state_id)
+        task, split = self.find_task(state_id), self.find_split(state_id)
         return UserError(
             f"none of the seeds {', '.join(map(str, tried))} of RoboTwin task {task} can be used ({why}), so {split} "
             f"state {state_id} has no scene\n"
@@ -98,7 +98,7 @@ class SeedBook:
     def _of_file(self, task: str, split: str) -> tuple[int, ...]:
         return self._listed[task, split] or ()
 
-    def _count(self, task: str, split: str) -> int:
+    def _count_states(self, task: str, split: str) -> int:
         listed = self._listed[task, split]
         num_states: int | None = getattr(self._seeds, f"{split}_states")
         return len(listed) if listed is not None else num_states or {"train": 200, "eval": 100}[split]
@@ -112,7 +112,7 @@ def _listed_seeds(seeds: list[int]) -> str:
     return ", ".join(map(str, seeds[:5])) + (" ..." if len(seeds) > 5 else "")
 
 
-def _read(file: Path, tasks: tuple[str, ...]) -> dict[str, Any]:
+def _read_seeds(file: Path, tasks: tuple[str, ...]) -> dict[str, Any]:
     """Return task -> its seeds in this file. Raise UserError for a task that is missing or has invalid seeds."""
     data = read_record(file).data
     seeds_of_task = {}

@@ -9,7 +9,7 @@ from attrs import field, frozen, validators
 from vla_rl.plugins.envs.tabletop.tasks import TASK_NAMES
 
 
-def _known(instance: Any, attribute: Any, names: tuple[str, ...]) -> None:
+def _check_names(instance: Any, attribute: Any, names: tuple[str, ...]) -> None:
     unknown = [name for name in names if name not in TASK_NAMES]
     if unknown:
         raise ValueError(f"no tabletop task {unknown[0]!r}; tasks: {', '.join(TASK_NAMES)}")
@@ -23,7 +23,7 @@ class TabletopConfig:
 
     image_size: int = field(default=64, validator=[validators.ge(16), validators.le(1024)])
     """Height and width of both cameras in pixels, 16 to 1024."""
-    tasks: tuple[str, ...] = field(default=(), validator=_known)
+    tasks: tuple[str, ...] = field(default=(), validator=_check_names)
     """Tasks to offer, by name (`pick_red`, `put_blue`, ...); empty: all eight."""
     max_steps: int = field(default=16, validator=[validators.ge(1), validators.le(10_000_000)])
     """Step limit of every task, 1 to 10,000,000 environment steps."""

@@ -20,7 +20,7 @@ WRIST_VIEW = 1.25
 """Half the width that the wrist camera sees around the gripper, in table units."""
 
 
-def packed(colour: tuple[int, int, int]) -> int:
+def pack_colour(colour: tuple[int, int, int]) -> int:
     """Return RGB as the int32 whose first three bytes in memory (little endian) are R, G and B."""
     red, green, blue = colour
     return red | green << 8 | blue << 16
@@ -34,9 +34,9 @@ class Renderer:
         centres = (torch.arange(size, device=device, dtype=torch.float32) + 0.5) * (2.0 / size) - 1.0
         self._x = centres
         self._y = -centres  # image rows run downwards
-        self._palette = torch.tensor([packed(c) for c in COLOURS], dtype=torch.int32, device=device)
-        self._table = torch.tensor(packed(TABLE), dtype=torch.int32, device=device)
-        self._dark = torch.tensor(packed(DARK), dtype=torch.int32, device=device)
+        self._palette = torch.tensor([pack_colour(c) for c in COLOURS], dtype=torch.int32, device=device)
+        self._table = torch.tensor(pack_colour(TABLE), dtype=torch.int32, device=device)
+        self._dark = torch.tensor(pack_colour(DARK), dtype=torch.int32, device=device)
 
     def __call__(
         self,
@@ -66,25 +66,25 @@ class Renderer:
         dy = y[:, None] - position[..., 1:]
         # A plate is painted where dx^2 + dy^2 is in a band, a block where max(|dx|, |dy|) is small. One formula
         # serves both: per row and axis, a block's coordinates become 0 inside and far outside.
-        px = torch.where(plate[..., None], dx.square(), _far(dx))
-        py = torch.where(plate[..., None], dy.square(), _far(dy))
+        px = torch.where(plate[..., None], dx.square(), _mark_outside(dx))
+        py = torch.where(plate[..., None], dy.square(), _mark_outside(dy))
         order = torch.argsort(plate.to(torch.uint8), dim=1, descending=True, stable=True)
         low = torch.where(plate, HUB**2, -1.0)
         high = torch.where(plate, PLATE**2, 1.0)
-        px, py = _ordered(px, order), _ordered(py, order)
+        px, py = _reorder_objects(px, order), _reorder_objects(py, order)
         low, high, paint = low.gather(1, order), high.gather(1, order), paint.gather(1, order)
         for k in range(paint.shape[1]):
             radius = px[:, k, None, :] + py[:, k, :, None]
             mask = (radius <= high[:, k, None, None]) & (radius >= low[:, k, None, None])
             image = torch.where(mask, paint[:, k, None, None], image)
-        fingers = self._fingers(x, y, gripper.repeat(2, 1), closed.repeat(2))
+        fingers = self._mask_fingers(x, y, gripper.repeat(2, 1), closed.repeat(2))
         image = torch.where(fingers, self._dark, image)
         pixels = image.contiguous().view(torch.uint8).reshape(2 * num_envs, self.size, self.size, 4)[..., :3]
         overhead, wrist = pixels.contiguous().split(num_envs)
         return overhead, wrist
 
     @staticmethod
-    def _fingers(x: torch.Tensor, y: torch.Tensor, gripper: torch.Tensor, closed: torch.Tensor) -> torch.Tensor:
+    def _mask_fingers(x: torch.Tensor, y: torch.Tensor, gripper: torch.Tensor, closed: torch.Tensor) -> torch.Tensor:
         """Return the mask of the fingers, bool [N, H, W]: two upright bars on both sides of the gripper's centre,
         nearer to each other when closed."""
         inner = torch.where(closed, 0.1, 0.17)[:, None]
@@ -92,9 +92,9 @@ class Renderer:
         return ((dx >= inner) & (dx <= inner + 0.06))[:, None, :] & (dy <= 0.12)[:, :, None]
 
 
-def _far(distance: torch.Tensor) -> torch.Tensor:
+def _mark_outside(distance: torch.Tensor) -> torch.Tensor:
     return (distance.abs() > BLOCK).to(distance.dtype) * 4.0
 
 
-def _ordered(values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+def _reorder_objects(values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     return values.gather(1, order[..., None].expand_as(values))

@@ -56,7 +56,7 @@ def draw_scenes(rng: np.random.Generator, count: int) -> TabletopScenes:
     """Draw scenes, tasks in turn; the same generator state gives the same scenes."""
     task = np.arange(count) % len(TASKS)
     starts_held = np.array([t.verb == "put" for t in TASKS])[task]
-    gripper, position = _positions(rng, count, starts_held)
+    gripper, position = _draw_positions(rng, count, starts_held)
     palette = np.argsort(rng.random((count, len(COLOURS))), axis=1)[:, : THINGS - 1]
     target = rng.integers(THINGS - 1, size=count)
     target_colour = np.array([t.colour for t in TASKS])[task]
@@ -86,7 +86,7 @@ def split_scenes(split: str) -> TabletopScenes:
     return draw_scenes(generator(0, f"tabletop/{split}"), SPLITS[split][1])
 
 
-def _positions(rng: np.random.Generator, count: int, starts_held: Array) -> tuple[Array, Array]:
+def _draw_positions(rng: np.random.Generator, count: int, starts_held: Array) -> tuple[Array, Array]:
     """Return positions of the gripper [S, 2] and of objects [S, 4, 2], none closer than GAP: the first of many draws
     that fits."""
     gripper = np.empty((count, 2), np.float32)

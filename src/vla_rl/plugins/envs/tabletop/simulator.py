@@ -75,28 +75,28 @@ class Tabletop(SimEnv):
         for split, (first, count) in SPLITS.items():
             chosen = (ids >= first) & (ids < first + count)
             if chosen.any():
-                self.place(indices[torch.from_numpy(chosen)], split_scenes(split), ids[chosen] - first)
+                self.place_scenes(indices[torch.from_numpy(chosen)], split_scenes(split), ids[chosen] - first)
             ids = np.where(chosen, -1, ids)
         if (ids >= 0).any():
             raise ValueError(f"tabletop has no state {int(ids[ids >= 0][0])}; see reset_states for those there are")
-        return self.observe(indices)
+        return self.observe_envs(indices)
 
-    def place(self, env_ids: torch.Tensor, scenes: TabletopScenes, which: Any) -> None:
+    def place_scenes(self, env_ids: torch.Tensor, scenes: TabletopScenes, which: Any) -> None:
         """Put envs `env_ids` (int64 [R]) into the scenes `which` (int64 [R]) of a table of scenes."""
         state, indices = self._state, env_ids.to(self.device)
 
-        def put(name: str, values: Any) -> None:
+        def put_values(name: str, values: Any) -> None:
             state[name][indices] = torch.as_tensor(values[which]).to(self.device)
 
         self._task[env_ids.numpy()] = scenes.task[which]
-        put("gripper", scenes.gripper)
-        put("position", scenes.position)
-        put("colour", scenes.colour)
-        put("is_plate", scenes.is_plate)
-        put("target", scenes.target)
-        put("puts", scenes.starts_held)
-        put("closed", scenes.starts_held)
-        put("held", np.where(scenes.starts_held, THINGS - 1, -1))
+        put_values("gripper", scenes.gripper)
+        put_values("position", scenes.position)
+        put_values("colour", scenes.colour)
+        put_values("is_plate", scenes.is_plate)
+        put_values("target", scenes.target)
+        put_values("puts", scenes.starts_held)
+        put_values("closed", scenes.starts_held)
+        put_values("held", np.where(scenes.starts_held, THINGS - 1, -1))
         state["ended"][indices] = False
         state["rewarded"][indices] = False
 
@@ -105,9 +105,9 @@ class Tabletop(SimEnv):
         self._state["gripper"] = gripper.clamp(-LIMIT, LIMIT).to(self.device)
         if closed is not None:
             self._state["closed"] = closed.to(self.device)
-        self._carry(torch.ones_like(self._state["closed"]))
+        self._carry_objects(torch.ones_like(self._state["closed"]))
 
-    def observe(self, env_ids: torch.Tensor | None = None) -> Observation:
+    def observe_envs(self, env_ids: torch.Tensor | None = None) -> Observation:
         """Render all envs, or those numbered int64 [R]."""
         names = ("gripper", "closed", "position", "colour", "is_plate", "held")
         index = slice(None) if env_ids is None else env_ids.to(self.device)
@@ -132,9 +132,9 @@ class Tabletop(SimEnv):
         state = self._state
         steps = []
         for action in moves.unbind(1):
-            self._step(action, running)
-            success = self._success()
-            over = success | self._failure()
+            self._step_envs(action, running)
+            success = self._find_success()
+            over = success | self._find_failure()
             terminated = running & over & ~state["ended"]
             reward = running & success & ~state["rewarded"]
             state["ended"] = torch.where(running, over, state["ended"])
@@ -144,12 +144,12 @@ class Tabletop(SimEnv):
                 running = running & ~terminated
         rewards, terminated, executed, succeeded = (torch.stack(parts, dim=1) for parts in zip(*steps, strict=True))
         return ChunkResult(
-            obs=self.observe(),
+            obs=self.observe_envs(),
             rewards=rewards,
             terminated=terminated,
             truncated=torch.zeros_like(terminated),
             executed=executed,
-            success=self._success(),
+            success=self._find_success(),
             succeeded=succeeded,
         )
 
@@ -159,9 +159,9 @@ class Tabletop(SimEnv):
         goal = state["position"][torch.arange(self.num_envs, device=self.device), state["target"]]
         gripper, actions = state["gripper"], []
         for _ in range(self._chunk):
-            move = _quantised(goal - gripper)
+            move = _quantise_move(goal - gripper)
             gripper = gripper + SPEED * move
-            arrived = (_quantised(goal - gripper) == 0).all(1)
+            arrived = (_quantise_move(goal - gripper) == 0).all(1)
             grip = torch.where(arrived ^ state["puts"], 1.0, -1.0)
             actions.append(torch.cat([move, grip[:, None]], dim=1))
         return torch.stack(actions, dim=1)
@@ -174,46 +174,46 @@ class Tabletop(SimEnv):
         self._task = snapshot["task"].copy()
         self._state = {name: snapshot[name].clone().to(self.device) for name in self._state}
 
-    def _step(self, action: torch.Tensor, running: torch.Tensor) -> None:
+    def _step_envs(self, action: torch.Tensor, running: torch.Tensor) -> None:
         state = self._state
         moved = (state["gripper"] + SPEED * action[:, :2]).clamp(-LIMIT, LIMIT)
         state["gripper"] = torch.where(running[:, None], moved, state["gripper"])
         was_closed = state["closed"]
         state["closed"] = torch.where(running, action[:, 2] > 0, was_closed)
-        self._carry(running)
-        distance = self._distance()
+        self._carry_objects(running)
+        distance = self._gripper_distance()
         distance = torch.where(state["is_plate"] | (distance > TOLERANCE), torch.inf, distance)
         nearest, block = distance.min(1)
         caught = torch.where(state["closed"] & (nearest < torch.inf), block, -1)
         still_held = torch.where(state["closed"] | was_closed, state["held"], -1)
         held = torch.where(state["held"] >= 0, still_held, caught)
         state["held"] = torch.where(running, held, state["held"])
-        self._carry(running)
+        self._carry_objects(running)
 
-    def _carry(self, running: torch.Tensor) -> None:
+    def _carry_objects(self, running: torch.Tensor) -> None:
         """Move held objects to where the gripper is."""
         state = self._state
         carried = (torch.arange(THINGS, device=self.device) == state["held"][:, None]) & running[:, None]
         state["position"] = torch.where(carried[..., None], state["gripper"][:, None], state["position"])
 
-    def _distance(self) -> torch.Tensor:
+    def _gripper_distance(self) -> torch.Tensor:
         """Return the distance from the gripper to each object, the larger of x and y: [N, 4]."""
         return (self._state["position"] - self._state["gripper"][:, None]).abs().amax(-1)
 
-    def _success(self) -> torch.Tensor:
+    def _find_success(self) -> torch.Tensor:
         state = self._state
         target = state["target"][:, None]
         goal = state["position"].gather(1, target[..., None].expand(-1, 1, 2))[:, 0]
         placed = (state["position"][:, -1] - goal).abs().amax(-1) <= ON_PLATE
         return torch.where(state["puts"], placed & (state["held"] < 0), state["held"] == state["target"])
 
-    def _failure(self) -> torch.Tensor:
+    def _find_failure(self) -> torch.Tensor:
         """Return bool [N]: the wrong block is in the gripper, or the block was released elsewhere than on the plate."""
         state = self._state
         wrong = (state["held"] >= 0) & (state["held"] != state["target"])
-        return torch.where(state["puts"], state["held"] < 0, wrong) & ~self._success()
+        return torch.where(state["puts"], state["held"] < 0, wrong) & ~self._find_success()
 
 
-def _quantised(way: torch.Tensor) -> torch.Tensor:
+def _quantise_move(way: torch.Tensor) -> torch.Tensor:
     """Return the expert's next move over a remaining distance [N, 2]."""
     return (way / SPEED * LEVELS).round().clamp(-LEVELS, LEVELS) / LEVELS

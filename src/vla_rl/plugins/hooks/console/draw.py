@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vla_rl.core.events import Rate, Run
-from vla_rl.plugins.hooks.console.status import Status, clock, percent, rate_style
+from vla_rl.plugins.hooks.console.status import Status, format_duration, format_rate, rate_style
 
 COLOURS = {"env": "cyan", "policy": "magenta", "learner": "yellow"}
 NUMBERS = {
@@ -46,7 +46,7 @@ class LivePanel:
         rows = Table.grid(padding=(0, 2))
         rows.add_column(style="dim", no_wrap=True, min_width=8)
         rows.add_column(no_wrap=True, overflow="ellipsis")
-        for name, content in _rows(status):
+        for name, content in _list_rows(status):
             rows.add_row(name, content)
         return Panel(
             rows,
@@ -54,7 +54,7 @@ class LivePanel:
             border_style="dim",
             title=f"[bold]{escape(status.run.name)}[/]",
             title_align="left",
-            subtitle=f"{clock(status.elapsed)} elapsed, {clock(status.eta)} to go",
+            subtitle=f"{format_duration(status.elapsed_s)} elapsed, {format_duration(status.remaining_s)} to go",
             subtitle_align="right",
             width=MAX_WIDTH,
         )
@@ -62,14 +62,14 @@ class LivePanel:
 
 def step_line(status: Status) -> str:
     """Return everything about one step on one line, for logs."""
-    metrics, success = status.metrics, status.success
+    metrics, success = status.metrics, status.success_rate
     parts = [f"step {status.step}/{status.run.steps}"]
     if success is not None:
-        parts.append(f"success {percent(success)} n={success.n}")
+        parts.append(f"success {format_rate(success)} n={success.n}")
     if "env/return" in metrics:
         parts.append(f"reward {metrics['env/return']:.3g}")
     parts += [f"{label} {metrics[name]:.3g}" for name, label in NUMBERS.items() if name in metrics]
-    parts += [f"{name} {value}" for name, value in status.chosen.items()]
+    parts += [f"{name} {value}" for name, value in status.chosen_metrics.items()]
     if "throughput/env_steps_per_s" in metrics:
         parts.append(f"{metrics['throughput/env_steps_per_s']:,.0f} env steps/s")
     if "imagination/paused" in metrics:
@@ -77,9 +77,11 @@ def step_line(status: Status) -> str:
         parts.append("imagination paused" if count is None else f"{count:,.0f} episodes imagined")
     if "throughput/samples_per_s" in metrics:
         parts.append(f"{metrics['throughput/samples_per_s']:,.0f} samples/s")
-    parts += [f"{label} {value}" for label, value in _ahead(metrics).items()]
-    parts += [" ".join(f"{role} {share:.0%}" for role, share in status.split.items())] if status.split else []
-    return ", ".join([*parts, f"{clock(status.elapsed)} elapsed", f"{clock(status.eta)} to go"])
+    parts += [f"{label} {value}" for label, value in _describe_lag(metrics).items()]
+    parts += [" ".join(f"{role} {share:.0%}" for role, share in status.time_split.items())] if status.time_split else []
+    return ", ".join(
+        [*parts, f"{format_duration(status.elapsed_s)} elapsed", f"{format_duration(status.remaining_s)} to go"]
+    )
 
 
 def progress_line(status: Status) -> str:
@@ -88,7 +90,7 @@ def progress_line(status: Status) -> str:
     unit = UNITS.get(status.phase, "")
     done = f"{status.done:,} of {status.total:,} {unit}".rstrip() + ", " if status.total else ""
     about = f" ({status.about})" if status.about else ""
-    return f"step {step} {status.phase}{about}: {done}{clock(status.in_phase)}"
+    return f"step {step} {status.phase}{about}: {done}{format_duration(status.in_phase)}"
 
 
 def warmup_line(metrics: Mapping[str, float]) -> str:
@@ -98,7 +100,7 @@ def warmup_line(metrics: Mapping[str, float]) -> str:
     return f"warm-up: loss {metrics['bc_warmup/loss']:.3g} on {metrics.get('bc_warmup/samples', 0):,.0f} samples{tail}"
 
 
-def summary(run: Run, results: dict[str, Any]) -> RenderableType:
+def draw_summary(run: Run, results: dict[str, Any]) -> RenderableType:
     """Return success before and after training, per task when there are several."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     tasks = results.get("tasks", {})
@@ -128,15 +130,15 @@ def summary(run: Run, results: dict[str, Any]) -> RenderableType:
             *([bar] if barred else ()),
         )
     seconds = results.get("wall_seconds")
-    took = f" in {clock(seconds)}" if seconds is not None else ""
+    took = f" in {format_duration(seconds)}" if seconds is not None else ""
     done = f"[bold]{escape(run.name)}[/] finished{took}"
     where = f"[dim]results, checkpoints and curves: {escape(str(run.folder))}[/]"
     roles = results.get("roles")
-    work: list[RenderableType] = ["", _roles(roles)] if roles else []
+    work: list[RenderableType] = ["", _draw_roles(roles)] if roles else []
     return Group("", done, *([table] if table.row_count else []), *work, where)
 
 
-def _roles(roles: Mapping[str, Mapping[str, Any]]) -> Table:
+def _draw_roles(roles: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return a table of each role's busy and waiting time, as shares of the time of all training iterations."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("role", no_wrap=True)
@@ -153,22 +155,22 @@ def _roles(roles: Mapping[str, Mapping[str, Any]]) -> Table:
     return table
 
 
-def _rows(status: Status) -> Iterator[tuple[str, RenderableType]]:
+def _list_rows(status: Status) -> Iterator[tuple[str, RenderableType]]:
     metrics = status.metrics
-    yield "step", _bar(status.step, status.run.steps, "green")
-    yield status.phase, _bar(status.done, status.total, "blue")
-    yield "success", _success(status)
+    yield "step", _draw_bar(status.step, status.run.steps, "green")
+    yield status.phase, _draw_bar(status.done, status.total, "blue")
+    yield "success", _format_success(status)
     if metrics:
-        yield "learning", _numbers(metrics, {"env/return": "reward"} | NUMBERS)
-    if chosen := status.chosen:
-        yield "chosen", _labelled(chosen)
-    if ahead := _ahead(metrics):
-        yield "ahead", _labelled(ahead)
-    if status.split:
-        yield "time", _split(status)
+        yield "learning", _format_metrics(metrics, {"env/return": "reward"} | NUMBERS)
+    if chosen := status.chosen_metrics:
+        yield "chosen", _format_labelled(chosen)
+    if ahead := _describe_lag(metrics):
+        yield "ahead", _format_labelled(ahead)
+    if status.time_split:
+        yield "time", _draw_split(status)
 
 
-def _ahead(metrics: Mapping[str, float]) -> dict[str, str]:
+def _describe_lag(metrics: Mapping[str, float]) -> dict[str, str]:
     """Return the policy lag of asynchronous rollouts and the learner's waiting time; empty for synchronous runs."""
     if "rollout/running_tickets" not in metrics:
         return {}
@@ -179,7 +181,7 @@ def _ahead(metrics: Mapping[str, float]) -> dict[str, str]:
     return cells
 
 
-def _bar(done: int, total: int, colour: str) -> RenderableType:
+def _draw_bar(done: int, total: int, colour: str) -> RenderableType:
     row = Table.grid(padding=(0, 2))
     share = f"{100 * done / total:3.0f} %" if total else ""
     bar = ProgressBar(total=max(total, 1), completed=done, width=BAR, complete_style=colour, finished_style=colour)
@@ -187,43 +189,43 @@ def _bar(done: int, total: int, colour: str) -> RenderableType:
     return row
 
 
-def _numbers(metrics: Mapping[str, float], labels: Mapping[str, str]) -> Text:
-    return _labelled({label: f"{metrics[name]:.3g}" for name, label in labels.items() if name in metrics})
+def _format_metrics(metrics: Mapping[str, float], labels: Mapping[str, str]) -> Text:
+    return _format_labelled({label: f"{metrics[name]:.3g}" for name, label in labels.items() if name in metrics})
 
 
-def _labelled(values: Mapping[str, str]) -> Text:
+def _format_labelled(values: Mapping[str, str]) -> Text:
     text = Text()
     for label, value in values.items():
         text.append(f"{label} ", style="dim").append(f"{value}  ")
     return text
 
 
-def _success(status: Status) -> Text:
+def _format_success(status: Status) -> Text:
     text = Text()
-    if status.success is not None:
-        _rate(text, "rollout ", status.success, "bold")
-        text.append(f"  {_sparkline(status.history)}  ", style="green")
+    if status.success_rate is not None:
+        _append_rate(text, "rollout ", status.success_rate, "bold")
+        text.append(f"  {_draw_sparkline(status.history)}  ", style="green")
     if status.last_eval is not None:
-        _rate(text, f"eval at {status.last_eval.step} ", status.last_eval.success, status.eval_style)
+        _append_rate(text, f"eval at {status.last_eval.step} ", status.last_eval.success, status.eval_style)
     return text or Text("nothing measured yet", style="dim")
 
 
-def _rate(text: Text, label: str, rate: Rate, style: str) -> None:
+def _append_rate(text: Text, label: str, rate: Rate, style: str) -> None:
     text.append(label, style="dim")
     text.append(f"{100 * rate.rate:.1f} %", style=style)
     text.append(f" {100 * rate.low:.0f}-{100 * rate.high:.0f}", style="dim")
 
 
-def _sparkline(history: Sequence[float], width: int = 16) -> str:
+def _draw_sparkline(history: Sequence[float], width: int = 16) -> str:
     return "".join(SPARKS[min(len(SPARKS) - 1, int(rate * len(SPARKS)))] for rate in history[-width:])
 
 
-def _split(status: Status) -> Text:
+def _draw_split(status: Status) -> Text:
     text = Text()
-    for role, share in status.split.items():
+    for role, share in status.time_split.items():
         text.append("█" * round(SPLIT * share), style=COLOURS[role])
     text.append("  ")
-    for role, share in status.split.items():
+    for role, share in status.time_split.items():
         text.append(f"{role} ", style=COLOURS[role]).append(f"{share:.0%} ")
     speed = status.metrics.get("throughput/env_steps_per_s")
     return text.append(f" {speed:,.0f} env steps/s", style="bold") if speed is not None else text

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
-from vla_rl.core.events import Evaluation, Rate, Run, wilson
+from vla_rl.core.events import Evaluation, Rate, Run, wilson_interval
 
 ROLES = ("env", "policy", "learner")
 SMOOTHING = 0.3
 
 
-def clock(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Return a time as text: 3725 -> "1:02:05"; None -> "-"."""
     if seconds is None:
         return "-"
@@ -21,7 +21,7 @@ def clock(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
 
 
-def percent(rate: Rate) -> str:
+def format_rate(rate: Rate) -> str:
     return f"{100 * rate.rate:.1f} % [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
 
 
@@ -56,7 +56,7 @@ class Status:
         self._step_started = self.started
         self._step_seconds: float | None = None
 
-    def progress(self, phase: str, done: int, total: int) -> None:
+    def note_progress(self, phase: str, done: int, total: int) -> None:
         phase, _, about = phase.partition(": ")
         if phase != self.phase:
             self._phase_started = self._now()
@@ -66,12 +66,12 @@ class Status:
         self.total = total
 
     @property
-    def chosen(self) -> dict[str, str]:
+    def chosen_metrics(self) -> dict[str, str]:
         """Metrics selected by the key `metrics`: name -> formatted value."""
         names = [name for pattern in self.metric_patterns for name in self.metrics if fnmatchcase(name, pattern)]
         return {name: f"{self.metrics[name]:.3g}" for name in dict.fromkeys(names)}
 
-    def unknown(self) -> list[str]:
+    def find_unknown(self) -> list[str]:
         """Return the selected metrics that do not exist, each one once."""
         missing = [p for p in self.metric_patterns if not any(fnmatchcase(name, p) for name in self.metrics)]
         new = [pattern for pattern in missing if pattern not in self._announced and "loss/policy" in self.metrics]
@@ -92,7 +92,7 @@ class Status:
         """Seconds since the current phase began."""
         return self._now() - self._phase_started
 
-    def updated(self, step: int, metrics: dict[str, float]) -> None:
+    def note_update(self, step: int, metrics: dict[str, float]) -> None:
         now = self._now()
         seconds = now - self._step_started
         self._step_started = now
@@ -104,7 +104,7 @@ class Status:
         if "env/success_rate" in metrics:
             self.history.append(metrics["env/success_rate"])
 
-    def evaluated(self, evaluation: Evaluation) -> None:
+    def note_evaluation(self, evaluation: Evaluation) -> None:
         self.first_eval = self.first_eval or evaluation
         self.last_eval = evaluation
         if evaluation.step == self.run.first_step:
@@ -118,11 +118,11 @@ class Status:
         return rate_style(self.last_eval.success.rate, first)
 
     @property
-    def elapsed(self) -> float:
+    def elapsed_s(self) -> float:
         return self._now() - self.started
 
     @property
-    def eta(self) -> float | None:
+    def remaining_s(self) -> float | None:
         """Estimated seconds to the end, at the speed of the last steps; None before the first step."""
         if self._step_seconds is None:
             return None
@@ -130,15 +130,15 @@ class Status:
         return max(0.0, left - (self._now() - self._step_started))
 
     @property
-    def success(self) -> Rate | None:
+    def success_rate(self) -> Rate | None:
         """Success rate of the last rollout; None without finished episodes."""
         rate, n = self.metrics.get("env/success_rate"), self.metrics.get("rollout/episodes", 0)
         if rate is None or not n:
             return None
-        return wilson(round(rate * n), int(n))
+        return wilson_interval(round(rate * n), int(n))
 
     @property
-    def split(self) -> dict[str, float]:
+    def time_split(self) -> dict[str, float]:
         """Shares of env, policy and learner in their total time in the last step; empty when unknown."""
         seconds = {role: max(0.0, self.metrics.get(f"time/{role}", 0.0)) for role in ROLES}
         total = sum(seconds.values())

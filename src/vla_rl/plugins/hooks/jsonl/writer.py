@@ -41,16 +41,16 @@ class JsonlWriter:
         own_copy(self._path)
         if run.first_step == 0:
             self._keep_copy()
-        self._keep(lambda line: line["step"] <= run.first_step)
+        self._keep_lines(lambda line: line["step"] <= run.first_step)
 
     def on_update_end(self, step: int, metrics: dict[str, float]) -> None:
-        self._forget(step, is_eval=False)
-        self._append({"step": step, **metrics})
+        self._forget_step(step, is_eval=False)
+        self._append_line({"step": step, **metrics})
 
     def on_eval_end(self, step: int, evaluation: Evaluation) -> None:
-        self._forget(step, is_eval=True)
+        self._forget_step(step, is_eval=True)
         success = evaluation.success
-        self._append(
+        self._append_line(
             {
                 "step": step,
                 EVAL: success.rate,
@@ -69,36 +69,38 @@ class JsonlWriter:
             self._file.close()
             self._file = None
 
-    def _append(self, line: dict[str, Any]) -> None:
+    def _append_line(self, line: dict[str, Any]) -> None:
         if self._file is None:
             self._file = self._path.open("a", encoding="utf-8")
-        self._file.write(json.dumps({name: _finite(value) for name, value in line.items()}) + "\n")
+        self._file.write(json.dumps({name: _to_finite(value) for name, value in line.items()}) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def _forget(self, step: int, is_eval: bool) -> None:
+    def _forget_step(self, step: int, is_eval: bool) -> None:
         """Drop lines of a killed run for the step that this run resumes from, when that step's line is written
         again."""
         if step <= self._first_step:
-            self._keep(lambda line: line["step"] != step or (EVAL in line) != is_eval)
+            self._keep_lines(lambda line: line["step"] != step or (EVAL in line) != is_eval)
 
     def _keep_copy(self) -> None:
         """Copy the file of an earlier attempt that left no checkpoint."""
         if not self._path.exists():
             return
-        lines = map(_parse, self._path.read_text(encoding="utf-8", errors="replace").splitlines())
+        lines = map(_parse_line, self._path.read_text(encoding="utf-8", errors="replace").splitlines())
         if any(line is not None and line["step"] > 0 for line in lines):
             names = (self._path.with_stem(f"{self._path.stem}-{n}") for n in itertools.count(1))
             copy = next(name for name in names if not name.exists())
             shutil.copyfile(self._path, copy)
             logger.warning("the metrics of the attempt before are kept in %s", copy)
 
-    def _keep(self, keep: Callable[[dict[str, Any]], bool]) -> None:
+    def _keep_lines(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         """Drop unwanted lines and a line that a kill left half written; write only if that changes the file."""
         if not self._path.exists():
             return
         text = self._path.read_text(encoding="utf-8", errors="replace")
-        remaining = "".join(f"{raw}\n" for raw in text.splitlines() if (line := _parse(raw)) is not None and keep(line))
+        remaining = "".join(
+            f"{raw}\n" for raw in text.splitlines() if (line := _parse_line(raw)) is not None and keep(line)
+        )
         if remaining == text:
             return
         self.on_run_end()
@@ -107,7 +109,7 @@ class JsonlWriter:
         partial.replace(self._path)
 
 
-def _parse(raw: str) -> dict[str, Any] | None:
+def _parse_line(raw: str) -> dict[str, Any] | None:
     try:
         line = json.loads(raw)
     except ValueError:
@@ -115,7 +117,7 @@ def _parse(raw: str) -> dict[str, Any] | None:
     return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
 
 
-def _finite(value: Any) -> Any:
+def _to_finite(value: Any) -> Any:
     if isinstance(value, (int, str, list)):
         return value
     number = float(value)

@@ -45,16 +45,16 @@ class LeRobotRecorder:
             )
 
     def on_rollout_end(self, run: Run, step: int, rollout: Rollout, metrics: dict[str, float]) -> None:
-        self._write(rollout.recordings)
+        self._write_recordings(rollout.recordings)
 
     def on_eval_end(self, run: Run, step: int, evaluation: Evaluation) -> None:
-        self._write(evaluation.recordings)
+        self._write_recordings(evaluation.recordings)
 
     def on_run_end(self, run: Run, results: dict[str, Any]) -> None:
         if self._writer is not None:
             self._writer.close()
 
-    def _write(self, recordings: Iterable[Recording]) -> None:
+    def _write_recordings(self, recordings: Iterable[Recording]) -> None:
         assert self._writer is not None, "on_run_start comes first"
         for recording in islice(recordings, self._config.max_episodes):
             self._writer.add(evolve(recording, identity=f"{self._run}, {recording.identity}"))

@@ -16,7 +16,7 @@ from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 
 from vla_rl.core.events import Run
-from vla_rl.toolkit.hooks.tracking import Tracker, flat
+from vla_rl.toolkit.hooks.tracking import Tracker, flatten_spec
 
 if TYPE_CHECKING:
     from vla_rl.plugins.hooks.mlflow.config import MlflowConfig
@@ -44,7 +44,7 @@ class MlflowStore:
         runs_folder = Path(run.folder).resolve().parent
         uri = configured_uri or f"sqlite:///{runs_folder / 'mlflow.db'}"
         self._client = MlflowClient(uri)
-        experiment = self._experiment(None if configured_uri else str(runs_folder / "mlartifacts"))
+        experiment = self._find_experiment(None if configured_uri else str(runs_folder / "mlartifacts"))
         if known is not None:
             self._client.update_run(known, status="RUNNING")
             self._id = known
@@ -54,7 +54,7 @@ class MlflowStore:
                 experiment, run_name=name, tags={"mode": run.mode, **dict(self._config.tags)}
             )
             self._id = created.info.run_id
-            self._describe(run.spec)
+            self._log_spec(run.spec)
         address = (
             f"{uri}/#/experiments/{experiment}/runs/{self._id}"
             if uri.startswith("http")
@@ -65,7 +65,7 @@ class MlflowStore:
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time() * 1000)
         self._client.log_batch(
-            self._id, metrics=[Metric(_allowed(name), float(value), now, step) for name, value in values.items()]
+            self._id, metrics=[Metric(_clean_name(name), float(value), now, step) for name, value in values.items()]
         )
 
     def video(self, step: int, file: Path) -> None:
@@ -77,7 +77,7 @@ class MlflowStore:
     def close(self, finished: bool) -> None:
         self._client.set_terminated(self._id, "FINISHED" if finished else "KILLED")
 
-    def _experiment(self, artifacts: str | None) -> str:
+    def _find_experiment(self, artifacts: str | None) -> str:
         name = self._config.experiment
         experiment = self._client.get_experiment_by_name(name)
         if experiment is not None:
@@ -90,14 +90,14 @@ class MlflowStore:
                 raise
             return str(experiment.experiment_id)
 
-    def _describe(self, spec: Mapping[str, Any]) -> None:
+    def _log_spec(self, spec: Mapping[str, Any]) -> None:
         """Log each key of the spec as a parameter, and the whole spec as a file."""
-        parameters = [Param(_allowed(key), str(value)[:LONGEST]) for key, value in flat(spec).items()]
+        parameters = [Param(_clean_name(key), str(value)[:LONGEST]) for key, value in flatten_spec(spec).items()]
         for first in range(0, len(parameters), BATCH):
             self._client.log_batch(self._id, params=parameters[first : first + BATCH])
         self._client.log_text(self._id, yaml.safe_dump(dict(spec), sort_keys=False), "spec.yaml")
 
 
-def _allowed(name: str) -> str:
+def _clean_name(name: str) -> str:
     """Return a name with only letters, digits and the few signs that MLflow allows; task names may have others."""
     return re.sub(r"[^\w.\-/ ]", "_", name, flags=re.ASCII)

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.core.events import Evaluation, Run
-from vla_rl.toolkit.hooks.curves import Interval, draw, encode_png
+from vla_rl.toolkit.hooks.curves import Interval, draw_curves, encode_png
 
 if TYPE_CHECKING:
     from vla_rl.plugins.hooks.notebook.config import NotebookConfig
@@ -39,22 +39,22 @@ class LiveCurves:
             if name in metrics:
                 series.append((step, metrics[name]))
         self._title = f"{self._run.name}: {step} of {self._run.steps} steps"
-        self._show()
+        self._show_curves()
 
     def on_eval_end(self, step: int, evaluation: Evaluation) -> None:
         success = evaluation.success
         self._evaluations.append((step, success.rate, success.low, success.high))
-        self._show()
+        self._show_curves()
 
     def on_run_end(self) -> None:
-        self._show(last=True)
+        self._show_curves(last=True)
 
-    def _show(self, last: bool = False) -> None:
+    def _show_curves(self, last: bool = False) -> None:
         if self._display is None or (not last and monotonic() - self._drawn < self._config.every_s):
             return
         from IPython.display import Image
 
-        image = Image(encode_png(draw(self._curves, self._evaluations, self._title)), format="png")
+        image = Image(encode_png(draw_curves(self._curves, self._evaluations, self._title)), format="png")
         (self._display.update if self._begun else self._display.display)(image)
         self._begun = True
         self._drawn = monotonic()

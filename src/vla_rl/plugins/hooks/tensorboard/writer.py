@@ -32,7 +32,7 @@ class TensorboardWriter:
             self._writer.add_text("spec", f"```yaml\n{spec}\n```", 0)
 
     def on_update_end(self, step: int, metrics: dict[str, float]) -> None:
-        self._scalars(metrics, step)
+        self._write_scalars(metrics, step)
 
     def on_eval_end(self, step: int, evaluation: Evaluation) -> None:
         success = evaluation.success
@@ -43,7 +43,7 @@ class TensorboardWriter:
         }
         scalars |= {f"eval_task/{name}": rate.rate for name, rate in evaluation.tasks.items()}
         scalars |= robot_metrics("eval", evaluation.episodes)
-        self._scalars(scalars | {"time/eval": evaluation.seconds}, step)
+        self._write_scalars(scalars | {"time/eval": evaluation.seconds}, step)
         if self._writer is not None:
             self._writer.flush()
 
@@ -52,7 +52,7 @@ class TensorboardWriter:
             self._writer.close()
             self._writer = None
 
-    def _scalars(self, scalars: dict[str, float], step: int) -> None:
+    def _write_scalars(self, scalars: dict[str, float], step: int) -> None:
         if self._writer is not None:
             for name, value in scalars.items():
                 self._writer.add_scalar(name, value, step)

@@ -54,7 +54,7 @@ class VideoRecorder:
         captions = []
         for number, episode in enumerate(evaluation.frames[: self._config.episodes]):
             outcome = OUTCOME[bool(episode.success)][0].lower()
-            video = compose(episode, self._config.min_height)
+            video = compose_video(episode, self._config.min_height)
             file = folder / f"step_{step:06d}_ep{number}_{outcome}.mp4"
             try:
                 write_mp4(file, video, self._config.fps)
@@ -69,14 +69,14 @@ class VideoRecorder:
         write_whole(folder / f"step_{step:06d}.json", json.dumps({"episodes": captions}, indent=1) + "\n")
 
 
-def compose(episode: EpisodeFrames, min_height: int) -> Frames:
+def compose_video(episode: EpisodeFrames, min_height: int) -> Frames:
     """Return a video uint8 [frames, H, W, 3]: the cameras, enlarged to `min_height` by whole factors, above the
     caption, which shows the outcome in the last frame alone. H and W are even."""
-    cameras = [_enlarge(to_numpy(images), min_height) for images in episode.images.values()]
+    cameras = [_enlarge_images(to_numpy(images), min_height) for images in episode.images.values()]
     height = max(camera.shape[1] for camera in cameras)
     width = max(sum(camera.shape[2] for camera in cameras) + GAP * (len(cameras) - 1), MIN_WIDTH)
     width += width % 2
-    caption = _caption(episode, width, ended=False)
+    caption = _draw_caption(episode, width, ended=False)
     height += (height + len(caption)) % 2
     video = np.full((len(cameras[0]), height + len(caption), width, 3), PAPER, np.uint8)
     left = (width - sum(camera.shape[2] for camera in cameras) - GAP * (len(cameras) - 1)) // 2
@@ -84,7 +84,7 @@ def compose(episode: EpisodeFrames, min_height: int) -> Frames:
         video[:, : camera.shape[1], left : left + camera.shape[2]] = camera
         left += camera.shape[2] + GAP
     video[:-1, height:] = caption
-    video[-1, height:] = _caption(episode, width, ended=True)
+    video[-1, height:] = _draw_caption(episode, width, ended=True)
     _progress_line(video, height, OUTCOME[bool(episode.success)][1])
     return video
 
@@ -104,15 +104,15 @@ def write_mp4(path: Path, video: Frames, fps: float) -> None:
     writer.close()
 
 
-def _enlarge(images: Frames, min_height: int) -> Frames:
+def _enlarge_images(images: Frames, min_height: int) -> Frames:
     factor = -(-min_height // images.shape[1])
     return images.repeat(factor, axis=1).repeat(factor, axis=2)
 
 
-def _caption(episode: EpisodeFrames, width: int, ended: bool) -> Frames:
+def _draw_caption(episode: EpisodeFrames, width: int, ended: bool) -> Frames:
     """Return the strip below the cameras: instruction and task, and the outcome of an episode that has `ended`."""
     large, small = ImageFont.load_default(size=15), ImageFont.load_default(size=12)
-    lines = _wrap(episode.instruction, large, width - 2 * MARGIN)
+    lines = _wrap_text(episode.instruction, large, width - 2 * MARGIN)
     caption_bar = Image.new("RGB", (width, MARGIN + LINE * (len(lines) + 1) + MARGIN), PAPER)
     draw = ImageDraw.Draw(caption_bar)
     for number, line in enumerate(lines):
@@ -123,11 +123,11 @@ def _caption(episode: EpisodeFrames, width: int, ended: bool) -> Frames:
     if ended:
         draw.rounded_rectangle((width - MARGIN - badge, top, width - MARGIN, top + LINE - 2), radius=4, fill=colour)
         draw.text((width - MARGIN - badge + 6, top + 2), word, fill=(255, 255, 255), font=small)
-    draw.text((MARGIN, top + 2), _wrap(episode.task, small, width - 3 * MARGIN - badge)[0], fill=FAINT, font=small)
+    draw.text((MARGIN, top + 2), _wrap_text(episode.task, small, width - 3 * MARGIN - badge)[0], fill=FAINT, font=small)
     return np.asarray(caption_bar)
 
 
-def _wrap(text: str, font: Any, width: float) -> list[str]:
+def _wrap_text(text: str, font: Any, width: float) -> list[str]:
     """Return lines no longer than `width` pixels, broken at spaces where possible."""
     lines = [""]
     for word in text.split():

@@ -10,5 +10,5 @@ plugin = ModelPlugin(
     build="vla_rl.plugins.models.film_resnet.builder:build_policy",
     summary="small residual networks, FiLM by the instruction, action bins; trained from random weights on a CPU",
     action_dim="vla_rl.plugins.models.film_resnet.checkpoint:action_dim",
-    check="vla_rl.plugins.models.film_resnet.checkpoint:check",
+    check="vla_rl.plugins.models.film_resnet.checkpoint:check_checkpoint",
 )

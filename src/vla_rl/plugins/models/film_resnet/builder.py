@@ -13,7 +13,7 @@ from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.film_resnet.checkpoint import Setup, check_setup, open_folder, read_setup, read_statistics
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
 from vla_rl.plugins.models.film_resnet.gaussian_policy import GaussianFilmResnetPolicy
-from vla_rl.plugins.models.film_resnet.network import FilmResnet, FilmValueHead, initialise
+from vla_rl.plugins.models.film_resnet.network import FilmResnet, FilmValueHead, initialise_weights
 from vla_rl.plugins.models.film_resnet.policy import FilmPolicy, FilmResnetPolicy
 from vla_rl.toolkit.models.checkpoints import find_weights
 from vla_rl.toolkit.models.fitting import (
@@ -28,7 +28,7 @@ from vla_rl.toolkit.models.fitting import (
 )
 from vla_rl.toolkit.models.heads import VALUE_HEAD, load_head
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
-from vla_rl.toolkit.models.networks import construct, fill
+from vla_rl.toolkit.models.networks import construct_module, fill_network
 
 NAME = "film_resnet"
 
@@ -37,13 +37,13 @@ def build_policy(config: FilmResnetConfig, context: Context) -> FilmPolicy:
     """Build the policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
     env = simulator_of(context, NAME)
     folder = None if config.checkpoint is None else open_folder(config.checkpoint)
-    setup = _new(config, context, env) if folder is None else _trained(folder, config, context, env)
+    setup = _make_setup(config, context, env) if folder is None else _match_setup(folder, config, context, env)
     measured = _data_statistics(context, setup)
     statistics = measured or (_bounds_statistics(env, setup) if folder is None else read_statistics(folder, setup))
     source = f"statistics of {folder if measured is None else 'the demonstrations'}"
-    check_action_range(source, statistics.action.ranges(), env)
+    check_action_range(source, statistics.action.usual_ranges(), env)
     device, dtype = torch.device(context.device), getattr(torch, config.dtype)
-    module = construct(lambda: _module(config, context, setup, folder, device, dtype), device)
+    module = construct_module(lambda: _build_module(config, context, setup, folder, device, dtype), device)
     shared: dict[str, Any] = {
         "module": module,
         "setup": setup,
@@ -60,7 +60,7 @@ def build_policy(config: FilmResnetConfig, context: Context) -> FilmPolicy:
     return FilmResnetPolicy(greedy=config.greedy, smoothing=config.smoothing, **shared)
 
 
-def _new(config: FilmResnetConfig, context: Context, env: EnvInfo) -> Setup:
+def _make_setup(config: FilmResnetConfig, context: Context, env: EnvInfo) -> Setup:
     if config.use_state:
         require_state(env, "use_state")
     return Setup(
@@ -72,7 +72,7 @@ def _new(config: FilmResnetConfig, context: Context, env: EnvInfo) -> Setup:
     )
 
 
-def _trained(folder: Path, config: FilmResnetConfig, context: Context, env: EnvInfo) -> Setup:
+def _match_setup(folder: Path, config: FilmResnetConfig, context: Context, env: EnvInfo) -> Setup:
     setup = read_setup(folder)
     check_setup(folder, setup, config, context.chunk)
     trained = f"{folder} was trained"
@@ -102,17 +102,17 @@ def _data_statistics(context: Context, setup: Setup) -> Statistics | None:
     if scaling is None:
         return None
 
-    def scale(part: str, mode: str, first: str, second: str) -> FeatureScale:
+    def make_scale(part: str, mode: str, first: str, second: str) -> FeatureScale:
         values = (tuple(map(float, scaling[part][first])), tuple(map(float, scaling[part][second])))
         return FeatureScale(mode=mode, values=values, dim=len(values[0]))
 
     return Statistics(
-        action=scale("action", "QUANTILES", "q01", "q99"),
-        state=scale("state", "MEAN_STD", "mean", "std") if setup.state_dim else None,
+        action=make_scale("action", "QUANTILES", "q01", "q99"),
+        state=make_scale("state", "MEAN_STD", "mean", "std") if setup.state_dim else None,
     )
 
 
-def _module(
+def _build_module(
     config: FilmResnetConfig,
     context: Context,
     setup: Setup,
@@ -124,10 +124,10 @@ def _module(
     with torch.device("cpu" if folder is None else "meta"):
         module = FilmResnet(setup.network, len(setup.cameras), setup.state_dim, setup.chunk, setup.action_dim)
     if folder is None:
-        initialise(module, derived_seed(context.seed, "film_resnet/network"))
+        initialise_weights(module, derived_seed(context.seed, "film_resnet/network"))
         module.to(device, dtype)
     else:
-        fill(module, find_weights(folder), device, dtype)
+        fill_network(module, find_weights(folder), device, dtype)
     if context.values != "none":
         outputs = context.chunk if context.values == "action" else None
         seed = derived_seed(context.seed, "film_resnet/value_head")

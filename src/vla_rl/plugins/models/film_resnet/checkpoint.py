@@ -23,7 +23,7 @@ from vla_rl.toolkit.models.checkpoints import (
     find_weights,
     read_class,
     read_json,
-    resolve,
+    resolve_checkpoint,
 )
 from vla_rl.toolkit.models.fitting import MismatchError, known_number
 from vla_rl.toolkit.models.lerobot import MODES, FeatureScale, Statistics, check_scale
@@ -48,7 +48,7 @@ class Setup:
 
 
 def open_folder(name: str, download: bool = True) -> Path:
-    return resolve(name, WANTED, BUILTIN, download)
+    return resolve_checkpoint(name, WANTED, BUILTIN, download)
 
 
 def read_setup(folder: Path) -> Setup:
@@ -131,7 +131,7 @@ def check_setup(folder: Path, setup: Setup, config: FilmResnetConfig, chunk: int
         )
 
 
-def check(config: FilmResnetConfig, context: Context) -> None:
+def check_checkpoint(config: FilmResnetConfig, context: Context) -> None:
     """Check that the folder is complete, of this model, and of the spec's sizes and chunk."""
     if config.checkpoint is None:
         return

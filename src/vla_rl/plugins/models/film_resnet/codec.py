@@ -24,19 +24,19 @@ class BinCodec:
     def bin_positions(self, actions: Tensor) -> Tensor:
         """Return the positions of actions [..., A] (in the simulator's units) among the bins: float32 [..., A] in 0 ...
         bins - 1, fractions between two bins."""
-        x = self._scaler.normalise(actions, self._scaler.dim).clamp(-1, 1)
+        x = self._scaler.normalise_feature(actions, self._scaler.dim).clamp(-1, 1)
         return (x + 1) * ((self.bins - 1) / 2)
 
-    def encode(self, actions: Tensor) -> Tensor:
+    def encode_actions(self, actions: Tensor) -> Tensor:
         """Return the nearest bins of actions [..., A], int64 [..., A]."""
         return self.bin_positions(actions).round().long()
 
-    def decode(self, bins: Tensor) -> Tensor:
+    def decode_bins(self, bins: Tensor) -> Tensor:
         """Return the actions of bins int64 [..., A], float32 [..., A]."""
-        return self._scaler.restore(bins.float() * (2 / (self.bins - 1)) - 1)
+        return self._scaler.restore_units(bins.float() * (2 / (self.bins - 1)) - 1)
 
 
-def targets(bin_positions: Tensor, bins: int, deviation: float) -> Tensor:
+def target_distributions(bin_positions: Tensor, bins: int, deviation: float) -> Tensor:
     """Return target distributions [..., bins]: Gaussians around the positions `places` [...] among the bins, whose mean
     is that position except near the ends."""
     distance = torch.arange(bins, device=bin_positions.device) - bin_positions.unsqueeze(-1)

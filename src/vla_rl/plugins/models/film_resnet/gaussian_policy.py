@@ -30,18 +30,18 @@ class GaussianFilmResnetPolicy(FilmPolicy):
 
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
-        distribution, values = self._act(self.module, obs)
+        distribution, values = self._predict_distribution(self.module, obs)
         normals = None if greedy else as_tensor(noise.normals(*distribution.mean.shape[1:]), self._device)
         unsquashed = distribution.sample(normals)
         return Chunk(
-            actions=self._scaler.restore(torch.tanh(unsquashed)),
+            actions=self._scaler.restore_units(torch.tanh(unsquashed)),
             log_probs=distribution.log_prob(unsquashed),
             values=values,
             extras={"unsquashed": unsquashed},
         )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
-        distribution, values = self._act(self.module, obs)
+        distribution, values = self._predict_distribution(self.module, obs)
         unsquashed = as_tensor(chunk.extras["unsquashed"], self._device)
         return Scores(log_probs=distribution.log_prob(unsquashed), entropy=distribution.entropy(), values=values)
 
@@ -49,7 +49,7 @@ class GaussianFilmResnetPolicy(FilmPolicy):
     def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
         """Return log-probs under the initial weights, of which the policy keeps a copy."""
         unsquashed = as_tensor(chunk.extras["unsquashed"], self._device)
-        return self._act(self._reference, obs)[0].log_prob(unsquashed)
+        return self._predict_distribution(self._reference, obs)[0].log_prob(unsquashed)
 
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Return the negative log-likelihood of actions (temperature 1), averaged over batch and chunk. Images are
@@ -58,18 +58,18 @@ class GaussianFilmResnetPolicy(FilmPolicy):
 
     def imitation_losses(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Return the terms of `imitation_loss`, averaged over the chunk of each sample."""
-        outputs, _ = self.module(*self._inputs(obs, self._offsets(actions)))
-        scaled = self._scaler.normalise(as_tensor(actions, self._device), self._scaler.dim)
+        outputs, _ = self.module(*self._prepare_inputs(obs, self._draw_offsets(actions)))
+        scaled = self._scaler.normalise_feature(as_tensor(actions, self._device), self._scaler.dim)
         unsquashed = torch.atanh(scaled.clamp(-CLONED_RANGE, CLONED_RANGE))
         return -SquashedGaussian.of_outputs(outputs).log_prob(unsquashed).mean((1, 2))
 
     def reparameterised_actions(self, features: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = self.module.decode(features.to(self._dtype))
+        outputs = self.module.decode_features(features.to(self._dtype))
         distribution = SquashedGaussian.of_outputs(outputs, self._temperature)
         unsquashed = distribution.sample(normals)
-        return self._scaler.restore(torch.tanh(unsquashed)), distribution.log_prob(unsquashed)
+        return self._scaler.restore_units(torch.tanh(unsquashed)), distribution.log_prob(unsquashed)
 
-    def _act(self, module: FilmResnet, obs: Observation) -> tuple[SquashedGaussian, Tensor | None]:
+    def _predict_distribution(self, module: FilmResnet, obs: Observation) -> tuple[SquashedGaussian, Tensor | None]:
         """Return the distributions [B, C, A] at the policy's temperature, and values."""
-        outputs, values = module(*self._inputs(obs))
+        outputs, values = module(*self._prepare_inputs(obs))
         return SquashedGaussian.of_outputs(outputs, self._temperature), values

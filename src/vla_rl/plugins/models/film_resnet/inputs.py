@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vla_rl.core.types import ArrayOrTensor
 
 
-def pixels(images: ArrayOrTensor, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def to_pixels(images: ArrayOrTensor, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return images uint8 [B, H, W, 3] as [B, 3, S, S] in [-1, 1], in channels-last memory format, the fastest for
     convolutions on CPUs."""
     x = as_tensor(images, device).permute(0, 3, 1, 2).float()
@@ -23,7 +23,7 @@ def pixels(images: ArrayOrTensor, size: int, device: torch.device, dtype: torch.
     return (x / 127.5 - 1).to(dtype, memory_format=torch.channels_last)
 
 
-def shifted(images: ArrayOrTensor, offsets: ArrayOrTensor, device: torch.device) -> Tensor:
+def shift_images(images: ArrayOrTensor, offsets: ArrayOrTensor, device: torch.device) -> Tensor:
     """Return images uint8 [B, H, W, 3], each shifted by its offset (int64 [B, 2], down and right), edges repeated."""
     x, move = as_tensor(images, device), as_tensor(offsets, device)
     rows, columns = (

@@ -18,30 +18,30 @@ from torch.nn import functional as F
 from vla_rl.plugins.models.film_resnet.config import GROUP, FilmValueHeadConfig, NetworkConfig
 from vla_rl.toolkit.models import networks
 from vla_rl.toolkit.models.heads import small_mlp
-from vla_rl.toolkit.models.meta_device import autocast
+from vla_rl.toolkit.models.meta_device import device_autocast
 from vla_rl.toolkit.models.networks import Normal
 
 GAUSSIAN = 2
 """Outputs of the Gaussian head for each number of an action: mean and spread."""
 
 
-def conv(channels: int) -> nn.Conv2d:
+def make_conv(channels: int) -> nn.Conv2d:
     return nn.Conv2d(channels, channels, 3, padding=1, bias=False)
 
 
-def norm(channels: int) -> nn.GroupNorm:
+def make_norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(channels // GROUP, channels)
 
 
 class FilmBlock(nn.Module):
-    """Residual block x + relu(film(norm(conv(relu(norm(conv(x)))))))."""
+    """Residual block x + relu(film(norm(make_conv(relu(norm(make_conv(x)))))))."""
 
     def __init__(self, channels: int, instruction: int) -> None:
         super().__init__()
-        self.conv1 = conv(channels)
-        self.norm1 = norm(channels)
-        self.conv2 = conv(channels)
-        self.norm2 = norm(channels)
+        self.conv1 = make_conv(channels)
+        self.norm1 = make_norm(channels)
+        self.conv2 = make_conv(channels)
+        self.norm2 = make_norm(channels)
         self.film = nn.Linear(instruction, 2 * channels)
 
     def forward(self, x: Tensor, instruction: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class Stage(nn.Module):
     def __init__(self, inputs: int, channels: int, kernel: int, stride: int, config: NetworkConfig) -> None:
         super().__init__()
         self.down = nn.Conv2d(inputs, channels, kernel, stride, padding=(kernel - stride + 1) // 2, bias=False)
-        self.norm = norm(channels)
+        self.norm = make_norm(channels)
         self.blocks = nn.ModuleList(FilmBlock(channels, config.instruction) for _ in range(config.blocks))
 
     def forward(self, x: Tensor, instruction: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def soft_argmax(maps: Tensor) -> Tensor:
     return torch.cat([x, y], dim=1).to(maps.dtype)
 
 
-def waves(state: Tensor, count: int) -> Tensor:
+def encode_waves(state: Tensor, count: int) -> Tensor:
     """Return the state [B, D] as [B, D (1 + 2 count)]: itself, and sines and cosines of each number with periods 2, 1,
     1/2, ..."""
     angle = (state.float().unsqueeze(-1) * (math.pi * 2.0 ** torch.arange(count, device=state.device))).flatten(1)
@@ -111,7 +111,7 @@ class FilmValueHead(nn.Module):
         self.layers = small_mlp([dim, *config.hidden, outputs or 1], seed)
 
     def forward(self, features: Tensor) -> Tensor:
-        with autocast(features.device.type, enabled=False):
+        with device_autocast(features.device.type, enabled=False):
             x = (features.detach() if self.detach else features).float()
             for layer in self.layers[:-1]:
                 x = F.relu(layer(x))
@@ -139,11 +139,11 @@ class FilmResnet(nn.Module):
         self.head = nn.Linear(config.hidden[-1], math.prod(self.shape))
         self.value_head: FilmValueHead | None = None
 
-    def encode(self, pixels: Sequence[Tensor], state: Tensor | None, bags: Tensor) -> Tensor:
+    def encode_inputs(self, pixels: Sequence[Tensor], state: Tensor | None, bags: Tensor) -> Tensor:
         """Return features [B, D] of cameras, state and instruction; arguments as in `forward`."""
         instruction = bags @ self.words.weight
         image_features = [camera(image, instruction) for camera, image in zip(self.cameras, pixels, strict=True)]
-        state_features = [] if state is None else [waves(state, self.state_waves)]
+        state_features = [] if state is None else [encode_waves(state, self.state_waves)]
         return torch.cat([*image_features, *state_features, instruction], dim=1)
 
     def forward(
@@ -157,15 +157,15 @@ class FilmResnet(nn.Module):
             bags: [B, words], see `BagOfWords`.
             act: compute outputs.
         """
-        x = self.encode(pixels, state, bags)
+        x = self.encode_inputs(pixels, state, bags)
         values = None if self.value_head is None else self.value_head(x)
         if not act:
             return None, values
-        return self.decode(x), values
+        return self.decode_features(x), values
 
-    def decode(self, features: Tensor) -> Tensor:
-        """Return the outputs float32 [B, C, A, bins | 2] for features [B, D] of `encode`: logits of bins, or means and
-        spreads."""
+    def decode_features(self, features: Tensor) -> Tensor:
+        """Return the outputs float32 [B, C, A, bins | 2] for features [B, D] of `encode_inputs`: logits of bins, or
+        means and spreads."""
         x = features
         for layer in self.trunk:
             x = F.relu(layer(x))
@@ -173,13 +173,13 @@ class FilmResnet(nn.Module):
         return outputs
 
 
-def initialise(network: FilmResnet, seed: int) -> None:
-    """Initialise random weights with `networks.initialise`; all bins start nearly equally likely."""
+def initialise_weights(network: FilmResnet, seed: int) -> None:
+    """Initialise random weights with `networks.initialise_network`; all bins start nearly equally likely."""
 
-    def other(name: str, module: nn.Module, normal: Normal) -> None:
+    def initialise_other(name: str, module: nn.Module, normal: Normal) -> None:
         if isinstance(module, nn.Embedding):
             normal(module.weight, 1.0)
         elif isinstance(module, nn.GroupNorm):
             module.weight.fill_(1.0)
 
-    networks.initialise(network, seed, "head", other)
+    networks.initialise_network(network, seed, "head", initialise_other)

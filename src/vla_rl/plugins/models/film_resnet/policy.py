@@ -18,8 +18,8 @@ from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores, to_numpy
 from vla_rl.plugins.models.film_resnet.checkpoint import Setup, write_setup
-from vla_rl.plugins.models.film_resnet.codec import BinCodec, targets
-from vla_rl.plugins.models.film_resnet.inputs import pixels, shifted
+from vla_rl.plugins.models.film_resnet.codec import BinCodec, target_distributions
+from vla_rl.plugins.models.film_resnet.inputs import shift_images, to_pixels
 from vla_rl.plugins.models.film_resnet.network import FilmResnet
 from vla_rl.toolkit.models.bag_of_words import BagOfWords
 from vla_rl.toolkit.models.checkpoints import WEIGHTS, save_tensors
@@ -27,7 +27,7 @@ from vla_rl.toolkit.models.heads import VALUE_HEAD, on_host, save_head
 from vla_rl.toolkit.models.lerobot import Statistics
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.scaling import FeatureScaler
-from vla_rl.toolkit.models.tokens import choose, entropy, median
+from vla_rl.toolkit.models.tokens import categorical_entropy, choose_bins, median_bins
 
 CRITIC = "value_head."
 
@@ -70,12 +70,12 @@ class FilmPolicy(VLAModel):
     def values(self, obs: Observation) -> Tensor:
         if self.critic is None:
             raise NotOffered("this film_resnet has no value head; it is built for algorithms that need values")
-        values: Tensor = self.module(*self._inputs(obs), act=False)[1]
+        values: Tensor = self.module(*self._prepare_inputs(obs), act=False)[1]
         return values
 
     def policy_features(self, obs: Observation) -> Tensor:
         """Return the features of cameras, state and instruction, float32 [B, D]."""
-        return self.module.encode(*self._inputs(obs)).float()
+        return self.module.encode_inputs(*self._prepare_inputs(obs)).float()
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,23 +84,23 @@ class FilmPolicy(VLAModel):
         save_tensors(on_host(state), folder / WEIGHTS)
         save_head(self.module.value_head, folder, VALUE_HEAD)
 
-    def _inputs(
+    def _prepare_inputs(
         self, obs: Observation, offsets: ArrayOrTensor | None = None
     ) -> tuple[list[Tensor], Tensor | None, Tensor]:
         """Return pixels of each camera, normalised state and bags of words; images are shifted by `offsets` int64
         [cameras, B, 2]."""
         images = [obs.images[name] for name in self.setup.cameras]
         if offsets is not None:
-            images = [shifted(image, move, self._device) for image, move in zip(images, offsets, strict=True)]
-        image_tensors = [pixels(image, self.setup.network.image_size, self._device, self._dtype) for image in images]
+            images = [shift_images(image, move, self._device) for image, move in zip(images, offsets, strict=True)]
+        image_tensors = [to_pixels(image, self.setup.network.image_size, self._device, self._dtype) for image in images]
         state = None
         if self._state is not None:
             if obs.state is None:
                 raise ValueError("film_resnet was built to see the state, but the observation has none")
-            state = self._state.normalise(as_tensor(obs.state, self._device), self._state.dim).to(self._dtype)
+            state = self._state.normalise_feature(as_tensor(obs.state, self._device), self._state.dim).to(self._dtype)
         return image_tensors, state, self._words(obs.instructions).to(self._dtype)
 
-    def _offsets(self, actions: ArrayOrTensor) -> ArrayOrTensor | None:
+    def _draw_offsets(self, actions: ArrayOrTensor) -> ArrayOrTensor | None:
         if not self._shift:
             return None
         batch = to_numpy(actions)
@@ -119,55 +119,60 @@ class FilmResnetPolicy(FilmPolicy):
         self._smoothing = smoothing
 
     def encode_actions(self, actions: ArrayOrTensor) -> Tensor:
-        return self.codec.encode(as_tensor(actions, self._device))
+        return self.codec.encode_actions(as_tensor(actions, self._device))
 
     def decode_actions(self, tokens: ArrayOrTensor) -> Tensor:
-        return self.codec.decode(as_tensor(tokens, self._device))
+        return self.codec.decode_bins(as_tensor(tokens, self._device))
 
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
-        log_probs, values = self._act(self.module, obs)
+        log_probs, values = self._predict_distribution(self.module, obs)
         if greedy and self._greedy == "median":
-            bins = median(log_probs)
+            bins = median_bins(log_probs)
         else:
             uniforms = None if greedy else as_tensor(noise.uniforms(*log_probs.shape[1:3]), self._device)
-            bins = choose(log_probs, uniforms)
+            bins = choose_bins(log_probs, uniforms)
         return Chunk(
-            actions=self.codec.decode(bins), log_probs=_of_bins(log_probs, bins), values=values, extras={"tokens": bins}
+            actions=self.codec.decode_bins(bins),
+            log_probs=_of_bins(log_probs, bins),
+            values=values,
+            extras={"tokens": bins},
         )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
-        log_probs, values = self._act(self.module, obs)
+        log_probs, values = self._predict_distribution(self.module, obs)
         chosen = _of_bins(log_probs, as_tensor(chunk.extras["tokens"], self._device))
-        return Scores(log_probs=chosen, entropy=entropy(log_probs), values=values)
+        return Scores(log_probs=chosen, entropy=categorical_entropy(log_probs), values=values)
 
     @torch.no_grad()
     def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
         """Return log-probs under the initial weights, of which the policy keeps a copy."""
-        return _of_bins(self._act(self._reference, obs)[0], as_tensor(chunk.extras["tokens"], self._device))
+        return _of_bins(
+            self._predict_distribution(self._reference, obs)[0], as_tensor(chunk.extras["tokens"], self._device)
+        )
 
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Return the cross-entropy over the bins (temperature 1), averaged over batch and chunk. Images are shifted at
         random, keyed by the batch's demonstrated actions: other batches, and so other epochs, get other shifts."""
-        logits, _ = self.module(*self._inputs(obs, self._offsets(actions)))
+        logits, _ = self.module(*self._prepare_inputs(obs, self._draw_offsets(actions)))
         if not self._smoothing:
             return F.cross_entropy(logits.flatten(0, 2), self.encode_actions(actions).flatten())
         bin_positions = self.codec.bin_positions(as_tensor(actions, self._device))
-        aim = targets(bin_positions, self.codec.bins, self._smoothing)
+        aim = target_distributions(bin_positions, self.codec.bins, self._smoothing)
         return -(aim * torch.log_softmax(logits, dim=-1)).sum(-1).mean()
 
     def imitation_losses(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Return the terms of `imitation_loss`, averaged over the chunk of each sample."""
-        logits, _ = self.module(*self._inputs(obs, self._offsets(actions)))
+        logits, _ = self.module(*self._prepare_inputs(obs, self._draw_offsets(actions)))
         log_probs = torch.log_softmax(logits, dim=-1)
         if not self._smoothing:
             return -_of_bins(log_probs, self.encode_actions(actions)).mean((1, 2))
         bin_positions = self.codec.bin_positions(as_tensor(actions, self._device))
-        return -(targets(bin_positions, self.codec.bins, self._smoothing) * log_probs).sum(-1).mean((1, 2))
+        return -(target_distributions(bin_positions, self.codec.bins, self._smoothing) * log_probs).sum(-1).mean((1, 2))
 
-    def _act(self, module: FilmResnet, obs: Observation) -> tuple[Tensor, Tensor | None]:
+    def _predict_distribution(self, module: FilmResnet, obs: Observation) -> tuple[Tensor, Tensor | None]:
         """Return float32 log-probs [B, C, A, bins] at the policy's temperature, and values."""
-        logits, values = module(*self._inputs(obs))
+        logits, values = module(*self._prepare_inputs(obs))
         return torch.log_softmax(logits / self._temperature, dim=-1), values
 
 

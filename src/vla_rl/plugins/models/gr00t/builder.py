@@ -21,12 +21,18 @@ from vla_rl.plugins.models.gr00t.opening import longest_chunk, read_folder
 from vla_rl.plugins.models.gr00t.policy import GrootCheckpoint, GrootPolicy
 from vla_rl.plugins.models.gr00t.robots import Robot
 from vla_rl.toolkit.models import flow_build, flow_fit
-from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, read_sizes, read_tokenizer, resolve
+from vla_rl.toolkit.models.checkpoints import (
+    find_tokenizer,
+    find_weights,
+    read_sizes,
+    read_tokenizer,
+    resolve_checkpoint,
+)
 from vla_rl.toolkit.models.fitting import MismatchError, check_horizon, simulator_of
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowShape
 from vla_rl.toolkit.models.images import CroppedImages, ImageProcessor
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
-from vla_rl.toolkit.models.networks import construct
+from vla_rl.toolkit.models.networks import construct_module
 from vla_rl.toolkit.models.prompts import train_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -51,8 +57,8 @@ def build_policy(config: GrootConfig, context: Context) -> GrootPolicy:
     """Build the policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
     env = simulator_of(context, "gr00t")
     device = torch.device(context.device)
-    dtype = flow_build.precision(config, device)
-    fit = (_preset if config.checkpoint is None else _fit)(config, context, env)
+    dtype = flow_build.choose_precision(config, device)
+    fit = (_fit_preset if config.checkpoint is None else _fit_checkpoint)(config, context, env)
     assert isinstance(fit.checkpoint, GrootCheckpoint)
     generation, clips = fit.checkpoint.generation, context.scaling is not None
     scales = _with_groot_rules(fit.checkpoint.statistics, generation, clips)
@@ -65,8 +71,8 @@ def build_policy(config: GrootConfig, context: Context) -> GrootPolicy:
     }
     format_options: dict[str, Any] = {"generation": generation.name, "formal": source.robot.formal}
     prompts = ChatPrompts(**flow_fit.prompt_options(source, env, device), **image_options, **format_options)
-    images = _images(fit, env, device, dtype)
-    module = construct(lambda: _module(config, context, fit, prompts), device)
+    images = _build_image_processor(fit, env, device, dtype)
+    module = construct_module(lambda: _build_module(config, context, fit, prompts), device)
     return GrootPolicy(config, context, fit, module, images, device, prompts=prompts, gripper=config.gripper)
 
 
@@ -80,7 +86,9 @@ def _with_groot_rules(scales: Statistics, generation: Generation, measured: bool
     return Statistics(action=action, state=state)
 
 
-def _images(fit: flow_fit.FlowIOAdapter, env: EnvInfo, device: torch.device, dtype: torch.dtype) -> ImageProcessor:
+def _build_image_processor(
+    fit: flow_fit.FlowIOAdapter, env: EnvInfo, device: torch.device, dtype: torch.dtype
+) -> ImageProcessor:
     source = fit.checkpoint
     assert isinstance(source, GrootCheckpoint)
     if source.generation == N1_5:
@@ -95,7 +103,7 @@ def _images(fit: flow_fit.FlowIOAdapter, env: EnvInfo, device: torch.device, dty
     return AreaImages(source.sizes.image_size, device, dtype, source.robot.crop)
 
 
-def _preset(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.FlowIOAdapter:
+def _fit_preset(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.FlowIOAdapter:
     """Return a preset: random weights; the tiny ones have no padding except of small states."""
     assert config.preset is not None
     generation, sizes = PRESETS[config.preset]
@@ -103,7 +111,9 @@ def _preset(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.Flo
     shape = FlowShape(horizon=context.chunk)
     if config.preset in TINY:
         shape = evolve(shape, action_dim=env.action_dim, state_dim=max(env.state_dim, 1))
-    scales = flow_fit.measured(context, quantiles=True) or flow_fit.preset_statistics(context, env, sees)
+    scales = flow_fit.demonstration_statistics(context, quantiles=True) or flow_fit.preset_statistics(
+        context, env, sees
+    )
     if scales.state is not None and not scales.state.values:  # the identity, expressed as a range
         ends = ((-1.0,) * env.state_dim, (1.0,) * env.state_dim)
         scales = evolve(scales, state=FeatureScale(mode="MIN_MAX", values=ends, dim=env.state_dim))
@@ -114,7 +124,7 @@ def _preset(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.Flo
         statistics=scales,
         tokenizer=_small_tokenizer(generation, config, env),
         raw={},
-        config=generation.written(shape),
+        config=generation.to_config(shape),
         slots=SLOTS,
         generation=generation,
         robot=Robot(tag="new_embodiment", row=31, statistics=scales, cameras=(), files={}, formal=formal),
@@ -133,13 +143,13 @@ def _small_tokenizer(generation: Generation, config: GrootConfig, env: EnvInfo) 
     return tokenizer
 
 
-def _fit(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.FlowIOAdapter:
+def _fit_checkpoint(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.FlowIOAdapter:
     assert config.checkpoint is not None
-    folder = resolve(config.checkpoint, WANTED)
-    raw, generation, robot = read_folder(folder, config, flow_fit.measured(context, quantiles=True))
+    folder = resolve_checkpoint(config.checkpoint, WANTED)
+    raw, generation, robot = read_folder(folder, config, flow_fit.demonstration_statistics(context, quantiles=True))
     shape = FlowShape(**generation.shape_of(raw))
     checkpoint = GrootCheckpoint(
-        sizes=_sizes(folder, generation, robot, shape),
+        sizes=_choose_sizes(folder, generation, robot, shape),
         shape=shape,
         statistics=robot.statistics,
         tokenizer=read_tokenizer(find_tokenizer(folder, config.tokenizer)),
@@ -172,7 +182,7 @@ def _fit(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.FlowIO
     )
 
 
-def _sizes(folder: Path, generation: Generation, robot: Robot, shape: FlowShape) -> GrootSizes:
+def _choose_sizes(folder: Path, generation: Generation, robot: Robot, shape: FlowShape) -> GrootSizes:
     """Return the sizes of the network. Raise CheckpointError for images, chunks and robots that it does not take."""
     architecture = folder / ARCHITECTURE
     if architecture.is_file():
@@ -195,7 +205,7 @@ def _sizes(folder: Path, generation: Generation, robot: Robot, shape: FlowShape)
     return sizes
 
 
-def _module(
+def _build_module(
     config: GrootConfig, context: Context, fit: flow_fit.FlowIOAdapter, prompts: ChatPrompts
 ) -> network.GrootModule:
     """Return the network with weights from the folder, or random ones that depend on the seed alone."""
@@ -207,7 +217,7 @@ def _module(
         context,
         source,
         partial(network.empty_network, sizes, shape),
-        network.initialise,
+        network.initialise_weights,
         stays_float32=network.stays_float32,
         public_name=network.public_name,
     )
@@ -228,5 +238,5 @@ def _module(
         module = network.EagleModule(*place, prompts.image_token, *heads)
     else:
         module = network.QwenModule(*place, prompts.starts, *heads)
-    flow_build.steer("gr00t", config, context, source, module, sizes.output)
+    flow_build.add_steering("gr00t", config, context, source, module, sizes.output)
     return module

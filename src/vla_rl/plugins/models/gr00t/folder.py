@@ -140,14 +140,14 @@ class Generation:
 
     def shape_of(self, raw: Record) -> dict[str, int]:
         """Raises CheckpointError."""
-        head = raw if self.section is None else raw.record(self.section)
+        head = raw if self.section is None else raw.get_record(self.section)
         limits = {"horizon": MAX_CHUNK}
         return {
-            name: head.integer(key, 1, limits.get(name, MAX_DIM), default=usual)
+            name: head.get_integer(key, 1, limits.get(name, MAX_DIM), default=usual)
             for name, (key, usual) in self.shape.items()
         }
 
-    def written(self, shape: Any) -> dict[str, Any]:
+    def to_config(self, shape: Any) -> dict[str, Any]:
         """Return the config.json of a preset."""
         head = {key: getattr(shape, name) for name, (key, _) in self.shape.items()}
         top = {"model_type": self.model_type, "architectures": [self.model_type]}
@@ -221,7 +221,7 @@ def read_config(folder: Path) -> tuple[Record, Generation]:
         *sections, key = name.split(".")
         part = record
         for section in sections:
-            part = part.record(section) if part.given(section) else evolve(part, data={})
+            part = part.get_record(section) if part.has_value(section) else evolve(part, data={})
         recorded = part.data.get(key, value)
         if recorded != value or isinstance(recorded, bool) != isinstance(value, bool):
             raise CheckpointError(f"{path}: {name} {recorded!r} is not supported, {value!r} is")

@@ -60,23 +60,23 @@ class ActionEncoder(nn.Module):
         self.W1 = CategoryLinear(count, inputs, width)
         self.W2 = CategoryLinear(count, 2 * width, width)
         self.W3 = CategoryLinear(count, width, width)
-        self.frequencies = nn.Buffer(frequencies(width // 2, width // 2), persistent=False)
+        self.frequencies = nn.Buffer(make_frequencies(width // 2, width // 2), persistent=False)
 
     def forward(self, x: Tensor, bucket: Tensor, row: int) -> Any:
         """Return tokens [B, H, D] of noisy actions [B, H, A] at time buckets [B]."""
         embed = self.W1(x, row)
-        sine, cosine = waves(bucket, self.frequencies)
+        sine, cosine = encode_times(bucket, self.frequencies)
         embedded = torch.cat([embed, torch.cat([sine, cosine], dim=1)[:, None].expand_as(embed)], dim=2)
         return self.W3(F.silu(self.W2(embedded, row)), row)
 
 
-def waves(bucket: Tensor, frequencies: Tensor) -> Pair:
+def encode_times(bucket: Tensor, frequencies: Tensor) -> Pair:
     """Return sines and cosines float32 [B, count] of time buckets [B]."""
     angle = bucket[:, None] * frequencies
     return angle.sin(), angle.cos()
 
 
-def frequencies(count: int, divisor: int) -> Tensor:
+def make_frequencies(count: int, divisor: int) -> Tensor:
     """Return frequencies float32 [count], of wavelengths up to 10,000."""
     return torch.exp(-torch.arange(count, dtype=torch.float32) * (math.log(10_000.0) / divisor))
 
@@ -87,7 +87,7 @@ def bucket_of(time: Tensor) -> Tensor:
     return ((1 - time.float()) * BUCKETS + 1e-3).floor()
 
 
-def normed(x: Tensor, norm: nn.LayerNorm | None = None, eps: float = 1e-5) -> Tensor:
+def apply_layer_norm(x: Tensor, norm: nn.LayerNorm | None = None, eps: float = 1e-5) -> Tensor:
     """Return the layer norm of x, computed and returned in float32."""
     weight, bias = (None, None) if norm is None else (norm.weight, norm.bias)
     return F.layer_norm(x.float(), x.shape[-1:], weight, bias, eps)
@@ -104,14 +104,14 @@ class HeadAttention(nn.Module):
         self.to_v = nn.Linear(source, width)
         self.to_out = nn.ModuleList([nn.Linear(width, width)])
 
-    def pair(self, source: Tensor) -> Pair:
-        return self._split(self.to_k(source)), self._split(self.to_v(source))
+    def compute_pair(self, source: Tensor) -> Pair:
+        return self._split_heads(self.to_k(source)), self._split_heads(self.to_v(source))
 
     def forward(self, x: Tensor, pair: Pair, mask: Tensor | None) -> Any:
-        attended = F.scaled_dot_product_attention(self._split(self.to_q(x)), *pair, attn_mask=mask)
+        attended = F.scaled_dot_product_attention(self._split_heads(self.to_q(x)), *pair, attn_mask=mask)
         return self.to_out[0](attended.transpose(1, 2).flatten(2))
 
-    def _split(self, x: Tensor) -> Any:
+    def _split_heads(self, x: Tensor) -> Any:
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
 
@@ -142,9 +142,9 @@ class HeadBlock(nn.Module):
         self.ff = feed_forward(width)
 
     def forward(self, x: Tensor, mask: Tensor) -> Any:
-        base = normed(x, self.norm1).to(x.dtype)
-        x = x + self.attn1(base, self.attn1.pair(base), mask)
-        return x + self.ff["net"](normed(x, self.norm3).to(x.dtype))
+        base = apply_layer_norm(x, self.norm1).to(x.dtype)
+        x = x + self.attn1(base, self.attn1.compute_pair(base), mask)
+        return x + self.ff["net"](apply_layer_norm(x, self.norm3).to(x.dtype))
 
 
 class Modulation(nn.Module):
@@ -156,7 +156,7 @@ class Modulation(nn.Module):
 
     def forward(self, x: Tensor, clock: Tensor) -> Any:
         scale, shift = self.linear(clock)[:, None].chunk(2, dim=2)
-        return torch.addcmul(shift, normed(x), 1 + scale).to(x.dtype)
+        return torch.addcmul(shift, apply_layer_norm(x), 1 + scale).to(x.dtype)
 
 
 class TimedBlock(nn.Module):
@@ -173,7 +173,7 @@ class TimedBlock(nn.Module):
 
     def pair(self, tokens: Tensor) -> Pair:
         """Return keys and values of the tokens [B, T, D'] that the block attends to."""
-        return self.attn1.pair(tokens)
+        return self.attn1.compute_pair(tokens)
 
     def forward(self, x: Tensor, clock: Tensor, pair: Pair | None, mask: Tensor | None, last: int) -> Any:
         """Return the block's output for the last tokens.
@@ -183,8 +183,8 @@ class TimedBlock(nn.Module):
             last: number of tokens, from the end, that are computed.
         """
         base = self.norm1(x, clock)
-        x = x[:, -last:] + self.attn1(base[:, -last:], self.attn1.pair(base) if pair is None else pair, mask)
-        return x + self.ff["net"](normed(x).to(x.dtype))
+        x = x[:, -last:] + self.attn1(base[:, -last:], self.attn1.compute_pair(base) if pair is None else pair, mask)
+        return x + self.ff["net"](apply_layer_norm(x).to(x.dtype))
 
 
 class TimestepEmbedding(nn.Module):
@@ -194,10 +194,10 @@ class TimestepEmbedding(nn.Module):
         super().__init__()
         self.linear_1 = nn.Linear(CLOCK, width)
         self.linear_2 = nn.Linear(width, width)
-        self.frequencies = nn.Buffer(frequencies(CLOCK // 2, CLOCK // 2 - 1), persistent=False)
+        self.frequencies = nn.Buffer(make_frequencies(CLOCK // 2, CLOCK // 2 - 1), persistent=False)
 
     def forward(self, bucket: Tensor) -> Any:
-        sine, cosine = waves(bucket, self.frequencies)
+        sine, cosine = encode_times(bucket, self.frequencies)
         return self.linear_2(F.silu(self.linear_1(torch.cat([cosine, sine], dim=1))))
 
 
@@ -214,7 +214,7 @@ class DiffusionTransformer(nn.Module):
         self.proj_out_1 = nn.Linear(width, 2 * width)
         self.proj_out_2 = nn.Linear(width, sizes.output)
 
-    def pairs(self, sources: list[Source]) -> list[Pair]:
+    def compute_pairs(self, sources: list[Source]) -> list[Pair]:
         """Return keys and values of what each even block attends to; they are the same at every time step."""
         blocks: Any = self.transformer_blocks
         return [block.pair(tokens) for block, (tokens, _) in zip(blocks[::2], sources, strict=True)]
@@ -227,7 +227,7 @@ class DiffusionTransformer(nn.Module):
             context = (None, None) if i % 2 else (pairs[i // 2], masks[i // 2])
             x = block(x, clock, *context, last if i == len(blocks) - 1 else x.shape[1])
         shift, scale = self.proj_out_1(clock)[:, None].chunk(2, dim=2)
-        return self.proj_out_2(normed(x, eps=1e-6) * (1 + scale) + shift)
+        return self.proj_out_2(apply_layer_norm(x, eps=1e-6) * (1 + scale) + shift)
 
 
 class ActionHead(nn.Module):
@@ -246,9 +246,9 @@ class ActionHead(nn.Module):
         self.vl_self_attention = nn.ModuleDict({"transformer_blocks": blocks})
         self.position_embedding = nn.Embedding(sizes.positions, width)
 
-    def mixed(self, hidden: Tensor, mask: Tensor) -> Tensor:
+    def refine_tokens(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Return the refined tokens of the language model's output [B, P, D], to which the transformer attends."""
-        x = normed(hidden, self.vlln).to(hidden.dtype)
+        x = apply_layer_norm(hidden, self.vlln).to(hidden.dtype)
         blocks: Any = self.vl_self_attention["transformer_blocks"]
         for block in blocks:
             x = block(x, mask)

@@ -31,7 +31,7 @@ class Chat:
     model: str
     """Model to which the tokenizer belongs, for messages."""
 
-    def opening(self, system: str | None, cameras: int, patches: int) -> str:
+    def write_opening(self, system: str | None, cameras: int, patches: int) -> str:
         """Return the prompt up to the instruction."""
         line = self.system if system is None else system
         images = (self.image_template.format(number=i + 1, parts=self.image * patches) for i in range(cameras))
@@ -85,7 +85,7 @@ class ChatPrompts(PaddedPrompts):
         self._chat = chat
         self._formal = formal
         self._words = max_length
-        parts = (chat.opening(system, cameras, patches), chat.closing)
+        parts = (chat.write_opening(system, cameras, patches), chat.closing)
         before, after = (tokenizer.encode(text, add_special_tokens=False).ids for text in parts)
         self._before = before
         self._after = after
@@ -95,7 +95,7 @@ class ChatPrompts(PaddedPrompts):
         fixed = len(self._before) + len(self._after)
         super().__init__(tokenizer, max_length=fixed + max_length, **rest)
 
-    def ids(self, instruction: str) -> list[int]:
+    def prompt_ids(self, instruction: str) -> list[int]:
         text = re.sub(r"[^\w\s]", "", instruction.lower()) if self._formal else instruction
         words = self.tokenizer.encode(text, add_special_tokens=False).ids[: self._words]
         if self.image_token in words:
@@ -126,12 +126,12 @@ def resize_by_area(pixels: Tensor, size: int) -> Tensor:
     side = pixels.shape[-1]
     if side == size:
         return pixels
-    weights = _shares(side, size).to(pixels.device)
+    weights = _compute_shares(side, size).to(pixels.device)
     return (weights @ pixels @ weights.T + 0.5).floor().clamp(0, 255)
 
 
 @lru_cache
-def _shares(side: int, size: int) -> Tensor:
+def _compute_shares(side: int, size: int) -> Tensor:
     """Return the weights [size, side] of a line of `side` pixels in each of `size` pixels; rows sum to 1."""
     step = side / size
     shares = torch.zeros(size, side, dtype=torch.float64)

@@ -92,14 +92,14 @@ class Groot(nn.Module):
 
 
 def empty_network(sizes: GrootSizes, shape: FlowShape) -> Groot:
-    """Return the network with uninitialised memory, for `networks.fill` or `networks.allocate`."""
+    """Return the network with uninitialised memory, for `networks.fill_network` or `networks.allocate_network`."""
     with no_init_weights():
         return Groot(sizes, shape)
 
 
 class GrootModule(FlowModule):
-    """Network with all parameters of a policy. Subclasses define how a generation's towers run (`look`) and what blocks
-    attend to (`sources`)."""
+    """Network with all parameters of a policy. Subclasses define how a generation's towers run (`run_backbone`) and
+    what blocks attend to (`sources`)."""
 
     def __init__(
         self,
@@ -123,30 +123,30 @@ class GrootModule(FlowModule):
         return self.groot.backbone
 
     @abstractmethod
-    def look(self, pixels: Tensor, ids: Tensor) -> Tensor:
+    def run_backbone(self, pixels: Tensor, ids: Tensor) -> Tensor:
         """Run the language model on [B, cameras, 3, S, S] in [-1, 1] and int64 [B, P], padded on the right; return [B,
         P, D]. Attention is causal, so padding changes nothing."""
 
-    def sources(self, mixed: Tensor, mask: Tensor, count: int) -> list[Source]:
+    def list_sources(self, mixed: Tensor, mask: Tensor, count: int) -> list[Source]:
         """Return what each of `count` even blocks attends to, from images and prompt [B, P, D]; mask: bool [B, 1, 1,
         P]."""
         return [(mixed, mask)] * count
 
-    def tell(self, hidden: Tensor, mask: Tensor, state: Tensor) -> GrootPrefix:
-        """Return the prefix: `look`'s output, bool [B, P] (False at padding) and the normalised state [B, S], passed
-        through the part of the head that precedes denoising."""
+    def build_prefix(self, hidden: Tensor, mask: Tensor, state: Tensor) -> GrootPrefix:
+        """Return the prefix: `run_backbone`'s output, bool [B, P] (False at padding) and the normalised state [B, S],
+        passed through the part of the head that precedes denoising."""
         head, attention_mask = self.groot.action_head, mask[:, None, None]
-        mixed = head.mixed(hidden, attention_mask)
+        mixed = head.refine_tokens(hidden, attention_mask)
         state_tokens = head.state_encoder(state[:, None], self.row)
         summary = None
         if isinstance(self.value_head, PrefixValueHead):
             summary = torch.cat([mean_over(mixed, mask), state_tokens[:, 0]], dim=1)
-        sources = self.sources(mixed, attention_mask, len(head.model.transformer_blocks[::2]))
+        sources = self.list_sources(mixed, attention_mask, len(head.model.transformer_blocks[::2]))
         return GrootPrefix(
-            head.model.pairs(sources), [source_mask for _, source_mask in sources], state_tokens, summary
+            head.model.compute_pairs(sources), [source_mask for _, source_mask in sources], state_tokens, summary
         )
 
-    def denoise(self, prefix: GrootPrefix, state: Tensor, x: Tensor, time: Tensor) -> Any:
+    def run_expert(self, prefix: GrootPrefix, state: Tensor, x: Tensor, time: Tensor) -> Any:
         """Return the head's output for noisy actions x at `time`. `state` is unused: the prefix contains it."""
         head, horizon, bucket = self.groot.action_head, self.shape[0], bucket_of(time)
         tokens = [prefix.state, head.action_encoder(x, bucket, self.row) + head.position_embedding.weight[:horizon]]
@@ -154,7 +154,7 @@ class GrootModule(FlowModule):
             tokens.insert(1, head.future_tokens.weight.expand(len(x), -1, -1))
         return head.model(torch.cat(tokens, dim=1).to(self._dtype), bucket, prefix.pairs, prefix.masks, horizon)
 
-    def velocity(self, hidden: Tensor) -> Tensor:
+    def project_velocity(self, hidden: Tensor) -> Tensor:
         """Return the velocity in this code base's direction, from actions to noise; the original's goes from noise to
         actions."""
         towards: Tensor = self.groot.action_head.action_decoder(hidden, self.row)
@@ -173,7 +173,7 @@ class EagleModule(GrootModule):
         eagle = self._towers["eagle_model"]
         return eagle["mlp1"](eagle["vision_model"](pixel_values=pixels).last_hidden_state)
 
-    def look(self, pixels: Tensor, ids: Tensor) -> Any:
+    def run_backbone(self, pixels: Tensor, ids: Tensor) -> Any:
         language = self._towers["eagle_model"]["language_model"]["model"]
         features = self.embed_images(pixels.flatten(0, 1))
         embeds = language.embed_tokens(ids).masked_scatter((ids == self.image_token)[..., None], features)
@@ -197,11 +197,11 @@ class QwenModule(GrootModule):
         self._starts = starts
         self.register_buffer("_images", torch.tensor(at), persistent=False)
 
-    def look(self, pixels: Tensor, ids: Tensor) -> Any:
+    def run_backbone(self, pixels: Tensor, ids: Tensor) -> Any:
         frames = pixels.flatten(0, 1)[:, :, None].expand(-1, -1, FRAMES, -1, -1)
         return self._towers.read(frames, ids, self._starts, self._images)
 
-    def sources(self, mixed: Tensor, mask: Tensor, count: int) -> list[Source]:
+    def list_sources(self, mixed: Tensor, mask: Tensor, count: int) -> list[Source]:
         at = text_positions(mixed.shape[1], tuple(self._starts), self._towers.sizes.patches, mixed.device)
         text, images = (mixed[:, at], mask[..., at]), (mixed[:, self._images], None)
         return [images if i % self._towers.sizes.text_every else text for i in range(count)]
@@ -231,9 +231,9 @@ def open_names(names: Collection[str]) -> Mapping[str, str]:
 
 
 @torch.no_grad()
-def initialise(network: Groot, seed: int) -> None:
+def initialise_weights(network: Groot, seed: int) -> None:
     """Initialise random weights as a function of the seed alone; the velocity starts near 0."""
-    flow_network.initialise(network, seed, rms=1.0)
+    flow_network.initialise_flow(network, seed, rms=1.0)
     rng = torch.Generator().manual_seed(seed)
     part: Any
     for name, part in network.named_modules():

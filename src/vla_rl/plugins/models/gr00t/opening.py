@@ -34,7 +34,7 @@ def longest_chunk(raw: Record, generation: Generation, robot: Robot) -> int:
     return min(generation.shape_of(raw)["horizon"], robot.actions or 10**6)
 
 
-def check(config: GrootConfig, context: Context) -> None:
+def check_checkpoint(config: GrootConfig, context: Context) -> None:
     """Check that the folder is complete, of this model, and has chunks as long as the spec's."""
     measured = None if context.scaling is None else UNREAD
     check_folder(config, context, lambda folder: longest_chunk(*read_folder(folder, config, measured)))
@@ -43,7 +43,7 @@ def check(config: GrootConfig, context: Context) -> None:
 def action_dim(config: GrootConfig) -> int | None:
     """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_number`)."""
 
-    def read(folder: Path) -> int:
+    def read_action_dim(folder: Path) -> int:
         return read_folder(folder, config)[2].statistics.action.dim
 
-    return known_number(config.checkpoint, read, WANTED)
+    return known_number(config.checkpoint, read_action_dim, WANTED)

@@ -35,7 +35,7 @@ class GrootCheckpoint(FlowCheckpoint):
     """Contents of config.json."""
 
     @property
-    def images(self) -> tuple[str, ...]:
+    def image_names(self) -> tuple[str, ...]:
         return self.robot.cameras
 
 
@@ -46,7 +46,7 @@ class GrootPolicy(FlowPolicy):
     checkpoint: GrootCheckpoint
     name = "gr00t"
     blocks = (SiglipEncoderLayer, Qwen3DecoderLayer, ImageBlock, Qwen3VLTextDecoderLayer, HeadBlock, TimedBlock)
-    regions = tuple(region for region in FlowPolicy.regions if region is not FlowPolicy._process)
+    regions = tuple(region for region in FlowPolicy.regions if region is not FlowPolicy._process_inputs)
     """All but the images, whose tables of weights are computed on the host (N1.7)."""
     exact_time = True
 
@@ -56,13 +56,13 @@ class GrootPolicy(FlowPolicy):
         if gripper == "libero":
             self._actions = GripperScaler(self.checkpoint.statistics.action, self._device)
 
-    def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
-        return self.prompts.rows(obs.instructions)
+    def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
+        return self.prompts.token_rows(obs.instructions)
 
-    def _prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> GrootPrefix:
+    def _build_prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> GrootPrefix:
         with self._frozen_prefix():
-            hidden = self.module.look(pixels, ids)
-        return self.module.tell(hidden, mask, state)
+            hidden = self.module.run_backbone(pixels, ids)
+        return self.module.build_prefix(hidden, mask, state)
 
     def save(self, folder: Path) -> None:
         """Save in NVIDIA's layout, with adapters merged into the weights."""

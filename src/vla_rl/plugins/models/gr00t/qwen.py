@@ -110,7 +110,7 @@ class QwenTowers(nn.ModuleDict):
     def _positions(self, grid: int) -> Tensor:
         """Return position embeddings interpolated from the learnt grid, [patches, D]."""
         table, merge = self._visual.pos_embed.weight, self.sizes.merge
-        nearest, share = _on_device(_interpolation, table.device, grid, merge, self.sizes.vision_positions)
+        nearest, share = _on_device(_compute_interpolation, table.device, grid, merge, self.sizes.vision_positions)
         positions: Tensor = (table[nearest] * share[..., None]).sum(1).to(table.dtype)
         return positions
 
@@ -154,7 +154,7 @@ def _patch_positions(grid: int, merge: int) -> Tensor:
 
 
 @lru_cache
-def _interpolation(grid: int, merge: int, positions: int) -> tuple[Tensor, Tensor]:
+def _compute_interpolation(grid: int, merge: int, positions: int) -> tuple[Tensor, Tensor]:
     """Return, for each patch, the four nearest positions of the learnt grid, int64 [patches, 4], and their weights."""
     side = round(positions**0.5)
     line = torch.linspace(0, side - 1, grid)

@@ -81,7 +81,7 @@ def choose_new_embodiment(path: Path, entries: Iterable[str], requested: str | N
     return tag
 
 
-def scale(
+def read_scale(
     path: Path,
     entries: Record,
     keys: Sequence[str],
@@ -105,10 +105,10 @@ def scale(
             available = ", ".join(entries.data)
             suggestion = did_you_mean(key, entries.data)
             raise CheckpointError(f"{path} has no {part} key {key!r}; it has: {available}{suggestion}")
-        entry = entries.record(key)
+        entry = entries.get_record(key)
         if not set(ends) <= set(entry.data):
             raise CheckpointError(f"{path} has no {' and '.join(ends)} of {part} key {key!r}")
-        bounds = {end: entry.numbers(end) for end in ends}
+        bounds = {end: entry.get_numbers(end) for end in ends}
         check_scale(entry.source, mode, bounds)
         for values, end in zip((low, high), ends, strict=True):
             values.extend(bounds[end])
@@ -129,18 +129,18 @@ def read_metadata(folder: Path, config: GrootConfig, measured: Statistics | None
         raise CheckpointError(
             f"{path}: which of the model's layers embodiment {tag!r} has is not known; it is of: {', '.join(ROWS)}"
         )
-    entry = entries.record(tag, {})
-    cameras = tuple(entry.record("modalities", {}).record("video", {}).data)
+    entry = entries.get_record(tag, {})
+    cameras = tuple(entry.get_record("modalities", {}).get_record("video", {}).data)
     if measured is not None:
         return Robot(tag=tag, row=ROWS[tag], statistics=measured, cameras=cameras, files={})
-    statistics = entry.record("statistics", {})
-    action, state = (statistics.section(part) for part in ("action", "state"))
+    statistics = entry.get_record("statistics", {})
+    action, state = (statistics.get_section(part) for part in ("action", "state"))
     return Robot(
         tag=tag,
         row=ROWS[tag],
         statistics=Statistics(
-            action=scale(path, action, config.action_keys or tuple(action.data), "action"),
-            state=scale(path, state, config.state_keys or tuple(state.data), "state") if state.data else None,
+            action=read_scale(path, action, config.action_keys or tuple(action.data), "action"),
+            state=read_scale(path, state, config.state_keys or tuple(state.data), "state") if state.data else None,
         ),
         cameras=cameras,
         files={METADATA: path.read_bytes()},

@@ -11,7 +11,7 @@ openvla = ModelPlugin(
     summary="OpenVLA: DINOv2 + SigLIP + Llama, action tokens decoded one after another",
     extra="openvla",
     action_dim="vla_rl.plugins.models.openvla.statistics:action_dim",
-    check="vla_rl.plugins.models.openvla.checks:check",
+    check="vla_rl.plugins.models.openvla.checks:check_checkpoint",
 )
 openvla_oft = ModelPlugin(
     config="vla_rl.plugins.models.openvla.config:OpenVLAOFTConfig",
@@ -19,6 +19,6 @@ openvla_oft = ModelPlugin(
     summary="OpenVLA-OFT: DINOv2 + SigLIP + Llama, parallel decoding into 256 action bins",
     extra="openvla",
     action_dim="vla_rl.plugins.models.openvla.statistics:action_dim",
-    check="vla_rl.plugins.models.openvla.checks:check",
+    check="vla_rl.plugins.models.openvla.checks:check_checkpoint",
     no_rl="vla_rl.plugins.models.openvla.config:no_rl",
 )

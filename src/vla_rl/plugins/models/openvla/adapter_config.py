@@ -44,9 +44,9 @@ def read_adapter_config(folder: Path) -> AdapterSettings:
     keys that change what it computes, and for a base that is not named."""
     file = folder / ADAPTER_CONFIG
     record = read_keys(file)
-    kind = record.text("peft_type")
+    kind = record.get_text("peft_type")
     started = record.data.get("init_lora_weights", True)
-    rank, alpha = record.integer("r", 1, MAX_SIZE), record.number("lora_alpha", high=MAX_SIZE)
+    rank, alpha = record.get_integer("r", 1, MAX_SIZE), record.get_number("lora_alpha", high=MAX_SIZE)
     used = [key for key, value in record.data.items() if key not in READ | WITHOUT_EFFECT and value]
     if record.data.get("bias", "none") != "none":
         used.append("bias")
@@ -63,9 +63,11 @@ def read_adapter_config(folder: Path) -> AdapterSettings:
             "trained with peft's merge_and_unload() and give the merged folder, or convert it there to plain LoRA with "
             "save_pretrained(FOLDER, path_initial_model_for_weight_conversion=INITIAL)"
         )
-    if not record.given("base_model_name_or_path"):
+    if not record.has_value("base_model_name_or_path"):
         raise CheckpointError(f"{file} names no base; set base_model_name_or_path to the checkpoint it belongs to")
-    stabilised = record.boolean("use_rslora", False)
+    stabilised = record.get_boolean("use_rslora", False)
     return AdapterSettings(
-        base=record.text("base_model_name_or_path"), rank=rank, alpha=alpha * math.sqrt(rank) if stabilised else alpha
+        base=record.get_text("base_model_name_or_path"),
+        rank=rank,
+        alpha=alpha * math.sqrt(rank) if stabilised else alpha,
     )

@@ -40,7 +40,7 @@ class ViTSpec:
     """Normalisation of RGB in [0, 1]."""
 
 
-def dinov2(*, embed_dim: int, depth: int, num_heads: int, mlp_hidden: int, patch_size: int = 14) -> ViTSpec:
+def dinov2_spec(*, embed_dim: int, depth: int, num_heads: int, mlp_hidden: int, patch_size: int = 14) -> ViTSpec:
     """Return the sizes of a DINOv2 with registers (Darcet et al. 2023)."""
     return ViTSpec(
         embed_dim=embed_dim,
@@ -56,7 +56,7 @@ def dinov2(*, embed_dim: int, depth: int, num_heads: int, mlp_hidden: int, patch
     )
 
 
-def siglip(*, embed_dim: int, depth: int, num_heads: int, mlp_hidden: int, patch_size: int = 14) -> ViTSpec:
+def siglip_spec(*, embed_dim: int, depth: int, num_heads: int, mlp_hidden: int, patch_size: int = 14) -> ViTSpec:
     """Return the sizes of a SigLIP image tower (Zhai et al. 2023)."""
     return ViTSpec(
         embed_dim=embed_dim,
@@ -69,8 +69,8 @@ def siglip(*, embed_dim: int, depth: int, num_heads: int, mlp_hidden: int, patch
 
 
 BACKBONES = {
-    "vit_large_patch14_reg4_dinov2.lvd142m": dinov2(embed_dim=1024, depth=24, num_heads=16, mlp_hidden=4096),
-    "vit_so400m_patch14_siglip_224": siglip(embed_dim=1152, depth=27, num_heads=16, mlp_hidden=4304),
+    "vit_large_patch14_reg4_dinov2.lvd142m": dinov2_spec(embed_dim=1024, depth=24, num_heads=16, mlp_hidden=4096),
+    "vit_so400m_patch14_siglip_224": siglip_spec(embed_dim=1152, depth=27, num_heads=16, mlp_hidden=4304),
 }
 
 
@@ -117,7 +117,7 @@ class OpenVLAConfig(PreTrainedConfig):
         matrix."""
         return int(self.text_config.vocab_size - self.pad_to_multiple_of)
 
-    def backbones(self) -> tuple[ViTSpec, ViTSpec]:
+    def find_backbones(self) -> tuple[ViTSpec, ViTSpec]:
         """Return the two vision transformers' sizes. Raise ValueError for an unknown backbone."""
         if self.vision_specs is not None:
             if not isinstance(self.vision_specs, list) or len(self.vision_specs) != 2:
@@ -142,7 +142,7 @@ def check_fit(raw: Record, config: OpenVLAConfig) -> None:
             f"{raw.source}: 'hidden_act' {activation!r} is not known{did_you_mean(activation, ACT2FN)}"
         )
     try:
-        specs = config.backbones()
+        specs = config.find_backbones()
     except ValueError as exc:
         raise CheckpointError(f"{raw.source}: {exc}") from exc
     for i, (spec, pixels) in enumerate(zip(specs, config.image_sizes, strict=True)):
@@ -187,7 +187,7 @@ def preset_config(name: str) -> OpenVLAConfig:
             num_attention_heads=heads,
             pad_token_id=text_tokens + bins,
         ),
-        vision_specs=[attrs.asdict(dinov2(**sizes)), attrs.asdict(siglip(**sizes))],
+        vision_specs=[attrs.asdict(dinov2_spec(**sizes)), attrs.asdict(siglip_spec(**sizes))],
         n_action_bins=bins,
         image_sizes=[pixels, pixels],
         pad_token_id=text_tokens + bins,

@@ -15,12 +15,12 @@ from torch.nn import functional as F
 
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
-from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, chunk_of, given
+from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, chunk_of, drop_missing
 from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
 from vla_rl.plugins.models.openvla.modeling import insert_columns
 from vla_rl.toolkit.models.decoder import PreallocatedLayer
 from vla_rl.toolkit.models.networks import as_tensor
-from vla_rl.toolkit.models.tokens import choose, entropy
+from vla_rl.toolkit.models.tokens import categorical_entropy, choose_bins
 
 
 class ARModule(PolicyModule):
@@ -29,7 +29,7 @@ class ARModule(PolicyModule):
 
     full_vocabulary = False
 
-    def decode(
+    def decode_tokens(
         self,
         ids: Tensor,
         mask: Tensor | None,
@@ -57,7 +57,7 @@ class ARModule(PolicyModule):
             if mask is not None:
                 mask = insert_columns(mask, hidden.shape[1] - ids.shape[1])
             prefix = hidden.shape[1]
-            values = self._values(hidden, prefix - 1, mask)
+            values = self._compute_values(hidden, prefix - 1, mask)
             if mask is not None:
                 mask = F.pad(mask, (0, count), value=True)
             picked: list[tuple[Tensor, Tensor]] = []
@@ -91,10 +91,10 @@ class ARModule(PolicyModule):
         if mask is not None:
             mask = insert_columns(mask, hidden.shape[1] - ids.shape[1])
         first = hidden.shape[1] - count
-        values = self._values(hidden, first, mask)
-        return (None if tokens is None else self.logits(hidden[:, first:])), values
+        values = self._compute_values(hidden, first, mask)
+        return (None if tokens is None else self.compute_logits(hidden[:, first:])), values
 
-    def _values(self, hidden: Tensor, first: int, mask: Tensor | None) -> Tensor | None:
+    def _compute_values(self, hidden: Tensor, first: int, mask: Tensor | None) -> Tensor | None:
         if self.value_head is None:
             return None
         at = torch.full((len(hidden),), first, device=hidden.device)
@@ -102,12 +102,12 @@ class ARModule(PolicyModule):
         return values
 
     @property
-    def first(self) -> int:
+    def first_token(self) -> int:
         """Token id of the first logit."""
         config = public_network(self.vla).config
         return 0 if self.full_vocabulary else config.action_vocab_end - config.n_action_bins
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         network = public_network(self.vla)
         head = network.get_output_embeddings() if self.full_vocabulary else network.action_logits
         return head(hidden).float()
@@ -126,8 +126,8 @@ class ARPolicy(FamilyPolicy):
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         self._set_dropout(False)
-        prompt = self.prompts.rows(obs.instructions)
-        inputs = given(**self._see(obs), ids=prompt.ids, mask=prompt.mask)
+        prompt = self.prompts.take_prompts(obs.instructions)
+        inputs = drop_missing(**self._prepare_images(obs), ids=prompt.ids, mask=prompt.mask)
         if not greedy:
             uniforms = as_tensor(noise.uniforms(self._chunk, self.tokens_per_action), self._device)
             inputs["uniforms"] = uniforms.flatten(1)
@@ -138,68 +138,68 @@ class ARPolicy(FamilyPolicy):
         shape = (self._chunk, self.tokens_per_action)
         uniforms = inputs.get("uniforms")
 
-        def pick(hidden: Tensor, i: int) -> tuple[Tensor, Tensor]:
-            return self._choose(hidden, None if uniforms is None else uniforms[:, i])
+        def pick_token(hidden: Tensor, i: int) -> tuple[Tensor, Tensor]:
+            return self._choose_tokens(hidden, None if uniforms is None else uniforms[:, i])
 
         pixels, features = inputs.get("pixels"), inputs.get("features")
-        with self._numerics():
-            tokens, log_probs, values = self.module.decode(
-                inputs["ids"], inputs.get("mask"), shape[0] * shape[1], pick, pixels=pixels, features=features
+        with self._autocast_context():
+            tokens, log_probs, values = self.module.decode_tokens(
+                inputs["ids"], inputs.get("mask"), shape[0] * shape[1], pick_token, pixels=pixels, features=features
             )
         tokens = tokens.unflatten(1, shape)
-        return given(
-            actions=self._decoded(tokens),
+        return drop_missing(
+            actions=self._decode_actions(tokens),
             log_probs=log_probs.unflatten(1, shape),
             values=values,
             tokens=tokens,
             features=features,
         )
 
-    def _choose(self, hidden: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _choose_tokens(self, hidden: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return token ids [B] and their log-probs, for hidden states [B, D]."""
-        scores = torch.log_softmax(self.module.logits(hidden) / self._temperature, dim=-1)
-        index = choose(scores, uniforms)
-        return index + self.module.first, scores.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+        scores = torch.log_softmax(self.module.compute_logits(hidden) / self._temperature, dim=-1)
+        index = choose_bins(scores, uniforms)
+        return index + self.module.first_token, scores.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
-    def _decoded(self, tokens: Tensor) -> Tensor:
-        return self.codec.decode(tokens)
+    def _decode_actions(self, tokens: Tensor) -> Tensor:
+        return self.codec.decode_tokens(tokens)
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         tokens = as_tensor(chunk.extras["tokens"], self._device)
-        logits, values = self._forward(obs, tokens, self._see(obs, chunk.extras))
-        log_probs, entropies = self._score(logits, tokens)
+        logits, values = self._run_network(obs, tokens, self._prepare_images(obs, chunk.extras))
+        log_probs, entropies = self._score_tokens(logits, tokens)
         return Scores(log_probs=log_probs, entropy=entropies, values=values)
 
-    def _score(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def _score_tokens(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probs and entropies [B, C, M] of token ids [B, C, M], for logits [B, C, M, V]."""
         log_probs = torch.log_softmax(logits / self._temperature, dim=-1)
-        index = tokens - self.module.first
-        return log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1), entropy(log_probs)
+        index = tokens - self.module.first_token
+        return log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1), categorical_entropy(log_probs)
 
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
         self._require_critic()
         self._set_dropout(False)
-        prompt = self.prompts.rows(obs.instructions)
-        with self._numerics():
-            result: Tensor = self.module(prompt.ids, prompt.mask, None, **self._see(obs))[1]
+        prompt = self.prompts.take_prompts(obs.instructions)
+        with self._autocast_context():
+            result: Tensor = self.module(prompt.ids, prompt.mask, None, **self._prepare_images(obs))[1]
             return result
 
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Return the cross-entropy of the expert's tokens (temperature 1) under teacher forcing, averaged over batch
         and chunk."""
         tokens = self.encode_actions(actions)
-        logits, _ = self._forward(obs, tokens, self._see(obs), dropout=True)
-        return F.cross_entropy(logits.flatten(0, 2), (tokens - self.module.first).flatten())
+        logits, _ = self._run_network(obs, tokens, self._prepare_images(obs), dropout=True)
+        return F.cross_entropy(logits.flatten(0, 2), (tokens - self.module.first_token).flatten())
 
-    def _forward(
+    def _run_network(
         self, obs: Observation, tokens: Tensor, seen: dict[str, Tensor | None], dropout: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Return float32 logits [B, C, M, V] and values."""
         self._set_dropout(dropout)
-        prompt = self.prompts.rows(obs.instructions)
-        with self._numerics():
+        prompt = self.prompts.take_prompts(obs.instructions)
+        with self._autocast_context():
             logits, values = self.module(prompt.ids, prompt.mask, tokens.flatten(1), **seen)
         return logits.unflatten(1, tokens.shape[1:]), values
 
-    regions = (*FamilyPolicy.regions, _choose, _decoded, _score)
+    regions = (*FamilyPolicy.regions, _choose_tokens, _decode_actions, _score_tokens)

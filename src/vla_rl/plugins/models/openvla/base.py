@@ -27,7 +27,7 @@ from vla_rl.plugins.models.openvla.modeling import REGIONS
 from vla_rl.plugins.models.openvla.prompts import DecodingPrompts
 from vla_rl.plugins.models.openvla.vit import VisionBlock
 from vla_rl.toolkit.models.adapters import before_training
-from vla_rl.toolkit.models.meta_device import autocast, autocasts
+from vla_rl.toolkit.models.meta_device import device_autocast, is_autocast_on
 from vla_rl.toolkit.models.networks import as_tensor
 
 
@@ -67,7 +67,7 @@ class FamilyPolicy(VLAModel):
     """Name of the plugin, for messages."""
     module: PolicyModule
     blocks = (LlamaDecoderLayer, VisionBlock)
-    regions: tuple[Callable[..., Any], ...] = (*REGIONS, OFTModule.read, OpenVLAValueHead.forward)
+    regions: tuple[Callable[..., Any], ...] = (*REGIONS, OFTModule.read_positions, OpenVLAValueHead.forward)
 
     def __init__(self, parts: Parts) -> None:
         self.module = parts.module
@@ -96,10 +96,10 @@ class FamilyPolicy(VLAModel):
         self.module.train()  # gradient checkpointing needs training mode; `_set_dropout` switches dropout
 
     def encode_actions(self, actions: ArrayOrTensor) -> Tensor:
-        return self.codec.encode(as_tensor(actions, self._device))
+        return self.codec.encode_actions(as_tensor(actions, self._device))
 
     def decode_actions(self, tokens: ArrayOrTensor) -> Tensor:
-        return self.codec.decode(as_tensor(tokens, self._device))
+        return self.codec.decode_tokens(as_tensor(tokens, self._device))
 
     @torch.no_grad()
     def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
@@ -121,34 +121,36 @@ class FamilyPolicy(VLAModel):
         for part in self._dropouts:
             part.train(on)
 
-    def _numerics(self) -> AbstractContextManager[None]:
+    def _autocast_context(self) -> AbstractContextManager[None]:
         kind = self._device.type  # train.precision: bf16 enables autocast around it
-        return autocast(kind, enabled=self._autocast or autocasts(kind))
+        return device_autocast(kind, enabled=self._autocast or is_autocast_on(kind))
 
-    def _see(self, obs: Observation, replay: Mapping[str, ArrayOrTensor] | None = None) -> dict[str, Tensor | None]:
+    def _prepare_images(
+        self, obs: Observation, replay: Mapping[str, ArrayOrTensor] | None = None
+    ) -> dict[str, Tensor | None]:
         """Return pixels for the module, or vision features where those computed while acting are reused (`replay`:
         recorded extras)."""
         if replay is not None and FEATURES in replay:
-            return {"pixels": None, "features": unpack(as_tensor(replay[FEATURES], self._device))}
+            return {"pixels": None, "features": unpack_features(as_tensor(replay[FEATURES], self._device))}
         pixels = self.images([obs.images[name] for name in self._cameras])
         if not self._reuse:
             return {"pixels": pixels, "features": None}
-        with torch.no_grad(), self._numerics():
+        with torch.no_grad(), self._autocast_context():
             return {"pixels": None, "features": public_network(self.module.vla).vision_backbone(pixels)}
 
-    def _state(self, obs: Observation) -> Tensor | None:
+    def _normalise_state(self, obs: Observation) -> Tensor | None:
         if self._state_scaler is None:
             return None
         if obs.state is None:
             raise ValueError(f"{self.name} was built with `use_proprio`, but the observation has no state")
-        return self._state_scaler.normalise(as_tensor(obs.state, self._device), clip=True).to(self._dtype)
+        return self._state_scaler.normalise_values(as_tensor(obs.state, self._device), clip=True).to(self._dtype)
 
-    def _steps(self, obs: Observation) -> Tensor | None:
+    def _read_steps(self, obs: Observation) -> Tensor | None:
         """Return the episodes' step counts, int64 [B], if the observation has them."""
         return None if obs.steps is None else as_tensor(obs.steps, self._device)
 
 
-def given(**tensors: Tensor | None) -> dict[str, Tensor]:
+def drop_missing(**tensors: Tensor | None) -> dict[str, Tensor]:
     """Return the tensors that are not None."""
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
@@ -160,20 +162,20 @@ def chunk_of(decided: Mapping[str, Tensor]) -> Chunk:
         actions=decided["actions"],
         log_probs=decided["log_probs"],
         values=decided.get("values"),
-        extras=replay({"features": decided.get("features")}, tokens=decided["tokens"]),
+        extras=build_extras({"features": decided.get("features")}, tokens=decided["tokens"]),
     )
 
 
-def replay(seen: Mapping[str, Tensor | None], **chosen: Tensor) -> dict[str, Tensor]:
+def build_extras(seen: Mapping[str, Tensor | None], **chosen: Tensor) -> dict[str, Tensor]:
     """Return the extras of a chunk that scoring needs again."""
     features = seen["features"]
-    return chosen if features is None else {**chosen, FEATURES: pack(features)}
+    return chosen if features is None else {**chosen, FEATURES: pack_features(features)}
 
 
-def pack(features: Tensor) -> Tensor:
+def pack_features(features: Tensor) -> Tensor:
     """Return bfloat16 tensors, which NumPy lacks, as int16 with the same bits; others unchanged."""
     return features.view(torch.int16) if features.dtype == torch.bfloat16 else features
 
 
-def unpack(features: Tensor) -> Tensor:
+def unpack_features(features: Tensor) -> Tensor:
     return features.view(torch.bfloat16) if features.dtype == torch.int16 else features

@@ -11,7 +11,7 @@ from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
 from vla_rl.plugins.models.openvla.base import Parts
 from vla_rl.plugins.models.openvla.checkpoint import DEVIATION, read_part
-from vla_rl.plugins.models.openvla.checks import decoding, l1
+from vla_rl.plugins.models.openvla.checks import decoding_of, uses_l1_head
 from vla_rl.plugins.models.openvla.codec import EPSILON, ActionCodec, ActionScaler
 from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.fit import OpenVLAIOAdapter, find_fit, over_full_vocabulary
@@ -27,13 +27,13 @@ from vla_rl.plugins.models.openvla.heads import (
     ProprioProjector,
 )
 from vla_rl.plugins.models.openvla.images import OpenVLAImageProcessor
-from vla_rl.plugins.models.openvla.lora import add_adapters, fingerprint
-from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, hollow_model, initialise
+from vla_rl.plugins.models.openvla.lora import add_adapters, compute_fingerprint
+from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, hollow_model, initialise_weights
 from vla_rl.plugins.models.openvla.policy import OFTPolicy
 from vla_rl.plugins.models.openvla.prompts import CausalPrompts, DecodingPrompts
 from vla_rl.plugins.models.openvla.regression import L1Policy, SampledL1Policy
 from vla_rl.toolkit.models.heads import VALUE_HEAD, load_head
-from vla_rl.toolkit.models.networks import allocate, construct, fill, load_weights, unchanged
+from vla_rl.toolkit.models.networks import allocate_network, construct_module, fill_network, keep_tensor, load_weights
 from vla_rl.toolkit.models.recompute import checkpoint_keys
 
 M = TypeVar("M", bound=PolicyModule)
@@ -41,22 +41,22 @@ M = TypeVar("M", bound=PolicyModule)
 
 def build_policy(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy | L1Policy:
     """Build the OFT policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
-    kind = OFTPolicy if not l1(config) else L1Policy if config.deviation is None else SampledL1Policy
-    return kind(_parts(config, context, OFTModule))
+    kind = OFTPolicy if not uses_l1_head(config) else L1Policy if config.deviation is None else SampledL1Policy
+    return kind(_build_parts(config, context, OFTModule))
 
 
 def build_autoregressive(config: OpenVLAARConfig, context: Context) -> ARPolicy:
     """Build the plain OpenVLA policy. Raise errors as `build_policy`."""
-    return ARPolicy(_parts(config, context, ARModule), over_full_vocabulary(config))
+    return ARPolicy(_build_parts(config, context, ARModule), over_full_vocabulary(config))
 
 
-def _parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts:
+def _build_parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts:
     fit = find_fit(config, context)
     device, dtype = torch.device(context.device), getattr(torch, config.dtype)
-    module = construct(lambda: _module(config, context, fit, kind, device, dtype), device)
+    module = construct_module(lambda: _build_module(config, context, fit, kind, device, dtype), device)
     autoregressive = kind is ARModule
     fit.config.policy_setup = {
-        "decoding": decoding(config),
+        "decoding": decoding_of(config),
         "cameras": list(fit.cameras),
         "chunk": fit.chunk,
         "state_dim": 0 if fit.state is None else len(fit.state.q01),
@@ -76,7 +76,7 @@ def _parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts:
         module=module,
         config=fit.config,
         codec=codec,
-        prompts=_prompts(fit, autoregressive, device, [task.instruction for task in context.env.tasks]),
+        prompts=_build_prompts(fit, autoregressive, device, [task.instruction for task in context.env.tasks]),
         images=OpenVLAImageProcessor(fit.config, device, dtype, config.center_crop),
         state_scaler=None if fit.state is None else ActionScaler(fit.state, device),
         cameras=fit.cameras,
@@ -92,7 +92,7 @@ def _parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts:
     )
 
 
-def _prompts(
+def _build_prompts(
     fit: OpenVLAIOAdapter, autoregressive: bool, device: torch.device, instructions: list[str]
 ) -> DecodingPrompts:
     pad = fit.config.pad_token_id
@@ -100,7 +100,7 @@ def _prompts(
         return CausalPrompts(fit.tokenizer, pad_id=pad, device=device, instructions=instructions)
     return DecodingPrompts(
         fit.tokenizer,
-        placeholders=fit.tokens,
+        placeholders=fit.token_count,
         append_stop_token=fit.stop,
         pad_id=pad,
         device=device,
@@ -108,7 +108,7 @@ def _prompts(
     )
 
 
-def _module(
+def _build_module(
     config: FamilyConfig,
     context: Context,
     fit: OpenVLAIOAdapter,
@@ -119,15 +119,15 @@ def _module(
     """Return the network with weights from the folder, or random ones that depend on the seed alone. The critic stays
     in float32."""
     checkpoint = fit.checkpoint
-    vla = _network(config, context, fit, device, dtype)
-    check_network(vla, decoding(config) == "autoregressive", config.checkpoint or f"preset {config.preset}")
+    vla = _build_network(config, context, fit, device, dtype)
+    check_network(vla, decoding_of(config) == "autoregressive", config.checkpoint or f"preset {config.preset}")
     width = fit.config.text_config.hidden_size
     projector = None if fit.state is None else ProprioProjector(len(fit.state.q01), width)
     if projector is not None:
-        initialise(projector, derived_seed(context.seed, "openvla/proprio"))
-    head = L1Head(width, len(fit.action.q01)) if l1(config) else None
+        initialise_weights(projector, derived_seed(context.seed, "openvla/proprio"))
+    head = L1Head(width, len(fit.action.q01)) if uses_l1_head(config) else None
     if head is not None:
-        initialise(head, derived_seed(context.seed, "openvla/action_head"))
+        initialise_weights(head, derived_seed(context.seed, "openvla/action_head"))
         vla.get_output_embeddings().requires_grad_(False)
     if checkpoint is not None:
         for part, file in ((projector, checkpoint.proprio_file), (head, checkpoint.action_head_file)):
@@ -140,7 +140,7 @@ def _module(
         vla.vision_backbone.requires_grad_(False)
     if not over_full_vocabulary(config):
         vla.slim_head()
-    value_head, deviation = _value_head(config, context, width, fit), _deviation(config, context, fit)
+    value_head, deviation = _value_head(config, context, width, fit), _build_deviation(config, context, fit)
     module = kind(vla, projector, value_head, head, deviation)
     if config.lora is not None:
         seed = derived_seed(context.seed, "openvla/lora")
@@ -152,25 +152,25 @@ def _module(
     return module
 
 
-def _network(
+def _build_network(
     config: FamilyConfig, context: Context, fit: OpenVLAIOAdapter, device: torch.device, dtype: torch.dtype
 ) -> OpenVLAForActionPrediction:
     vla = hollow_model(fit.config)
     if fit.checkpoint is None:
-        allocate(vla, device, dtype, f"preset {config.preset}")
-        initialise(vla, derived_seed(context.seed, "openvla/network"))
+        allocate_network(vla, device, dtype, f"preset {config.preset}")
+        initialise_weights(vla, derived_seed(context.seed, "openvla/network"))
         return vla
     weights, adapter = fit.checkpoint.weights, fit.checkpoint.adapter
     if adapter is None:
-        fill(vla, weights, device, dtype)
+        fill_network(vla, weights, device, dtype)
     else:
-        adapter.check_base(fingerprint(weights))
+        adapter.check_base(compute_fingerprint(weights))
         adapter.check_merges(weights.shapes)
-        fill(vla, weights, device, dtype, change=adapter.merge if config.lora is None else unchanged)
+        fill_network(vla, weights, device, dtype, change=adapter.merge_tensor if config.lora is None else keep_tensor)
     return vla
 
 
-def _deviation(config: FamilyConfig, context: Context, fit: OpenVLAIOAdapter) -> Deviation | None:
+def _build_deviation(config: FamilyConfig, context: Context, fit: OpenVLAIOAdapter) -> Deviation | None:
     options = config.deviation if isinstance(config, OpenVLAOFTConfig) else None
     if options is None:
         return None
@@ -188,7 +188,7 @@ def _value_head(config: FamilyConfig, context: Context, width: int, fit: OpenVLA
     detach = pools if options.detach is None else options.detach
     if pools:
         head: OpenVLAValueHead = ActionValueHead(
-            width, options.hidden, outputs, detach, seed, fit.tokens, options.steps
+            width, options.hidden, outputs, detach, seed, fit.token_count, options.steps
         )
     else:
         kind = AttentionValueHead if options.kind == "attention" else OpenVLAValueHead

@@ -16,16 +16,16 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from vla_rl.core.errors import CheckpointError
-from vla_rl.core.paths import expanded
+from vla_rl.core.paths import expand_tilde
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, check_fit
 from vla_rl.plugins.models.openvla.checks import PART, TOKENIZER, find_part, find_tokenizer, read_config
 from vla_rl.plugins.models.openvla.heads import PolicyModule
-from vla_rl.plugins.models.openvla.locate import resolve
+from vla_rl.plugins.models.openvla.locate import resolve_checkpoint
 from vla_rl.plugins.models.openvla.lora import (
     Adapter,
     AdapterBase,
     MergedLoRAState,
-    fingerprint,
+    compute_fingerprint,
     read_adapter,
     save_adapter,
 )
@@ -66,7 +66,7 @@ class OpenVLACheckpoint:
     adapter: Adapter | None
 
     @property
-    def setup(self) -> dict[str, Any]:
+    def policy_setup(self) -> dict[str, Any]:
         """Settings of the policy's training, as far as the folder records them."""
         return dict(self.config.policy_setup)
 
@@ -80,18 +80,18 @@ class OpenVLACheckpoint:
 
     def adapter_base(self) -> AdapterBase:
         """Return the base to which adapters trained from this checkpoint belong."""
-        name = self.adapter.base if self.adapter is not None else self.name
-        folder = expanded(name)
-        return AdapterBase(str(folder.absolute()) if folder.is_dir() else name, fingerprint(self.weights))
+        name = self.adapter.base_fingerprint if self.adapter is not None else self.name
+        folder = expand_tilde(name)
+        return AdapterBase(str(folder.absolute()) if folder.is_dir() else name, compute_fingerprint(self.weights))
 
-    def statistics(self, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
+    def find_statistics(self, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
         """Name and entry of a data set's statistics; `X` also finds `X_no_noops`."""
         return choose_statistics(self.folder, self.known, unnorm_key)
 
 
 def open_checkpoint(name: str) -> OpenVLACheckpoint:
     """Open a folder and read what is small: sizes, statistics, tokenizer."""
-    folder = resolve(name)
+    folder = resolve_checkpoint(name)
     raw = read_config(folder)
     # auto_map names Python code in the folder, which is not run; nor would a copy of it be there
     settings = {key: value for key, value in raw.data.items() if key != "auto_map"}
@@ -137,7 +137,7 @@ def save_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     if base is None:
         state = MergedLoRAState(module.vla, dtype)
-        write_weights(folder, state.outline(), state.read, shard_bytes)
+        write_weights(folder, state.outline_tensors(), state.read_tensor, shard_bytes)
     else:
         save_adapter(module.vla, folder, base)
     for name, part in (("proprio_projector", module.proprio_projector), ("action_head", module.action_head)):

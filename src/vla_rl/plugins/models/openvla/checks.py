@@ -41,7 +41,7 @@ TOKENIZER = "tokenizer.json"
 logger = logging.getLogger(__name__)
 
 
-def check(config: FamilyConfig, context: Context) -> None:
+def check_checkpoint(config: FamilyConfig, context: Context) -> None:
     """Check that the folder is complete, of this model, and was trained for the spec's chunks."""
     if config.checkpoint is None:
         return
@@ -99,61 +99,61 @@ BINS, PADDING, PAD, VOCABULARY = 256, 64, 32000, 32000
 
 def _check_network(raw: Record) -> None:
     """Raises CheckpointError for a key of another type than the network needs, or that no network has."""
-    text = raw.section("text_config")
+    text = raw.get_section("text_config")
     _check_llama(text)
-    bins = raw.integer("n_action_bins", 2, MAX_TOKENS, default=BINS)
-    padding = raw.integer("pad_to_multiple_of", 0, MAX_TOKENS, default=PADDING)
-    vocabulary = text.integer("vocab_size", 1, default=VOCABULARY)
+    bins = raw.get_integer("n_action_bins", 2, MAX_TOKENS, default=BINS)
+    padding = raw.get_integer("pad_to_multiple_of", 0, MAX_TOKENS, default=PADDING)
+    vocabulary = text.get_integer("vocab_size", 1, default=VOCABULARY)
     if bins + padding > vocabulary:
         raise raw.error(
             f"{raw.source}: {bins} action tokens ('n_action_bins') and {padding} of padding ('pad_to_multiple_of') are "
             f"more than the vocabulary's {vocabulary} ('vocab_size')"
         )
-    raw.integer("pad_token_id", 0, vocabulary - 1, default=PAD)
-    if text.given("pad_token_id"):
-        text.integer("pad_token_id", 0, vocabulary - 1)
-    if raw.given("image_sizes") and len(raw.sizes("image_sizes", 1, MAX_PIXELS)) != 2:
-        raise raw.wrong("image_sizes", "a list of two whole numbers")
-    if raw.text("image_resize_strategy", STRATEGIES[0]) not in STRATEGIES:
-        raise raw.wrong("image_resize_strategy", f"one of {', '.join(STRATEGIES)}")
-    if raw.given("timm_model_ids"):
-        raw.texts("timm_model_ids")
+    raw.get_integer("pad_token_id", 0, vocabulary - 1, default=PAD)
+    if text.has_value("pad_token_id"):
+        text.get_integer("pad_token_id", 0, vocabulary - 1)
+    if raw.has_value("image_sizes") and len(raw.get_sizes("image_sizes", 1, MAX_PIXELS)) != 2:
+        raise raw.build_error("image_sizes", "a list of two whole numbers")
+    if raw.get_text("image_resize_strategy", STRATEGIES[0]) not in STRATEGIES:
+        raise raw.build_error("image_resize_strategy", f"one of {', '.join(STRATEGIES)}")
+    if raw.has_value("timm_model_ids"):
+        raw.get_texts("timm_model_ids")
     read_setup(raw)
 
 
 def _check_llama(text: Record) -> None:
     for key, high in TEXT_SIZES.items():
-        if text.given(key):
-            text.integer(key, 1, high)
+        if text.has_value(key):
+            text.get_integer(key, 1, high)
     for key, most in TEXT_NUMBERS.items():
-        text.number(key, 0, high=most, default=0.0)
+        text.get_number(key, 0, high=most, default=0.0)
     for key in TEXT_FLAGS:
-        if text.given(key):
-            text.boolean(key)
-    for rope in (text, text.section("rope_parameters"), text.section("rope_scaling")):
-        rope.number("rope_theta", 1, high=1e12, default=1e4)
+        if text.has_value(key):
+            text.get_boolean(key)
+    for rope in (text, text.get_section("rope_parameters"), text.get_section("rope_scaling")):
+        rope.get_number("rope_theta", 1, high=1e12, default=1e4)
         kinds = [key for key in ("rope_type", "type") if key in rope.data and rope is not text]
-        if any(rope.text(key) != "default" for key in kinds):
-            raise rope.wrong(kinds[0], "'default', the positions of Llama 2,")
-    text.text("hidden_act", "silu")
-    heads = text.integer("num_attention_heads", 1, default=32)
-    groups = text.integer("num_key_value_heads", 1) if text.given("num_key_value_heads") else heads
+        if any(rope.get_text(key) != "default" for key in kinds):
+            raise rope.build_error(kinds[0], "'default', the positions of Llama 2,")
+    text.get_text("hidden_act", "silu")
+    heads = text.get_integer("num_attention_heads", 1, default=32)
+    groups = text.get_integer("num_key_value_heads", 1) if text.has_value("num_key_value_heads") else heads
     if heads % groups:
-        raise text.wrong("num_key_value_heads", f"a divisor of the {heads} of 'num_attention_heads'")
-    if text.given("head_dim") and text.integer("head_dim") % 2:
-        raise text.wrong("head_dim", "an even number")
+        raise text.build_error("num_key_value_heads", f"a divisor of the {heads} of 'num_attention_heads'")
+    if text.has_value("head_dim") and text.get_integer("head_dim") % 2:
+        raise text.build_error("head_dim", "an even number")
 
 
 def read_setup(raw: Record) -> Mapping[str, Any]:
     """How the policy was trained, as far as config.json says so. Raises CheckpointError."""
-    setup = raw.section("policy_setup")
-    if setup.text("decoding", "parallel") not in PLUGINS:
-        raise setup.wrong("decoding", f"one of {', '.join(PLUGINS)}")
-    if setup.text("statistics_range", "q01_q99") not in RANGES:
-        raise setup.wrong("statistics_range", f"one of {', '.join(RANGES)}")
-    setup.texts("cameras", ())
-    setup.integer("chunk", 1, MAX_CHUNK, default=1)
-    setup.boolean("append_stop_token", True)
+    setup = raw.get_section("policy_setup")
+    if setup.get_text("decoding", "parallel") not in PLUGINS:
+        raise setup.build_error("decoding", f"one of {', '.join(PLUGINS)}")
+    if setup.get_text("statistics_range", "q01_q99") not in RANGES:
+        raise setup.build_error("statistics_range", f"one of {', '.join(RANGES)}")
+    setup.get_texts("cameras", ())
+    setup.get_integer("chunk", 1, MAX_CHUNK, default=1)
+    setup.get_boolean("append_stop_token", True)
     return setup.data
 
 
@@ -166,7 +166,7 @@ def _refuse_adapter_alone(folder: Path) -> None:
     if merged or has_both or not (inner / ADAPTER_CONFIG).is_file():
         return
     adapter = read_keys(inner / ADAPTER_CONFIG)
-    named = adapter.text("base_model_name_or_path") if adapter.given("base_model_name_or_path") else ""
+    named = adapter.get_text("base_model_name_or_path") if adapter.has_value("base_model_name_or_path") else ""
     base = named or "openvla/openvla-7b"
     raise CheckpointError(
         f"{folder} holds an adapter of {base!r} alone, which OpenVLA-OFT's training did not merge. Merge it in a clone "
@@ -231,12 +231,12 @@ def find_part(folder: Path, name: str) -> Path | None:
     return files[0] if files else None
 
 
-def decoding(config: FamilyConfig) -> str:
+def decoding_of(config: FamilyConfig) -> str:
     """Return how action tokens are decoded: "autoregressive" or "parallel"."""
     return "autoregressive" if isinstance(config, OpenVLAARConfig) else "parallel"
 
 
-def l1(config: FamilyConfig) -> bool:
+def uses_l1_head(config: FamilyConfig) -> bool:
     return isinstance(config, OpenVLAOFTConfig) and config.head == "l1"
 
 
@@ -248,7 +248,7 @@ def check_decoding(folder: Path, setup: Mapping[str, Any], config: FamilyConfig,
         setup: settings of the policy's training, as far as the folder records them.
         spec_chunk: actions per chunk in the spec.
     """
-    expected = decoding(config)
+    expected = decoding_of(config)
     trained = setup.get("decoding", "parallel" if "chunk" in setup else expected)
     if trained != expected:
         raise MismatchError(
@@ -267,12 +267,12 @@ def check_decoding(folder: Path, setup: Mapping[str, Any], config: FamilyConfig,
 def check_head(folder: Path, file: Path | None, config: FamilyConfig) -> None:
     """Check that the L1 head's file exists if, and only if, the spec asks for the L1 head. Raise MismatchError
     otherwise."""
-    if l1(config) and file is None:
+    if uses_l1_head(config) and file is None:
         raise MismatchError(
             f"{folder} has no action_head--*_checkpoint.pt, which `head: l1` needs; "
             "put the file there, or use `head: discrete`"
         )
-    if file is not None and not l1(config):
+    if file is not None and not uses_l1_head(config):
         raise MismatchError(
             f"{folder} was trained with the L1 head ({file.name}); its action tokens mean nothing. "
             "Set model.type: openvla_oft and model.head: l1 to evaluate it; with model.deviation: {} too, RL trains it"

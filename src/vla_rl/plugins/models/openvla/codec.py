@@ -28,7 +28,7 @@ class ActionScale:
     mask: tuple[bool, ...]
 
     @classmethod
-    def read(cls, entry: Mapping[str, Any], ends: tuple[str, str] = ("q01", "q99")) -> ActionScale:
+    def from_entry(cls, entry: Mapping[str, Any], ends: tuple[str, str] = ("q01", "q99")) -> ActionScale:
         """Return the scale in an entry of dataset_statistics.json; without "mask" every dimension is scaled. `ends`:
         names of the two statistics to use."""
         low, high = (tuple(entry[name]) for name in ends)
@@ -36,19 +36,19 @@ class ActionScale:
         return cls(q01=low, q99=high, mask=tuple(bool(m) for m in mask))
 
     @classmethod
-    def between(cls, low: Sequence[float], high: Sequence[float]) -> ActionScale:
+    def from_bounds(cls, low: Sequence[float], high: Sequence[float]) -> ActionScale:
         return cls(q01=tuple(low), q99=tuple(high), mask=(True,) * len(low))
 
     @classmethod
-    def identity(cls, dim: int) -> ActionScale:
+    def identity_scale(cls, dim: int) -> ActionScale:
         return cls(q01=(-1.0,) * dim, q99=(1.0,) * dim, mask=(False,) * dim)
 
-    def entry(self) -> dict[str, list[Any]]:
+    def to_entry(self) -> dict[str, list[Any]]:
         return {name: list(value) for name, value in attrs.asdict(self).items()}
 
 
 class ActionScaler:
-    """Applies an `ActionScale` on a device, in float64. `epsilon` is added to the range in `restore`."""
+    """Applies an `ActionScale` on a device, in float64. `epsilon` is added to the range in `restore_actions`."""
 
     def __init__(self, scale: ActionScale, device: torch.device, epsilon: float = EPSILON) -> None:
         self.low = torch.tensor(scale.q01, dtype=torch.float64, device=device)
@@ -57,13 +57,13 @@ class ActionScaler:
         self._restored = distance + epsilon
         self.mask = torch.tensor(scale.mask, device=device)
 
-    def normalise(self, x: Tensor, clip: bool) -> Tensor:
+    def normalise_values(self, x: Tensor, clip: bool) -> Tensor:
         """Return x [..., D] in physical units as float64 [..., D], scaled."""
         x = x.double()
         scaled = 2 * (x - self.low) / self.span - 1
         return torch.where(self.mask, scaled.clamp(-1, 1) if clip else scaled, x)
 
-    def restore(self, x: Tensor) -> Tensor:
+    def restore_values(self, x: Tensor) -> Tensor:
         """Return float64 x [..., D] in [-1, 1] in physical units."""
         return torch.where(self.mask, 0.5 * (x + 1) * self._restored + self.low, x)
 
@@ -91,28 +91,28 @@ class ActionCodec:
         centres = (self._edges[1:] + self._edges[:-1]) / 2
         self._centres = centres[(bins - 1 - torch.arange(bins, device=device)).clamp(max=bins - 2)]
 
-    def normalise(self, actions: Tensor) -> Tensor:
+    def normalise_actions(self, actions: Tensor) -> Tensor:
         """Return actions [..., A] in the simulator's units as float64 [..., A]; scaled dimensions are in [-1, 1]."""
         if self._gripper == "rlds":
             actions = torch.cat([actions[..., :-1], (1 - actions[..., -1:]) / 2], dim=-1)
         elif self._gripper == "widowx":
             actions = torch.cat([actions[..., :-1], (1 + actions[..., -1:]) / 2], dim=-1)
-        return self._scaler.normalise(actions, clip=True)
+        return self._scaler.normalise_values(actions, clip=True)
 
-    def restore(self, actions: Tensor) -> Tensor:
+    def restore_actions(self, actions: Tensor) -> Tensor:
         """Return the model's actions, float64 [..., A], in the simulator's units, float32 [..., A]."""
-        restored = self._scaler.restore(actions)
+        restored = self._scaler.restore_values(actions)
         if self._gripper == "rlds":
             restored = torch.cat([restored[..., :-1], -torch.sign(2 * restored[..., -1:] - 1)], dim=-1)
         elif self._gripper == "widowx":
             restored = torch.cat([restored[..., :-1], 2.0 * (restored[..., -1:] > 0.5) - 1], dim=-1)
         return restored.float()
 
-    def encode(self, actions: Tensor) -> Tensor:
+    def encode_actions(self, actions: Tensor) -> Tensor:
         """Return the token ids of actions [..., A], int64 [..., A]."""
-        return self.vocab_end - torch.bucketize(self.normalise(actions).clamp(-1, 1), self._edges, right=True)
+        return self.vocab_end - torch.bucketize(self.normalise_actions(actions).clamp(-1, 1), self._edges, right=True)
 
-    def decode(self, tokens: Tensor) -> Tensor:
+    def decode_tokens(self, tokens: Tensor) -> Tensor:
         """Return the actions of token ids int64 [..., A], float32 [..., A]. Any other token means the action token with
         the nearest id."""
-        return self.restore(self._centres[(tokens - self.first).clamp(0, self.bins - 1)])
+        return self.restore_actions(self._centres[(tokens - self.first).clamp(0, self.bins - 1)])

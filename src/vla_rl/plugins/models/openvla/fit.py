@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, preset_config
 from vla_rl.plugins.models.openvla.checkpoint import OpenVLACheckpoint, open_checkpoint
-from vla_rl.plugins.models.openvla.checks import PLUGINS, check_decoding, check_head, check_parts, decoding
+from vla_rl.plugins.models.openvla.checks import PLUGINS, check_decoding, check_head, check_parts, decoding_of
 from vla_rl.plugins.models.openvla.codec import ActionScale
 from vla_rl.plugins.models.openvla.config import RANGES, FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig, no_rl
 from vla_rl.plugins.models.openvla.prompts import train_tokenizer
@@ -44,7 +44,7 @@ class OpenVLAIOAdapter:
     """Statistics in use, a name of RANGES."""
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         """Number of action tokens of a chunk."""
         return self.chunk * len(self.action.q01)
 
@@ -52,15 +52,15 @@ class OpenVLAIOAdapter:
 def find_fit(config: FamilyConfig, context: Context) -> OpenVLAIOAdapter:
     """Return the resolved inputs and outputs. Raise CheckpointError or MismatchError when checkpoint, spec and
     simulator do not fit."""
-    env = simulator_of(context, _plugin(config))
+    env = simulator_of(context, _name_plugin(config))
     if isinstance(config, OpenVLAOFTConfig) and no_rl(config) and context.values != "none":
         raise MismatchError(
             "the algorithm asks for a critic, and openvla_oft with `head: l1` cannot be trained by RL: it gives no "
             "distribution over actions; set `deviation: {}`, or use `head: discrete` and a checkpoint trained so"
         )
     if config.checkpoint is None:
-        return _preset(config, context, env)
-    return _fit(open_checkpoint(config.checkpoint), config, context, env)
+        return _fit_preset(config, context, env)
+    return _fit_checkpoint(open_checkpoint(config.checkpoint), config, context, env)
 
 
 def over_full_vocabulary(config: FamilyConfig) -> bool:
@@ -68,32 +68,38 @@ def over_full_vocabulary(config: FamilyConfig) -> bool:
     return isinstance(config, OpenVLAARConfig) and config.log_prob_over == "full_vocabulary"
 
 
-def _plugin(config: FamilyConfig) -> str:
-    return PLUGINS[decoding(config)]
+def _name_plugin(config: FamilyConfig) -> str:
+    return PLUGINS[decoding_of(config)]
 
 
-def _preset(config: FamilyConfig, context: Context, env: EnvInfo) -> OpenVLAIOAdapter:
+def _fit_preset(config: FamilyConfig, context: Context, env: EnvInfo) -> OpenVLAIOAdapter:
     """Return a preset: random weights, actions scaled by the simulator's bounds, the state unchanged."""
     sizes = preset_config(config.preset or "tiny")
-    measured = _measured(config, context)
-    action = ActionScale.read(measured["action"]) if measured else ActionScale.between(env.action_low, env.action_high)
+    measured = _read_measured(config, context)
+    action = (
+        ActionScale.from_entry(measured["action"])
+        if measured
+        else ActionScale.from_bounds(env.action_low, env.action_high)
+    )
     state = None
     stop = True
     if isinstance(config, OpenVLAOFTConfig):
         use_state = env.state_dim > 0 if config.use_proprio is None else config.use_proprio
         if use_state:
             require_state(env, "use_proprio")
-            state = ActionScale.read(measured["proprio"]) if measured else ActionScale.identity(env.state_dim)
+            state = (
+                ActionScale.from_entry(measured["proprio"]) if measured else ActionScale.identity_scale(env.state_dim)
+            )
         stop = config.append_stop_token is not False
-    entry: dict[str, Any] = {"action": action.entry()}
+    entry: dict[str, Any] = {"action": action.to_entry()}
     if state is not None:
-        entry["proprio"] = state.entry()
+        entry["proprio"] = state.to_entry()
     sizes.norm_stats = {config.unnorm_key or "simulator": entry}
     return OpenVLAIOAdapter(
         checkpoint=None,
         config=sizes,
         tokenizer=train_tokenizer((task.instruction for task in env.tasks), sizes),
-        cameras=_cameras(config, env, {}),
+        cameras=_select_cameras(config, env, {}),
         chunk=context.chunk,
         action=action,
         state=state,
@@ -101,18 +107,20 @@ def _preset(config: FamilyConfig, context: Context, env: EnvInfo) -> OpenVLAIOAd
     )
 
 
-def _fit(checkpoint: OpenVLACheckpoint, config: FamilyConfig, context: Context, env: EnvInfo) -> OpenVLAIOAdapter:
-    measured = _measured(config, context)
+def _fit_checkpoint(
+    checkpoint: OpenVLACheckpoint, config: FamilyConfig, context: Context, env: EnvInfo
+) -> OpenVLAIOAdapter:
+    measured = _read_measured(config, context)
     if measured:
         checkpoint.config.norm_stats = {config.unnorm_key or "demonstrations": measured}
     key, entry = (
-        next(iter(checkpoint.config.norm_stats.items())) if measured else checkpoint.statistics(config.unnorm_key)
+        next(iter(checkpoint.config.norm_stats.items())) if measured else checkpoint.find_statistics(config.unnorm_key)
     )
     if not measured:
         check_suites(checkpoint.folder, checkpoint.known, key, context.suites)
-    setup = {"statistics_range": "q01_q99"} if measured else checkpoint.setup
+    setup = {"statistics_range": "q01_q99"} if measured else checkpoint.policy_setup
     span = choose_range(checkpoint.folder, key, entry, setup, config)
-    action = _scale(checkpoint, key, entry, "action", span)
+    action = _read_scale(checkpoint, key, entry, "action", span)
     check_action_dim(f"statistics {key!r} of {checkpoint.folder} are", len(action.q01), env)
     known = checkpoint.config.norm_stats
     check_action_range(
@@ -123,20 +131,20 @@ def _fit(checkpoint: OpenVLACheckpoint, config: FamilyConfig, context: Context, 
         converts=config.gripper != "keep",
         remedy=f"; set model.unnorm_key to one that fits: {', '.join(known)}" if len(known) > 1 else "",
     )
-    check_decoding(checkpoint.folder, checkpoint.setup, config, context.chunk)
+    check_decoding(checkpoint.folder, checkpoint.policy_setup, config, context.chunk)
     check_head(checkpoint.folder, checkpoint.action_head_file, config)
     check_parts(checkpoint.folder, config)
     state = None
     stop = True
     if isinstance(config, OpenVLAOFTConfig):
-        state = _state(checkpoint, config, env, key, entry, span)
-        recorded = bool(checkpoint.setup.get("append_stop_token", True))
+        state = _read_state_scale(checkpoint, config, env, key, entry, span)
+        recorded = bool(checkpoint.policy_setup.get("append_stop_token", True))
         stop = recorded if config.append_stop_token is None else config.append_stop_token
     return OpenVLAIOAdapter(
         checkpoint=checkpoint,
         config=checkpoint.config,
         tokenizer=checkpoint.tokenizer,
-        cameras=_cameras(config, env, checkpoint.setup),
+        cameras=_select_cameras(config, env, checkpoint.policy_setup),
         chunk=context.chunk,
         action=action,
         state=state,
@@ -145,7 +153,7 @@ def _fit(checkpoint: OpenVLACheckpoint, config: FamilyConfig, context: Context, 
     )
 
 
-def _measured(config: FamilyConfig, context: Context) -> dict[str, Any]:
+def _read_measured(config: FamilyConfig, context: Context) -> dict[str, Any]:
     """Return the statistics of the demonstrations, in a checkpoint's form, if the run scales by them; else an empty
     dict."""
     scaling = context.scaling
@@ -159,7 +167,7 @@ def _measured(config: FamilyConfig, context: Context) -> dict[str, Any]:
     return entry
 
 
-def _scale(checkpoint: OpenVLACheckpoint, key: str, entry: dict[str, Any], part: str, span: str) -> ActionScale:
+def _read_scale(checkpoint: OpenVLACheckpoint, key: str, entry: dict[str, Any], part: str, span: str) -> ActionScale:
     """Return a scale of actions or state. Raise MismatchError for statistics that cannot scale: they would give NaN, or
     inverted actions."""
     where = f"statistics {key!r} of {checkpoint.folder}"
@@ -169,7 +177,7 @@ def _scale(checkpoint: OpenVLACheckpoint, key: str, entry: dict[str, Any], part:
     absent = [name for name in ends if name not in entry[part]]
     if absent:
         raise MismatchError(f"{where}: {part} has no {' and no '.join(absent)}; it has: {', '.join(entry[part])}")
-    scale = ActionScale.read(entry[part], ends)
+    scale = ActionScale.from_entry(entry[part], ends)
     lengths = {ends[0]: len(scale.q01), ends[1]: len(scale.q99), "mask": len(scale.mask)}
     if len(set(lengths.values())) > 1:
         raise MismatchError(f"{where}: {part} has lists of different lengths: {lengths}")
@@ -181,7 +189,7 @@ def _scale(checkpoint: OpenVLACheckpoint, key: str, entry: dict[str, Any], part:
     return scale
 
 
-def _state(
+def _read_state_scale(
     checkpoint: OpenVLACheckpoint, config: OpenVLAOFTConfig, env: EnvInfo, key: str, entry: dict[str, Any], span: str
 ) -> ActionScale | None:
     use_state = checkpoint.proprio_file is not None if config.use_proprio is None else config.use_proprio
@@ -189,16 +197,16 @@ def _state(
         return None
     if "proprio" not in entry:
         raise MismatchError(f"use_proprio needs statistics of the state; {key!r} of {checkpoint.folder} has none")
-    state = _scale(checkpoint, key, entry, "proprio", span)
+    state = _read_scale(checkpoint, key, entry, "proprio", span)
     require_state(env, "use_proprio")
     check_state_dim(f"{checkpoint.folder} was trained", len(state.q01), env)
     return state
 
 
-def _cameras(config: FamilyConfig, env: EnvInfo, setup: dict[str, Any]) -> tuple[str, ...]:
+def _select_cameras(config: FamilyConfig, env: EnvInfo, setup: dict[str, Any]) -> tuple[str, ...]:
     available, trained = tuple(env.cameras), tuple(setup.get("cameras", ()))
-    single = decoding(config) == "autoregressive"
-    chosen = choose_cameras(_plugin(config), env, config.cameras, trained, available[:1] if single else available)
+    single = decoding_of(config) == "autoregressive"
+    chosen = choose_cameras(_name_plugin(config), env, config.cameras, trained, available[:1] if single else available)
     check_camera_count(trained, chosen)
     if single and not trained and config.checkpoint is not None and len(chosen) > 1:
         raise MismatchError(

@@ -24,7 +24,7 @@ class GuardError(UserError):
 
 
 @contextmanager
-def shallow(network: OpenVLAForActionPrediction) -> Iterator[None]:
+def reduce_network(network: OpenVLAForActionPrediction) -> Iterator[None]:
     """Reduce the network, inside the context, to one Llama layer and one computed block in each vision transformer."""
     llama = network.language_model.model
     vits = (network.vision_backbone.featurizer, network.vision_backbone.fused_featurizer)
@@ -46,7 +46,7 @@ def check_network(network: OpenVLAForActionPrediction, causal: bool, source: str
     values to test."""
     if cast("Tensor", network.get_input_embeddings().weight).is_meta:
         return
-    with shallow(network):
+    with reduce_network(network):
         _check_repetition(network, causal, source)
         _check_attention(network, causal, source)
 
@@ -59,14 +59,14 @@ def _check_attention(network: OpenVLAForActionPrediction, causal: bool, source: 
     other[0, -1] = LENGTH
     features = weight.new_zeros(1, 2, network.vision_backbone.embed_dim)
 
-    def earlier(tokens: Tensor, mask: Tensor | None) -> Tensor:
+    def earlier_states(tokens: Tensor, mask: Tensor | None) -> Tensor:
         result: Tensor = network(None, tokens, attention_mask=mask, causal=causal, features=features)[:, :-1].float()
         return result
 
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[0, -1] = False
-    moved = float((earlier(ids, None) - earlier(other, None)).abs().max())
-    leaked = float((earlier(ids, mask) - earlier(other, mask)).abs().max())
+    moved = float((earlier_states(ids, None) - earlier_states(other, None)).abs().max())
+    leaked = float((earlier_states(ids, mask) - earlier_states(other, mask)).abs().max())
     which = network.config.text_config._attn_implementation
     remedy = f"attention implementation {which!r}; use 'sdpa', and the transformers version that the extra asks for"
     if causal and moved > 1e-3:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction
-from vla_rl.toolkit.models.heads import small_mlp, start
-from vla_rl.toolkit.models.meta_device import autocast
+from vla_rl.toolkit.models.heads import initialise_layer, small_mlp
+from vla_rl.toolkit.models.meta_device import device_autocast
 from vla_rl.toolkit.models.networks import as_tensor
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ class OpenVLAValueHead(nn.Module):
             mask: bool [B, S], False at padding; None without padding.
             steps: int64 [B], step counts of the episodes; None: unknown.
         """
-        with autocast(hidden.device.type, enabled=False):
+        with device_autocast(hidden.device.type, enabled=False):
             hidden = hidden.detach() if self.detach else hidden
-            x = self._read(hidden, at, mask)
+            x = self._pool_hidden(hidden, at, mask)
             if self.clock is not None:
                 x = x + self.clock(
                     torch.zeros_like(at) if steps is None else steps.clamp(max=self.clock.num_embeddings - 1)
@@ -71,7 +71,7 @@ class OpenVLAValueHead(nn.Module):
             result: Tensor = x.squeeze(-1) if self.outputs is None else x
             return result
 
-    def _read(self, hidden: Tensor, at: Tensor, mask: Tensor | None) -> Tensor:
+    def _pool_hidden(self, hidden: Tensor, at: Tensor, mask: Tensor | None) -> Tensor:
         return hidden[torch.arange(len(hidden), device=hidden.device), at].float()
 
 
@@ -89,10 +89,10 @@ class AttentionValueHead(OpenVLAValueHead):
         self.value = value
         rng = torch.Generator().manual_seed(seed + 1)
         for layer in (self.query, self.key, self.value):
-            start(layer, 1.0, rng)
+            initialise_layer(layer, 1.0, rng)
 
-    def _read(self, hidden: Tensor, at: Tensor, mask: Tensor | None) -> Tensor:
-        last_state = super()._read(hidden, at, mask)
+    def _pool_hidden(self, hidden: Tensor, at: Tensor, mask: Tensor | None) -> Tensor:
+        last_state = super()._pool_hidden(hidden, at, mask)
         seen = torch.arange(hidden.shape[1], device=hidden.device) <= at[:, None]
         seen = seen if mask is None else seen & mask
         states = hidden.float()
@@ -122,12 +122,12 @@ class ActionValueHead(OpenVLAValueHead):
         super().__init__(dim, hidden, outputs, detach, seed)
         self.tokens = tokens
         self.score = nn.Linear(dim, 1, bias=False)
-        start(self.score, 1.0, torch.Generator().manual_seed(seed + 1))
+        initialise_layer(self.score, 1.0, torch.Generator().manual_seed(seed + 1))
         if steps is not None:
             self.clock = nn.Embedding(steps, dim)
             nn.init.zeros_(self.clock.weight)
 
-    def _read(self, hidden: Tensor, at: Tensor, mask: Tensor | None) -> Tensor:
+    def _pool_hidden(self, hidden: Tensor, at: Tensor, mask: Tensor | None) -> Tensor:
         rows = torch.arange(len(hidden), device=hidden.device)[:, None]
         states = hidden[rows, at[:, None] + torch.arange(self.tokens, device=hidden.device)].float()
         result: Tensor = (self.score(states).softmax(1) * states).sum(1)
@@ -191,7 +191,7 @@ class Deviation(nn.Module):
         self.spread = temperature if self.laplace else temperature**0.5
         self.log_scale = nn.Parameter(torch.full((chunk, action_dim), math.log(start)))
 
-    def draw(self, noise: Noise) -> Tensor:
+    def draw_offset(self, noise: Noise) -> Tensor:
         """Return a sample float32 [B, C, A] with this scale around 0."""
         shape, device = self.log_scale.shape, self.log_scale.device
         if self.laplace:  # a Laplace number is the difference of two exponential ones
@@ -208,7 +208,7 @@ class Deviation(nn.Module):
             return -offset.abs() / scale - (2 * scale).log()
         return -0.5 * (offset / scale) ** 2 - scale.log() - 0.5 * math.log(2 * math.pi)
 
-    def entropy(self) -> Tensor:
+    def compute_entropy(self) -> Tensor:
         """Return the entropy [C, A] in nats."""
         constant = 1 + math.log(2) if self.laplace else 0.5 * math.log(2 * math.pi * math.e)
         return self.log_scale + math.log(self.spread) + constant
@@ -276,9 +276,9 @@ class OFTModule(PolicyModule):
         if not reads:
             return None, values
         head = public_network(self.vla).action_logits if self.action_head is None else self.action_head
-        return self.read(head, hidden, first, reads), values
+        return self.read_positions(head, hidden, first, reads), values
 
-    def read(self, head: Callable[[Tensor], Tensor], hidden: Tensor, first: Tensor, reads: int) -> Tensor:
+    def read_positions(self, head: Callable[[Tensor], Tensor], hidden: Tensor, first: Tensor, reads: int) -> Tensor:
         """Return a head's output for this many hidden states from position `first` (int64 [B]) on."""
         rows = torch.arange(len(hidden), device=hidden.device)
         positions = first[:, None] + torch.arange(reads, device=hidden.device)

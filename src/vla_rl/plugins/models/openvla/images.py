@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.toolkit.models.networks import as_tensor
-from vla_rl.toolkit.models.resampling import resize
+from vla_rl.toolkit.models.resampling import resize_batch
 
 if TYPE_CHECKING:
     from vla_rl.core.types import ArrayOrTensor
@@ -29,7 +29,7 @@ class OpenVLAImageProcessor:
         self._device = device
         self._dtype = dtype
         self._center_crop = center_crop
-        specs = config.backbones()
+        specs = config.find_backbones()
         self._mean = torch.tensor([s.mean for s in specs], device=device).view(-1, 3, 1, 1)
         self._std = torch.tensor([s.std for s in specs], device=device).view(-1, 3, 1, 1)
         self._fill = torch.tensor([int(m * 255) for m in specs[-1].mean], device=device).view(3, 1, 1)
@@ -39,35 +39,35 @@ class OpenVLAImageProcessor:
         normalised = torch.empty(len(cameras[0]), len(cameras), len(self._mean), 3, size, size, device=self._device)
         for i, images in enumerate(cameras):
             # In place: images are the largest tensors of a small policy, and each further copy of them costs time.
-            torch.sub(self._scaled(images).unsqueeze(1), self._mean, out=normalised[:, i]).div_(self._std)
+            torch.sub(self._scale_images(images).unsqueeze(1), self._mean, out=normalised[:, i]).div_(self._std)
         return normalised.flatten(1, 3).to(self._dtype)
 
-    def _scaled(self, images: ArrayOrTensor) -> Tensor:
+    def _scale_images(self, images: ArrayOrTensor) -> Tensor:
         """Return images uint8 [B, H, W, 3] as [B, 3, S, S] of 0..1."""
         pixels = as_tensor(images, self._device).permute(0, 3, 1, 2)
         pixels = pixels.to(torch.float32, memory_format=torch.contiguous_format)
         if self._center_crop:
             pixels = center_crop(pixels, self._size)
         if self._strategy == "letterbox":
-            pixels = letterbox(pixels, self._fill)
-        return fit(pixels, self._size, keep_aspect=self._strategy != "resize-naive") / 255
+            pixels = pad_to_square(pixels, self._fill)
+        return resize_pixels(pixels, self._size, keep_aspect=self._strategy != "resize-naive") / 255
 
 
-def fit(pixels: Tensor, size: int, keep_aspect: bool) -> Tensor:
+def resize_pixels(pixels: Tensor, size: int, keep_aspect: bool) -> Tensor:
     """Resize [B, 3, H, W] of 0..255 to `size`: both sides, or (`keep_aspect`) the shorter one, with a centre crop of
     the longer one."""
     height, width = pixels.shape[2:]
     if not keep_aspect:
-        return resize(pixels, size, size, "bicubic")
+        return resize_batch(pixels, size, size, "bicubic")
     if height <= width:
-        pixels = resize(pixels, size, int(size * width / height), "bicubic")
+        pixels = resize_batch(pixels, size, int(size * width / height), "bicubic")
     else:
-        pixels = resize(pixels, int(size * height / width), size, "bicubic")
+        pixels = resize_batch(pixels, int(size * height / width), size, "bicubic")
     top, left = (round((side - size) / 2) for side in pixels.shape[2:])
     return pixels[:, :, top : top + size, left : left + size]
 
 
-def letterbox(pixels: Tensor, fill: Tensor) -> Tensor:
+def pad_to_square(pixels: Tensor, fill: Tensor) -> Tensor:
     """Pad the shorter side to a square with a colour."""
     height, width = pixels.shape[2:]
     side = max(height, width)

@@ -12,6 +12,6 @@ WANTED = ("*.json", "*.safetensors", "*--*_checkpoint.pt", SENTENCEPIECE)
 """Files of a hub repository that are read; its Python code is not fetched, and never run."""
 
 
-def resolve(name: str) -> Path:
-    """Return the checkpoint's folder; see `checkpoints.resolve`."""
-    return checkpoints.resolve(name, WANTED, BUILTIN)
+def resolve_checkpoint(name: str) -> Path:
+    """Return the checkpoint's folder; see `checkpoints.resolve_checkpoint`."""
+    return checkpoints.resolve_checkpoint(name, WANTED, BUILTIN)

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.openvla.adapter_config import AdapterSettings, read_adapter_config
 from vla_rl.plugins.models.openvla.heads import public_network
-from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG, resolve
+from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG, resolve_checkpoint
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction
 from vla_rl.toolkit.models import adapters
-from vla_rl.toolkit.models.adapters import LoRAConfig, peft_config, seeded, trained_layers
+from vla_rl.toolkit.models.adapters import LoRAConfig, peft_config, seed_torch, trained_layers
 from vla_rl.toolkit.models.checkpoints import (
     WeightFiles,
     check_names,
@@ -54,15 +54,16 @@ class Adapter:
     state: Mapping[str, Tensor]
 
     @property
-    def base(self) -> str:
+    def base_fingerprint(self) -> str:
         return self.settings.base
 
     def base_folder(self) -> Path:
         try:
-            return resolve(self.base)
+            return resolve_checkpoint(self.base_fingerprint)
         except CheckpointError as error:
             raise CheckpointError(
-                f"{self.folder} holds an adapter, and its base {self.base!r} was not found; put it there, or correct "
+                f"{self.folder} holds an adapter, and its base {self.base_fingerprint!r} was not found; put it "
+                f"there, or correct "
                 f"base_model_name_or_path in {self.folder / ADAPTER_CONFIG}. {error}"
             ) from error
 
@@ -70,14 +71,15 @@ class Adapter:
         """Raise CheckpointError when the adapter was trained on other weights (a public adapter does not say on
         which)."""
         file = self.folder / FINGERPRINT
-        trained = read_keys(file).text("fingerprint") if file.is_file() else fingerprint
+        trained = read_keys(file).get_text("fingerprint") if file.is_file() else fingerprint
         if trained != fingerprint:
             raise CheckpointError(
-                f"the adapter in {self.folder} belongs to other weights than {self.base!r} holds now (fingerprint "
+                f"the adapter in {self.folder} belongs to other weights than {self.base_fingerprint!r} holds now "
+                f"(fingerprint "
                 f"{trained}, found {fingerprint}); give it the base it was trained on"
             )
 
-    def merge(self, name: str, tensor: Tensor) -> Tensor:
+    def merge_tensor(self, name: str, tensor: Tensor) -> Tensor:
         """Return a tensor of the base with the adapter merged in."""
         stem = PREFIX + name.removesuffix(".weight")
         down, up = self.state.get(f"{stem}.lora_A.weight"), self.state.get(f"{stem}.lora_B.weight")
@@ -116,7 +118,7 @@ class Adapter:
             parameter.copy_(self.state[name])
 
 
-def fingerprint(weights: WeightFiles) -> str:
+def compute_fingerprint(weights: WeightFiles) -> str:
     """Return a hash of names, shapes and the first row of every tensor: it identifies the base of adapters and reads
     only thousandths of the files."""
     digest = sha256()
@@ -159,7 +161,7 @@ def add_adapters(model: OpenVLAForActionPrediction, config: LoRAConfig, *, autoc
     Initialisation is a function of the seed; PyTorch's global generator is left as it was.
     """
     layers = [name for name in trained_layers(model) if f"{name}.weight" != HEAD]
-    with seeded(seed):
+    with seed_torch(seed):
         adapted = get_peft_model(model, peft_config(config, layers))
     if autocast:  # autocast casts by itself; peft would make, and keep, a float32 copy of every layer's input
         for part in adapted.modules():
@@ -175,7 +177,7 @@ class MergedLoRAState(adapters.MergedState):
         self._network = public_network(model)
         super().__init__(self._network, dtype)
 
-    def outline(self) -> dict[str, Tensor]:
+    def outline_tensors(self) -> dict[str, Tensor]:
         """Return all tensors on the meta device."""
         shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
         shapes[HEAD] = torch.Size([self._network.config.text_config.vocab_size, shapes[HEAD][1]])
@@ -184,6 +186,6 @@ class MergedLoRAState(adapters.MergedState):
             for name, tensor in self.tensors.items()
         }
 
-    def read(self, name: str) -> Tensor:
-        tensor = self._network.whole_head() if name == HEAD else super().read(name)
+    def read_tensor(self, name: str) -> Tensor:
+        tensor = self._network.whole_head() if name == HEAD else super().read_tensor(name)
         return tensor.to("cpu", self._dtype or tensor.dtype).contiguous()

@@ -24,7 +24,7 @@ class VisionBackbone(nn.Module):
 
     def __init__(self, config: OpenVLAConfig) -> None:
         super().__init__()
-        first, second = config.backbones()
+        first, second = config.find_backbones()
         self.featurizer = VisionTransformer(first, config.image_sizes[0])
         self.fused_featurizer = VisionTransformer(second, config.image_sizes[1])
         self.embed_dim = first.embed_dim + second.embed_dim
@@ -185,7 +185,7 @@ class OpenVLAForActionPrediction(PreTrainedModel):
 
 
 REGIONS = (
-    VisionTransformer.embed,
+    VisionTransformer.embed_images,
     Projector.forward,
     OpenVLAForActionPrediction.lay_out,
     LlamaRMSNorm.forward,
@@ -208,11 +208,11 @@ def hollow_model(config: OpenVLAConfig) -> OpenVLAForActionPrediction:
     return network
 
 
-def initialise(model: nn.Module, seed: int) -> None:
-    """Initialise random weights with `networks.initialise`: sine-cosine patch positions that are not negligible
+def initialise_weights(model: nn.Module, seed: int) -> None:
+    """Initialise random weights with `networks.initialise_network`: sine-cosine patch positions that are not negligible
     compared with the patches, and a head that starts near the uniform distribution."""
 
-    def other(name: str, module: nn.Module, normal: Normal) -> None:
+    def initialise_other(name: str, module: nn.Module, normal: Normal) -> None:
         if isinstance(module, nn.Embedding):
             normal(module.weight, 0.5)
         elif isinstance(module, VisionTransformer):
@@ -225,4 +225,4 @@ def initialise(model: nn.Module, seed: int) -> None:
         elif isinstance(module, nn.LayerNorm | LlamaRMSNorm):
             module.weight.fill_(1.0)
 
-    networks.initialise(model, seed, "lm_head", other)
+    networks.initialise_network(model, seed, "lm_head", initialise_other)

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
-from vla_rl.plugins.models.openvla.base import FamilyPolicy, chunk_of, given
+from vla_rl.plugins.models.openvla.base import FamilyPolicy, chunk_of, drop_missing
 from vla_rl.plugins.models.openvla.heads import OFTModule
 from vla_rl.toolkit.models.networks import as_tensor
-from vla_rl.toolkit.models.tokens import choose, entropy
+from vla_rl.toolkit.models.tokens import categorical_entropy, choose_bins
 
 
 class OFTPolicy(FamilyPolicy):
@@ -30,37 +30,39 @@ class OFTPolicy(FamilyPolicy):
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         self._set_dropout(False)
-        inputs = self._inputs(obs, self._see(obs))
+        inputs = self._prepare_inputs(obs, self._prepare_images(obs))
         if not greedy:
             inputs["uniforms"] = as_tensor(noise.uniforms(self._chunk, self.tokens_per_action), self._device)
         return chunk_of(self.decide(inputs))
 
     def decide(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Choose the tokens of a chunk: the likeliest, or by "uniforms" among the inputs."""
-        logits, values = self._read(inputs, self._chunk * self.tokens_per_action)
-        actions, log_probs, tokens = self._choose(logits, inputs.get("uniforms"))
-        return given(
+        logits, values = self._run_module(inputs, self._chunk * self.tokens_per_action)
+        actions, log_probs, tokens = self._choose_tokens(logits, inputs.get("uniforms"))
+        return drop_missing(
             actions=actions, log_probs=log_probs, values=values, tokens=tokens, features=inputs.get("features")
         )
 
-    def _choose(self, logits: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _choose_tokens(self, logits: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return actions [B, C, A], log-probs and token ids [B, C, M], for logits [B, C * M, bins]."""
         log_probs = torch.log_softmax(self._in_chunks(logits) / self._temperature, dim=-1)
-        index = choose(log_probs, uniforms)
+        index = choose_bins(log_probs, uniforms)
         tokens = index + self.codec.first
-        return self.codec.decode(tokens), log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1), tokens
+        return self.codec.decode_tokens(tokens), log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1), tokens
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         tokens = as_tensor(chunk.extras["tokens"], self._device)
-        logits, values = self._forward(obs, self._chunk * self.tokens_per_action, self._see(obs, chunk.extras))
-        log_probs, entropies = self._score(logits, tokens)
+        logits, values = self._run_network(
+            obs, self._chunk * self.tokens_per_action, self._prepare_images(obs, chunk.extras)
+        )
+        log_probs, entropies = self._score_tokens(logits, tokens)
         return Scores(log_probs=log_probs, entropy=entropies, values=values)
 
-    def _score(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def _score_tokens(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probs and entropies [B, C, M] of token ids [B, C, M], for logits [B, C * M, bins]."""
         log_probs = torch.log_softmax(self._in_chunks(logits) / self._temperature, dim=-1)
         index = tokens - self.codec.first
-        return log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1), entropy(log_probs)
+        return log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1), categorical_entropy(log_probs)
 
     def _in_chunks(self, logits: Tensor) -> Tensor:
         """Return logits [B, C * M, bins] as [B, C, M, bins]."""
@@ -70,35 +72,35 @@ class OFTPolicy(FamilyPolicy):
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
         self._require_critic()
-        result: Tensor = self._forward(obs, 0)[1]
+        result: Tensor = self._run_network(obs, 0)[1]
         return result
 
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Return the cross-entropy over the action tokens (temperature 1), averaged over batch and chunk."""
-        logits, _ = self._forward(obs, self._chunk * self.tokens_per_action, dropout=True)
+        logits, _ = self._run_network(obs, self._chunk * self.tokens_per_action, dropout=True)
         target = self.encode_actions(actions) - self.codec.first
         return F.cross_entropy(logits.flatten(0, 1), target.flatten())
 
-    def _forward(
+    def _run_network(
         self, obs: Observation, reads: int, seen: dict[str, Tensor | None] | None = None, dropout: bool = False
     ) -> Any:
         self._set_dropout(dropout)
-        return self._read(self._inputs(obs, self._see(obs) if seen is None else seen), reads)
+        return self._run_module(self._prepare_inputs(obs, self._prepare_images(obs) if seen is None else seen), reads)
 
-    def _inputs(self, obs: Observation, seen: dict[str, Tensor | None]) -> dict[str, Tensor]:
-        prompt = self.prompts.rows(obs.instructions)
-        return given(
+    def _prepare_inputs(self, obs: Observation, seen: dict[str, Tensor | None]) -> dict[str, Tensor]:
+        prompt = self.prompts.take_prompts(obs.instructions)
+        return drop_missing(
             **seen,
-            state=self._state(obs),
+            state=self._normalise_state(obs),
             ids=prompt.ids,
             mask=prompt.mask,
             placeholder=prompt.placeholder,
             start=prompt.start,
-            steps=self._steps(obs),
+            steps=self._read_steps(obs),
         )
 
-    def _read(self, inputs: Mapping[str, Tensor], reads: int) -> Any:
-        with self._numerics():
+    def _run_module(self, inputs: Mapping[str, Tensor], reads: int) -> Any:
+        with self._autocast_context():
             return self.module(
                 inputs.get("pixels"),
                 inputs.get("state"),
@@ -111,4 +113,4 @@ class OFTPolicy(FamilyPolicy):
                 inputs.get("steps"),
             )
 
-    regions = (*FamilyPolicy.regions, _choose, _score)
+    regions = (*FamilyPolicy.regions, _choose_tokens, _score_tokens)

@@ -34,11 +34,11 @@ def train_tokenizer(instructions: Iterable[str], config: OpenVLAConfig) -> Token
     Its vocabulary ends with the action tokens, so that `<PAD>` gets the first id after them, as in OpenVLA.
     """
     text_tokens = config.action_vocab_end - config.n_action_bins
-    vocab, merges = learn_merges(_bpe(None, []), instructions, prompt_text, text_tokens, (UNK, BOS, EOS))
+    vocab, merges = learn_merges(_build_tokenizer(None, []), instructions, prompt_text, text_tokens, (UNK, BOS, EOS))
     vocab.setdefault(SPACE, len(vocab))
     vocab.update({f"<extra_{i}>": i for i in range(len(vocab), text_tokens)})
     vocab.update({f"<action_{i}>": text_tokens + i for i in range(config.n_action_bins)})
-    tokenizer = _bpe(vocab, merges)
+    tokenizer = _build_tokenizer(vocab, merges)
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in (UNK, BOS, EOS, PAD)])
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
@@ -46,7 +46,7 @@ def train_tokenizer(instructions: Iterable[str], config: OpenVLAConfig) -> Token
     return tokenizer
 
 
-def _bpe(vocab: dict[str, int] | None, merges: list[Any]) -> Tokenizer:
+def _build_tokenizer(vocab: dict[str, int] | None, merges: list[Any]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab, merges if vocab else None, unk_token=UNK, byte_fallback=True))
     words = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=True)
     marks = pre_tokenizers.Split(Regex(r"[?:,.\n]"), "isolated")  # so a word is the same token in every position
@@ -94,14 +94,14 @@ class DecodingPrompts(KnownPrompts):
         super().__init__(tokenizer, device)
         self._placeholders = placeholders
         self._pad = pad_id
-        bos, eos, space = (self._id(token) for token in (BOS, EOS, SPACE))
+        bos, eos, space = (self._find_token(token) for token in (BOS, EOS, SPACE))
         self._bos = bos
         self._eos = eos
         self._space = space
         self._stop = [self._eos] if append_stop_token else []
-        self._learn(dict.fromkeys(instructions))
+        self._learn_prompts(dict.fromkeys(instructions))
 
-    def _id(self, token: str) -> int:
+    def _find_token(self, token: str) -> int:
         index = self.tokenizer.token_to_id(token)
         if index is None:
             raise CheckpointError(
@@ -109,29 +109,29 @@ class DecodingPrompts(KnownPrompts):
             )
         return int(index)
 
-    def encode(self, instruction: str) -> list[int]:
+    def encode_instruction(self, instruction: str) -> list[int]:
         """Return BOS and the prompt, ending with the single space after which OpenVLA was trained to answer."""
         ids = self.tokenizer.encode(prompt_text(instruction)).ids
         ids = ids if ids[:1] == [self._bos] else [self._bos, *ids]
         return ids if ids[-1] == self._space else [*ids, self._space]
 
     def _lay_out(self, tokens: Sequence[list[int]]) -> None:
-        lengths = self._lengths(tokens)
+        lengths = self._count_tokens(tokens)
         tail = [self._pad] * self._placeholders + self._stop
         width = max(map(len, tokens)) + len(tail)
         rows = [[*ids, *tail] for ids in tokens]
         self._ids = torch.tensor([row + [self._pad] * (width - len(row)) for row in rows], device=self._device)
         columns = torch.arange(width, device=self._device)
         self._is_placeholder = (columns >= lengths) & (columns < lengths + self._placeholders)
-        self._mask = columns < lengths + len(tail) if _differ(tokens) else None
+        self._mask = columns < lengths + len(tail) if _differ_in_length(tokens) else None
         self._start = lengths[:, 0] - 1
 
-    def _lengths(self, tokens: Sequence[list[int]]) -> Tensor:
+    def _count_tokens(self, tokens: Sequence[list[int]]) -> Tensor:
         """Return the lengths, int64 [instructions, 1]."""
         return torch.tensor([len(ids) for ids in tokens], device=self._device)[:, None]
 
-    def rows(self, instructions: Sequence[str]) -> PromptBatch:
-        at = self._positions(instructions)
+    def take_prompts(self, instructions: Sequence[str]) -> PromptBatch:
+        at = self._find_rows(instructions)
         mask = None if self._mask is None else self._mask[at]
         return PromptBatch(ids=self._ids[at], mask=mask, placeholder=self._is_placeholder[at], start=self._start[at])
 
@@ -152,23 +152,23 @@ class CausalPrompts(DecodingPrompts):
         )
 
     def _lay_out(self, tokens: Sequence[list[int]]) -> None:
-        lengths = self._lengths(tokens)
+        lengths = self._count_tokens(tokens)
         width = max(map(len, tokens))
         rows = [[ids[0], *[self._pad] * (width - len(ids)), *ids[1:]] for ids in tokens]
         self._ids = torch.tensor(rows, device=self._device)
         columns = torch.arange(width, device=self._device)
         self._is_placeholder = torch.zeros_like(self._ids, dtype=torch.bool)
-        self._mask = (columns == 0) | (columns > width - lengths) if _differ(tokens) else None
+        self._mask = (columns == 0) | (columns > width - lengths) if _differ_in_length(tokens) else None
         self._start = torch.full_like(lengths[:, 0], width - 1)
 
-    def rows(self, instructions: Sequence[str]) -> PromptBatch:
+    def take_prompts(self, instructions: Sequence[str]) -> PromptBatch:
         """Return the sequences. They have no mask where none of them is padded, so that attention takes its faster
         kernel; this is known here, without a look at the mask on the device."""
-        batch = super().rows(instructions)
+        batch = super().take_prompts(instructions)
         shortest = min((len(self._tokens[self._index[text]]) for text in instructions), default=0)
         return evolve(batch, mask=None) if shortest == self._ids.shape[1] else batch
 
 
-def _differ(tokens: Sequence[list[int]]) -> bool:
+def _differ_in_length(tokens: Sequence[list[int]]) -> bool:
     """Return whether prompts differ in length, so that some are padded."""
     return len(set(map(len, tokens))) > 1

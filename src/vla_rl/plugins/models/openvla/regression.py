@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
-from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, replay
+from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, build_extras
 from vla_rl.plugins.models.openvla.heads import Deviation, OFTModule
 from vla_rl.toolkit.models.networks import as_tensor
 
@@ -40,32 +40,36 @@ class L1Policy(FamilyPolicy):
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         if not greedy:
-            self._refuse("cannot be sampled")
-        actions = self.codec.restore(self._predict(obs, self._see(obs))[0].double())
+            self._refuse_request("cannot be sampled")
+        actions = self.codec.restore_actions(self._predict_actions(obs, self._prepare_images(obs))[0].double())
         return Chunk(actions=actions, log_probs=torch.zeros_like(actions[..., :1]))
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
-        self._refuse("has no log-probabilities")
+        self._refuse_request("has no log-probabilities")
 
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Return the mean absolute error in normalised units, the loss of OpenVLA-OFT's fine-tuning."""
-        target = self.codec.normalise(torch.as_tensor(actions, device=self._device))
-        return F.l1_loss(self._predict(obs, self._see(obs), dropout=True)[0], target.float())
+        target = self.codec.normalise_actions(torch.as_tensor(actions, device=self._device))
+        return F.l1_loss(self._predict_actions(obs, self._prepare_images(obs), dropout=True)[0], target.float())
 
-    def _predict(self, obs: Observation, seen: dict[str, Tensor | None], dropout: bool = False) -> tuple[Tensor, Any]:
+    def _predict_actions(
+        self, obs: Observation, seen: dict[str, Tensor | None], dropout: bool = False
+    ) -> tuple[Tensor, Any]:
         """Return float32 [B, C, A] as the statistics scale them, and values."""
-        got, values = self._forward(obs, seen, self._chunk * self.codec.action_dim, dropout)
+        got, values = self._run_network(obs, seen, self._chunk * self.codec.action_dim, dropout)
         assert got is not None
         return got, values
 
-    def _forward(self, obs: Observation, seen: dict[str, Tensor | None], reads: int, dropout: bool = False) -> Any:
+    def _run_network(self, obs: Observation, seen: dict[str, Tensor | None], reads: int, dropout: bool = False) -> Any:
         self._set_dropout(dropout)
-        prompt = self.prompts.rows(obs.instructions)
+        prompt = self.prompts.take_prompts(obs.instructions)
         row = (prompt.ids, prompt.mask, prompt.placeholder, prompt.start)
-        with self._numerics():
-            return self.module(seen["pixels"], self._state(obs), *row, reads, seen["features"], self._steps(obs))
+        with self._autocast_context():
+            return self.module(
+                seen["pixels"], self._normalise_state(obs), *row, reads, seen["features"], self._read_steps(obs)
+            )
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _refuse_request(self, what: str) -> NoReturn:
         raise NotOffered(
             f"openvla_oft with `head: l1` {what}: the L1 head gives one action, not a distribution. It serves "
             "evaluation and imitation; reinforcement learning needs `deviation: {}` with it, or `head: discrete` and "
@@ -85,35 +89,35 @@ class SampledL1Policy(L1Policy):
         self._high = high
 
     @property
-    def _deviation(self) -> Deviation:
+    def _action_deviation(self) -> Deviation:
         assert self.module.deviation is not None
         return self.module.deviation
 
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
-        seen = self._see(obs)
-        mean, values = self._predict(obs, seen)
-        sampled = mean if greedy else mean + self._deviation.draw(noise)
-        actions = self.codec.restore(sampled.double()).clamp(self._low, self._high)
+        seen = self._prepare_images(obs)
+        mean, values = self._predict_actions(obs, seen)
+        sampled = mean if greedy else mean + self._action_deviation.draw_offset(noise)
+        actions = self.codec.restore_actions(sampled.double()).clamp(self._low, self._high)
         return Chunk(
             actions=actions,
             log_probs=self._log_probs(sampled, mean),
             values=values,
-            extras=replay(seen, sampled=sampled),
+            extras=build_extras(seen, sampled=sampled),
         )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
-        mean, values = self._predict(obs, self._see(obs, chunk.extras))
+        mean, values = self._predict_actions(obs, self._prepare_images(obs, chunk.extras))
         log_probs = self._log_probs(as_tensor(chunk.extras["sampled"], self._device), mean)
-        entropy = self._deviation.entropy().sum(-1, keepdim=True).expand_as(log_probs)
+        entropy = self._action_deviation.compute_entropy().sum(-1, keepdim=True).expand_as(log_probs)
         return Scores(log_probs=log_probs, entropy=entropy, values=values)
 
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
         self._require_critic()
-        result: Tensor = self._forward(obs, self._see(obs), 0)[1]
+        result: Tensor = self._run_network(obs, self._prepare_images(obs), 0)[1]
         return result
 
     def _log_probs(self, sampled: Tensor, mean: Tensor) -> Tensor:
         """Return log-probs [B, C, 1]."""
-        return self._deviation.log_density(sampled - mean).sum(-1, keepdim=True)
+        return self._action_deviation.log_density(sampled - mean).sum(-1, keepdim=True)

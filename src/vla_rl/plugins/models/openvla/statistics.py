@@ -26,7 +26,7 @@ def read_known(folder: Path, raw: Record) -> Record:
         raw: config.json, which holds them where they have no file.
     """
     file = folder / STATISTICS
-    return read_keys(file) if file.is_file() else raw.section("norm_stats")
+    return read_keys(file) if file.is_file() else raw.get_section("norm_stats")
 
 
 def choose_statistics(folder: Path, records: Record, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
@@ -43,10 +43,10 @@ def choose_statistics(folder: Path, records: Record, unnorm_key: str | None) -> 
         raise CheckpointError(f"{folder} has several statistics; set unnorm_key to one of: {', '.join(known)}")
     for key in (unnorm_key, f"{unnorm_key}_no_noops"):
         if key in known:
-            entry = records.record(key)
+            entry = records.get_record(key)
             for part in PARTS:
                 if part in entry.data:
-                    _check_part(entry.record(part))
+                    _check_part(entry.get_record(part))
             return key, dict(entry.data)
     raise CheckpointError(f"no statistics {unnorm_key!r} in {folder}; there are: {', '.join(known)}")
 
@@ -72,12 +72,12 @@ def check_suites(folder: Path, known: Record, key: str, suites: Sequence[str]) -
 
 def _check_part(part: Record) -> None:
     """Raises CheckpointError where a list that scales is none, or has another length than the others."""
-    lists = {name: part.numbers(name) for ends in RANGES.values() for name in ends if name in part.data}
+    lists = {name: part.get_numbers(name) for ends in RANGES.values() for name in ends if name in part.data}
     lengths = {name: len(values) for name, values in lists.items()}
-    if part.given("mask"):
+    if part.has_value("mask"):
         mask = part.data["mask"]
         if not isinstance(mask, list) or not all(isinstance(item, bool) for item in mask):
-            raise part.wrong("mask", "a list of true and false")
+            raise part.build_error("mask", "a list of true and false")
         lengths |= {"mask": len(mask)} if mask else {}
     if len(set(lengths.values())) > 1:
         raise part.error(f"{part.source} has lists of different lengths: {lengths}")
@@ -119,9 +119,9 @@ def choose_range(
 def action_dim(config: FamilyConfig) -> int | None:
     """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_number`)."""
 
-    def read(folder: Path) -> int:
+    def read_action_dim(folder: Path) -> int:
         known = read_known(folder, read_keys(folder / "config.json"))
         _, entry = choose_statistics(folder, known, config.unnorm_key)
         return len(entry["action"]["q01" if "q01" in entry["action"] else "max"])
 
-    return known_number(config.checkpoint, read, WANTED, BUILTIN)
+    return known_number(config.checkpoint, read_action_dim, WANTED, BUILTIN)

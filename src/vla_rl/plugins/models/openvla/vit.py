@@ -122,13 +122,13 @@ class VisionTransformer(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return features [B, patches, D] of normalised images [B, 3, H, W]."""
-        x = self.embed(pixels)
+        x = self.embed_images(pixels)
         for block in self.blocks[:-1]:
             x = block(x)
         result: Tensor = x[:, x.shape[1] - self.patches :]
         return result
 
-    def embed(self, pixels: Tensor) -> Tensor:
+    def embed_images(self, pixels: Tensor) -> Tensor:
         """Return the tokens of images: class and register tokens, then patches with their positions."""
         x = self.patch_embed(pixels) + self.pos_embed
         prefix = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]

@@ -12,7 +12,7 @@ plugin = ModelPlugin(
     extra="pi0",
     action_dim="vla_rl.plugins.models.pi0.statistics:action_dim",
     default_chunk="vla_rl.plugins.models.pi0.statistics:default_chunk",
-    check="vla_rl.plugins.models.pi0.statistics:check",
+    check="vla_rl.plugins.models.pi0.statistics:check_checkpoint",
 )
 pi05 = ModelPlugin(
     config="vla_rl.plugins.models.pi0.config:Pi05Config",
@@ -21,5 +21,5 @@ pi05 = ModelPlugin(
     extra="pi0",
     action_dim="vla_rl.plugins.models.pi0.statistics:action_dim",
     default_chunk="vla_rl.plugins.models.pi0.statistics:default_chunk",
-    check="vla_rl.plugins.models.pi0.statistics:check",
+    check="vla_rl.plugins.models.pi0.statistics:check_checkpoint",
 )

@@ -18,7 +18,7 @@ from transformers.models.siglip.modeling_siglip import SiglipVisionEmbeddings
 
 from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix, empty_network
 from vla_rl.toolkit.models.decoder import CACHE
-from vla_rl.toolkit.models.flow_network import TimeEmbedding, initialise
+from vla_rl.toolkit.models.flow_network import TimeEmbedding, initialise_flow
 
 
 class AdaptiveNorm(nn.Module):
@@ -111,7 +111,7 @@ def empty_adaptive(config: PI0Config) -> PI0ForConditionalGeneration:
 def initialise_adaptive(network: PI0ForConditionalGeneration, seed: int) -> None:
     """Initialise random weights. Norms start at scale 0 and shift 0, as in openpi, but at gate 1: with openpi's 0 every
     layer starts as the identity, and its attention and MLP get no gradient."""
-    initialise(network, seed, rms=0.0)
+    initialise_flow(network, seed, rms=0.0)
     for part in network.modules():
         if isinstance(part, AdaptiveNorm):
             part.dense.weight.zero_()
@@ -129,15 +129,15 @@ class Pi05Module(Pi0Module):
     def blind_queries(self) -> bool:
         return self.pads
 
-    def _sees(self, valid: Tensor) -> Tensor:
+    def _attention_mask(self, valid: Tensor) -> Tensor:
         """Return the attention mask. Padding that is counted is computed as in openpi: it attends to all tokens
         equally."""
-        return valid[:, None, :, None] & valid[:, None, None, :] if self.pads else super()._sees(valid)
+        return valid[:, None, :, None] & valid[:, None, None, :] if self.pads else super()._attention_mask(valid)
 
-    def _counted(self, valid: Tensor, prompt: int) -> Tensor:
+    def _select_counted(self, valid: Tensor, prompt: int) -> Tensor:
         return torch.cat([valid[:, :-prompt], torch.ones_like(valid[:, -prompt:])], 1) if self.pads else valid
 
-    def denoise(self, prefix: PiPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
+    def run_expert(self, prefix: PiPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """Return the expert's output for noisy actions x at `time`. `state` is unused: the prompt contains it."""
         embeds, condition = self._embed_suffix(x, time)
         result: Tensor = self.pi0.model.dit(embeds, condition, prefix).float()

@@ -6,7 +6,7 @@ from attrs import frozen
 from transformers import PI0Config
 
 from vla_rl.core.errors import CheckpointError
-from vla_rl.plugins.models.pi0.statistics import action_width, horizon, is_openpi
+from vla_rl.plugins.models.pi0.statistics import action_width, is_openpi, read_chunk_horizon
 from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.checkpoints import check_even, check_multiples
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
@@ -43,7 +43,10 @@ class PiSizes:
     @classmethod
     def from_variants(cls, raw: Record) -> PiSizes:
         """From `paligemma_variant` and `action_expert_variant` of either layout's config.json."""
-        text, expert = raw.text("paligemma_variant", "gemma_2b"), raw.text("action_expert_variant", "gemma_300m")
+        text, expert = (
+            raw.get_text("paligemma_variant", "gemma_2b"),
+            raw.get_text("action_expert_variant", "gemma_300m"),
+        )
         for name in (text, expert):
             if name not in VARIANTS:
                 raise CheckpointError(f"variant {name!r} of Gemma is not supported; there are: {', '.join(VARIANTS)}")
@@ -51,7 +54,7 @@ class PiSizes:
         return cls(text_width=text_width, text_mlp=text_mlp, expert_width=expert_width, expert_mlp=expert_mlp)
 
 
-def variants(sizes: PiSizes) -> dict[str, str]:
+def name_variants(sizes: PiSizes) -> dict[str, str]:
     """Return the public names of these sizes; empty where they have none."""
     for text in ("gemma_2b", "gemma_300m"):
         names = {"paligemma_variant": text, "action_expert_variant": "gemma_300m"}
@@ -87,7 +90,9 @@ def read_shape(raw: Record, model: str) -> FlowShape:
     """From either layout's config.json. Raises CheckpointError."""
     if is_openpi(raw.data):
         width = action_width(raw)
-        return FlowShape(horizon=horizon(raw), action_dim=width, state_dim=width, tokenizer_max_length=PROMPTS[model])
+        return FlowShape(
+            horizon=read_chunk_horizon(raw), action_dim=width, state_dim=width, tokenizer_max_length=PROMPTS[model]
+        )
     return FlowShape.read_lerobot(raw, PROMPTS[model])
 
 

@@ -17,31 +17,31 @@ from vla_rl.plugins.models.pi0.policy import Pi0Policy, Pi05Policy
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, prompt_text, state_text
 from vla_rl.plugins.models.pi0.statistics import name_of, read_config, read_delta_actions, read_state_kind
 from vla_rl.toolkit.models.fitting import MismatchError, simulator_of
-from vla_rl.toolkit.models.flow_build import build_network, choose_trained, make_heads, precision, steer
+from vla_rl.toolkit.models.flow_build import add_steering, build_network, choose_precision, choose_trained, make_heads
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 from vla_rl.toolkit.models.flow_fit import (
     FlowIOAdapter,
+    demonstration_statistics,
     fit_checkpoint,
     fit_preset,
-    measured,
     preset_checkpoint,
     prompt_options,
     uses_state,
 )
-from vla_rl.toolkit.models.flow_network import initialise
+from vla_rl.toolkit.models.flow_network import initialise_flow
 from vla_rl.toolkit.models.heads import PrefixValueHead
 from vla_rl.toolkit.models.images import ImageProcessor
-from vla_rl.toolkit.models.networks import construct
+from vla_rl.toolkit.models.networks import construct_module
 
 
 def build_policy(config: Pi0Config | Pi05Config, context: Context) -> Pi0Policy | Pi05Policy:
     """Build the policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
     env = simulator_of(context, name_of(config))
     device = torch.device(context.device)
-    dtype = precision(config, device)
-    fit, kind = (_preset if config.checkpoint is None else _fit)(config, context, env)
+    dtype = choose_precision(config, device)
+    fit, kind = (_fit_preset if config.checkpoint is None else _fit_checkpoint)(config, context, env)
     source = fit.checkpoint
-    module = construct(lambda: _module(config, context, fit), device)
+    module = construct_module(lambda: _build_module(config, context, fit), device)
     options = prompt_options(source, env, device)
     if isinstance(module, Pi05Module):  # a prompt with the state changes at every step, and is padded separately
         options["full_width"] = module.pads or (fit.state is None and options["full_width"])
@@ -66,7 +66,7 @@ def _sees_state(config: Pi0Config | Pi05Config, kind: str, env: EnvInfo) -> bool
     return True
 
 
-def _preset(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tuple[FlowIOAdapter, str]:
+def _fit_preset(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tuple[FlowIOAdapter, str]:
     """Return a preset (random weights; the tiny one has no padding except of small states), and how the prompt contains
     the state."""
     assert config.preset is not None
@@ -91,10 +91,10 @@ def _preset(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> t
     return fit_preset(model, config, env, checkpoint, sees), kind
 
 
-def _fit(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tuple[FlowIOAdapter, str]:
+def _fit_checkpoint(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tuple[FlowIOAdapter, str]:
     assert config.checkpoint is not None
     model, kind = name_of(config), "none"
-    demonstrated = measured(context, quantiles=model == "pi05")
+    demonstrated = demonstration_statistics(context, quantiles=model == "pi05")
     checkpoint = open_checkpoint(config.checkpoint, model, config.tokenizer, config.asset_id, demonstrated)
     blind = "use_state: false"
     if isinstance(config, Pi05Config):
@@ -115,7 +115,7 @@ def _fit(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tupl
     return fit, kind
 
 
-def _module(config: Pi0Config | Pi05Config, context: Context, fit: FlowIOAdapter) -> Pi0Module:
+def _build_module(config: Pi0Config | Pi05Config, context: Context, fit: FlowIOAdapter) -> Pi0Module:
     """Return the network with weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, model = fit.checkpoint, fit.checkpoint.sizes, name_of(config)
     adaptive = isinstance(config, Pi05Config)
@@ -126,7 +126,7 @@ def _module(config: Pi0Config | Pi05Config, context: Context, fit: FlowIOAdapter
         context,
         source,
         lambda: empty(network_config(sizes, source.shape)),
-        initialise_adaptive if adaptive else partial(initialise, rms=0.0),
+        initialise_adaptive if adaptive else partial(initialise_flow, rms=0.0),
         stays_float32=stays_float32,
         public_name=public_name,
     )
@@ -148,5 +148,5 @@ def _module(config: Pi0Config | Pi05Config, context: Context, fit: FlowIOAdapter
         module.pads = config.value_head.pads and isinstance(heads[0], PrefixValueHead)
     else:
         module = Pi0Module(pi0, *heads)
-    steer(model, config, context, source, module, sizes.expert_width)
+    add_steering(model, config, context, source, module, sizes.expert_width)
     return module

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vla_rl.plugins.models.pi0.architecture import PiSizes, read_shape, variants
+from vla_rl.plugins.models.pi0.architecture import PiSizes, name_variants, read_shape
 from vla_rl.plugins.models.pi0.layout import open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module
 from vla_rl.plugins.models.pi0.statistics import (
@@ -21,7 +21,7 @@ from vla_rl.plugins.models.pi0.statistics import (
     read_config,
     read_statistics,
 )
-from vla_rl.toolkit.models.checkpoints import read_sizes, resolve
+from vla_rl.toolkit.models.checkpoints import read_sizes, resolve_checkpoint
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint, open_folder, save_folder
 from vla_rl.toolkit.models.lerobot import Statistics, check_actions, model_config, write_processors
 
@@ -33,7 +33,7 @@ def open_checkpoint(
     name: str, model: str, tokenizer: str | None, asset_id: str | None, measured: Statistics | None = None
 ) -> FlowCheckpoint:
     """Open a folder and read what is small: sizes, statistics (unless the run has `measured` its data's), tokenizer."""
-    folder = resolve(name, WANTED)
+    folder = resolve_checkpoint(name, WANTED)
     raw = read_config(folder, model)
     architecture = folder / ARCHITECTURE
     check_actions(folder, raw.data)
@@ -68,12 +68,12 @@ def save_checkpoint(
         delta: first numbers of an action that are relative to the state.
         kind: form of the state in pi0.5's prompt.
     """
-    names, shape = variants(checkpoint.sizes), checkpoint.shape
+    names, shape = name_variants(checkpoint.sizes), checkpoint.shape
     pixels = checkpoint.sizes.image_size
     settings = {
         "type": "pi0" if kind is None else "pi05",
         **names,
-        **shape.written(),
+        **shape.to_lerobot(),
         "image_resolution": [pixels, pixels],
     }
     save_folder(
@@ -81,7 +81,7 @@ def save_checkpoint(
         checkpoint,
         folder,
         raw=model_config(checkpoint.statistics, cameras, pixels, shape.horizon, **settings),
-        processors=partial(_processors, statistics=checkpoint.statistics, kind=kind),
+        processors=partial(_build_processors, statistics=checkpoint.statistics, kind=kind),
         public_name=public_name,
         public_sizes=bool(names),
         executed=chunk,
@@ -92,7 +92,7 @@ def save_checkpoint(
         (folder / STATE_KIND).write_text(json.dumps({"state_in_prompt": kind}) + "\n", encoding="utf-8")
 
 
-def _processors(raw: Mapping[str, Any], statistics: Statistics, kind: str | None) -> dict[str, bytes]:
+def _build_processors(raw: Mapping[str, Any], statistics: Statistics, kind: str | None) -> dict[str, bytes]:
     state_in_prompt = kind in {"exact", "padded"}
     steps = (STATE_STEP if state_in_prompt else NEW_LINE_STEP,)
     return write_processors(raw, statistics, steps, "google/paligemma-3b-pt-224", normalise_first=state_in_prompt)

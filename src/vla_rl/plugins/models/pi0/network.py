@@ -77,7 +77,7 @@ class _Layout(NamedTuple):
 
 
 def empty_network(config: PI0Config) -> PI0ForConditionalGeneration:
-    """Return the network with uninitialised memory, for `networks.fill` or `networks.allocate`."""
+    """Return the network with uninitialised memory, for `networks.fill_network` or `networks.allocate_network`."""
     with no_init_weights():
         network = PI0ForConditionalGeneration(config)
     embed: Any = network.embed_action_time
@@ -113,7 +113,7 @@ class Pi0Module(FlowModule):
     def network(self) -> PI0ForConditionalGeneration:
         return self.pi0
 
-    def see(self, pixels: Tensor, ids: Tensor, mask: Tensor, shown: Tensor | None = None) -> PiPrefix:
+    def run_backbone(self, pixels: Tensor, ids: Tensor, mask: Tensor, shown: Tensor | None = None) -> PiPrefix:
         """Run the vision-language model.
 
         Args:
@@ -136,7 +136,7 @@ class Pi0Module(FlowModule):
             [LentLayer(layer) for layer in recorded],
             layout.suffix_mask,
             layout.suffix_rotation,
-            mean_over(hidden, self._counted(layout.valid, ids.shape[1])) if self._summarises else None,
+            mean_over(hidden, self._select_counted(layout.valid, ids.shape[1])) if self._summarises else None,
         )
 
     def embed_images(self, pixels: Tensor) -> Tensor:
@@ -146,7 +146,8 @@ class Pi0Module(FlowModule):
         return by_camera
 
     def lay_out(self, features: Tensor, ids: Tensor, mask: Tensor, shown: Tensor | None) -> _Layout:
-        """Lay out features [B, cameras, N, D] and prompts as one sequence, with the suffix after it; else as `see`."""
+        """Lay out features [B, cameras, N, D] and prompts as one sequence, with the suffix after it; else as
+        `run_backbone`."""
         rows, cameras, patches = features.shape[:3]
         language, expert = self.pi0.model.vlm.language_model, self.pi0.model.dit
         text = language.embed_tokens(ids)
@@ -161,9 +162,9 @@ class Pi0Module(FlowModule):
         return _Layout(
             embeds=embeds,
             valid=valid,
-            mask=self._scores(self._sees(valid)),
+            mask=self._mask_scores(self._attention_mask(valid)),
             rotation=language.rotary_emb(embeds, position_ids=valid.cumsum(1) - 1),
-            suffix_mask=self._scores(suffix),
+            suffix_mask=self._mask_scores(suffix),
             suffix_rotation=expert.rotary_emb(mask.new_empty(0, dtype=self._dtype), position_ids=positions),
         )
 
@@ -172,18 +173,18 @@ class Pi0Module(FlowModule):
         """Whether tokens of the prefix may see nothing, not even themselves."""
         return False
 
-    def _sees(self, valid: Tensor) -> Tensor:
+    def _attention_mask(self, valid: Tensor) -> Tensor:
         """Return the mask [B, 1, P or 1, P] of prefix tokens that each prefix token attends to, from bool [B, P]."""
         return valid[:, None, None, :]
 
-    def _counted(self, valid: Tensor, prompt: int) -> Tensor:
+    def _select_counted(self, valid: Tensor, prompt: int) -> Tensor:
         """Return which tokens the critic's mean includes; the last `prompt` of them are the instruction."""
         return valid
 
-    def _scores(self, seen: Tensor) -> Tensor:
+    def _mask_scores(self, seen: Tensor) -> Tensor:
         return added_to_scores(seen, self._dtype)
 
-    def denoise(self, prefix: PiPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
+    def run_expert(self, prefix: PiPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         embeds = self._embed_suffix(state, x, time)
         hidden = run_layers(self.pi0.model.dit, embeds, prefix.mask, prefix.rotation, prefix.caches)
         result: Tensor = hidden[:, 1:].float()
@@ -194,7 +195,7 @@ class Pi0Module(FlowModule):
         result: Tensor = self.pi0.embed_action_time(state, x, time).to(self._dtype)
         return result
 
-    def velocity(self, hidden: Tensor) -> Tensor:
+    def project_velocity(self, hidden: Tensor) -> Tensor:
         result: Tensor = self.pi0.action_out_proj(hidden)
         return result
 

@@ -31,12 +31,12 @@ class Pi0Policy(FlowPolicy):
         self.prompts = prompts
         self.delta_actions = delta
 
-    def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
-        return self.prompts.rows(obs.instructions)
+    def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
+        return self.prompts.token_rows(obs.instructions)
 
-    def _prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> PiPrefix:
+    def _build_prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> PiPrefix:
         with self._frozen_prefix():
-            return self.module.see(pixels, ids, mask)
+            return self.module.run_backbone(pixels, ids, mask)
 
     def save(self, folder: Path) -> None:
         save_checkpoint(
@@ -63,20 +63,20 @@ class Pi05Policy(FlowPolicy):
         self.delta_actions = delta
         self.state_in_prompt = kind
 
-    def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
+    def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
         if self._state_scaler is None:
-            return self.prompts.rows(obs.instructions)
+            return self.prompts.token_rows(obs.instructions)
         # From the recorded state and not from `state`, for which the host would wait.
         width = state.shape[1] if self.state_in_prompt == "padded" else self._state_scaler.dim
         shown_state = self._state_scaler.normalise_on_host(to_numpy(obs.state), width)
         return self.prompts.state_rows(obs.instructions, bins_of(shown_state).tolist())
 
-    def _prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> PiPrefix:
+    def _build_prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> PiPrefix:
         shown = None
         if self.module.pads:
             pixels, shown = _padded_to_cameras(pixels)
         with self._frozen_prefix():
-            return self.module.see(pixels, ids, mask, shown)
+            return self.module.run_backbone(pixels, ids, mask, shown)
 
     def save(self, folder: Path) -> None:
         save_checkpoint(

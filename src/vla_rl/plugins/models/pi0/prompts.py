@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.types import Array
-from vla_rl.toolkit.models.prompts import BOS, PaddedPrompts, padded
+from vla_rl.toolkit.models.prompts import BOS, PaddedPrompts, pad_tokens
 
 
 def prompt_text(instruction: str) -> str:
@@ -45,10 +45,10 @@ class PiPrompts(PaddedPrompts):
     """Prompts of pi0 and pi0.5."""
 
     def __init__(self, tokenizer: Tokenizer, **rest: Any) -> None:
-        self._bos = beginning(tokenizer)
+        self._bos = find_bos(tokenizer)
         super().__init__(tokenizer, **rest)
 
-    def ids(self, instruction: str) -> list[int]:
+    def prompt_ids(self, instruction: str) -> list[int]:
         return [self._bos, *self.tokenizer.encode(prompt_text(instruction), add_special_tokens=False).ids]
 
     def state_rows(self, instructions: Sequence[str], bins: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -57,12 +57,12 @@ class PiPrompts(PaddedPrompts):
         tokens = []
         for instruction, row in zip(instructions, bins, strict=True):
             ids = self.tokenizer.encode(state_text(instruction, row), add_special_tokens=False).ids
-            tokens.append(self._within([self._bos, *ids], instruction))
+            tokens.append(self._limit_ids([self._bos, *ids], instruction))
         width = -(-max(map(len, tokens)) // ROUND) * ROUND
-        return padded(tokens, self._limit if self._full_width else min(width, self._limit), self._device)
+        return pad_tokens(tokens, self._limit if self._full_width else min(width, self._limit), self._device)
 
 
-def beginning(tokenizer: Tokenizer) -> int:
+def find_bos(tokenizer: Tokenizer) -> int:
     """Return the id of the first token (BOS). Raise CheckpointError for a tokenizer without it."""
     bos = tokenizer.token_to_id(BOS)
     if bos is None:

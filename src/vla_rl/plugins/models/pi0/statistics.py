@@ -119,25 +119,25 @@ def read_statistics(folder: Path, raw: Record, asset_id: str | None, model: str)
             f"no statistics {chosen!r} in {folder}; there are: {', '.join(file_of_asset)}"
             f"{did_you_mean(chosen, file_of_asset)}"
         )
-    return _openpi(file_of_asset[chosen], action_width(raw), quantiles=model == "pi05")
+    return _read_openpi(file_of_asset[chosen], action_width(raw), quantiles=model == "pi05")
 
 
-def _openpi(path: Path, width: int, quantiles: bool) -> Statistics:
+def _read_openpi(path: Path, width: int, quantiles: bool) -> Statistics:
     """Return openpi's statistics. openpi adds 1e-6 in both directions: to the deviation (added here to the values) or
     to the range's width.
 
     Lists as long as the network is wide are padded; zeros at the end of shorter ones are numbers that never moved.
     """
-    entries = read_keys(path).record("norm_stats", {})
+    entries = read_keys(path).get_record("norm_stats", {})
     mode = "QUANTILES" if quantiles else "MEAN_STD"
     names = lerobot.MODES[mode]
 
-    def scale(name: str) -> FeatureScale:
-        entry = entries.record(name) if entries.given(name) else None
+    def read_scale(name: str) -> FeatureScale:
+        entry = entries.get_record(name) if entries.has_value(name) else None
         if entry is None or not set(names) <= set(entry.data):
             available = ", ".join(entries.data) or "nothing"
             raise CheckpointError(f"{path} has no {names[0]} and {names[1]} of {name!r}; it has: {available}")
-        first, second = (entry.numbers(key) for key in names)
+        first, second = (entry.get_numbers(key) for key in names)
         lerobot.check_scale(entry.source, mode, dict(zip(names, (first, second), strict=True)))
         dim = len(first)
         if dim >= width:
@@ -147,7 +147,7 @@ def _openpi(path: Path, width: int, quantiles: bool) -> Statistics:
             return FeatureScale(mode=mode, values=(first, second), dim=dim, eps=0.0, margin=OPENPI_EPS)
         return FeatureScale(mode=mode, values=(first, tuple(s + OPENPI_EPS for s in second)), dim=dim, eps=0.0)
 
-    return Statistics(action=scale("actions"), state=scale("state"))
+    return Statistics(action=read_scale("actions"), state=read_scale("state"))
 
 
 def read_state_kind(folder: Path, raw: Record, requested: str | None) -> str:
@@ -157,9 +157,9 @@ def read_state_kind(folder: Path, raw: Record, requested: str | None) -> str:
         return requested
     if (folder / STATE_KIND).is_file():
         recorded = read_keys(folder / STATE_KIND)
-        if recorded.text("state_in_prompt") not in STATE_KINDS:
-            raise recorded.wrong("state_in_prompt", f"one of {', '.join(STATE_KINDS)}")
-        return recorded.text("state_in_prompt")
+        if recorded.get_text("state_in_prompt") not in STATE_KINDS:
+            raise recorded.build_error("state_in_prompt", f"one of {', '.join(STATE_KINDS)}")
+        return recorded.get_text("state_in_prompt")
     if raw.data.get("type") != "pi05" or not (folder / PREPROCESSOR).is_file():
         raise CheckpointError(
             f"nothing in {folder} says whether its prompts hold the state; set model.state_in_prompt: exact "
@@ -177,10 +177,10 @@ def read_delta_actions(folder: Path, requested: int | None) -> int:
         return requested
     if not (folder / DELTA).is_file():
         return 0
-    return read_keys(folder / DELTA).integer("delta_actions", 0, MAX_DIM)
+    return read_keys(folder / DELTA).get_integer("delta_actions", 0, MAX_DIM)
 
 
-def check(config: PiConfig, context: Context) -> None:
+def check_checkpoint(config: PiConfig, context: Context) -> None:
     """Check that the folder is complete, of this model, and has chunks as long as the spec's."""
     if config.checkpoint is None:
         return
@@ -192,7 +192,7 @@ def check(config: PiConfig, context: Context) -> None:
         return
     with at("checkpoint"):
         raw = read_config(folder, model)
-        check_horizon(folder, horizon(raw), context.chunk)
+        check_horizon(folder, read_chunk_horizon(raw), context.chunk)
         check_model_of(folder, model, find_weights(folder).shapes)
     with at("checkpoint" if config.asset_id is None else "asset_id"):
         if context.scaling is None:
@@ -215,24 +215,24 @@ def name_of(config: PiConfig) -> str:
     return "pi05" if isinstance(config, Pi05Config) else "pi0"
 
 
-def horizon(raw: Record) -> int:
+def read_chunk_horizon(raw: Record) -> int:
     """H, actions in a denoised chunk, by config.json of either layout. Raises CheckpointError."""
-    return raw.integer("action_horizon", 1, MAX_CHUNK) if is_openpi(raw.data) else lerobot.read_horizon(raw)
+    return raw.get_integer("action_horizon", 1, MAX_CHUNK) if is_openpi(raw.data) else lerobot.read_horizon(raw)
 
 
 def action_width(raw: Record) -> int:
     """Numbers that openpi's network takes of actions and state. Raises CheckpointError."""
-    return raw.integer("action_dim", 1, MAX_DIM, default=OPENPI_WIDTH)
+    return raw.get_integer("action_dim", 1, MAX_DIM, default=OPENPI_WIDTH)
 
 
 def action_dim(config: PiConfig) -> int | None:
     """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_number`)."""
     model = name_of(config)
 
-    def read(folder: Path) -> int:
+    def read_action_dim(folder: Path) -> int:
         return read_statistics(folder, read_config(folder, model), config.asset_id, model).action.dim
 
-    return known_number(config.checkpoint, read, WANTED)
+    return known_number(config.checkpoint, read_action_dim, WANTED)
 
 
 def default_chunk(config: PiConfig) -> int | None:

@@ -12,5 +12,5 @@ plugin = ModelPlugin(
     extra="smolvla",
     action_dim="vla_rl.plugins.models.smolvla.folder:action_dim",
     default_chunk="vla_rl.plugins.models.smolvla.folder:default_chunk",
-    check="vla_rl.plugins.models.smolvla.folder:check",
+    check="vla_rl.plugins.models.smolvla.folder:check_checkpoint",
 )

@@ -11,23 +11,23 @@ from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.plugins.models.smolvla.folder import WANTED, SmolVLASizes, read_config
 from vla_rl.plugins.models.smolvla.network import SmolVLAModule, empty_network, stays_float32
 from vla_rl.plugins.models.smolvla.policy import SmolVLAPolicy, SmolVLAPrompts, prompt_text
-from vla_rl.toolkit.models.checkpoints import read_sizes, resolve
+from vla_rl.toolkit.models.checkpoints import read_sizes, resolve_checkpoint
 from vla_rl.toolkit.models.fitting import simulator_of
-from vla_rl.toolkit.models.flow_build import build_network, choose_trained, make_heads, precision, steer
+from vla_rl.toolkit.models.flow_build import add_steering, build_network, choose_precision, choose_trained, make_heads
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowShape, open_folder
 from vla_rl.toolkit.models.flow_fit import (
     FlowIOAdapter,
+    demonstration_statistics,
     fit_checkpoint,
     fit_preset,
-    measured,
     preset_checkpoint,
     prompt_options,
     uses_state,
 )
-from vla_rl.toolkit.models.flow_network import initialise
+from vla_rl.toolkit.models.flow_network import initialise_flow
 from vla_rl.toolkit.models.images import CornerImages
 from vla_rl.toolkit.models.lerobot import LEROBOT, check_actions, read_statistics
-from vla_rl.toolkit.models.networks import construct
+from vla_rl.toolkit.models.networks import construct_module
 
 SLOTS = 3
 """Number of images in the public model's training."""
@@ -56,16 +56,16 @@ def build_policy(config: SmolVLAConfig, context: Context) -> SmolVLAPolicy:
     """Build the policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
     env = simulator_of(context, "smolvla")
     device = torch.device(context.device)
-    dtype = precision(config, device)
-    fit = _preset(config, context, env) if config.checkpoint is None else _fit(config, context, env)
+    dtype = choose_precision(config, device)
+    fit = _fit_preset(config, context, env) if config.checkpoint is None else _fit_checkpoint(config, context, env)
     source = fit.checkpoint
-    module = construct(lambda: _module(config, context, fit), device)
+    module = construct_module(lambda: _build_module(config, context, fit), device)
     prompts = SmolVLAPrompts(**prompt_options(source, env, device))
     images = CornerImages(source.sizes.image_size, device, dtype)
     return SmolVLAPolicy(config, context, fit, module, images, device, prompts=prompts)
 
 
-def _preset(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIOAdapter:
+def _fit_preset(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIOAdapter:
     """Return a preset: random weights; the tiny one has no padding except of small states."""
     assert config.preset is not None
     sees, sizes = uses_state(config.use_state, env), PRESETS[config.preset]
@@ -83,9 +83,9 @@ def _preset(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIOAdap
     return fit_preset("smolvla", config, env, checkpoint, sees)
 
 
-def _fit(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIOAdapter:
+def _fit_checkpoint(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIOAdapter:
     assert config.checkpoint is not None
-    folder = resolve(config.checkpoint, WANTED)
+    folder = resolve_checkpoint(config.checkpoint, WANTED)
     raw = read_config(folder)
     architecture = folder / ARCHITECTURE
     check_actions(folder, raw.data)
@@ -94,7 +94,7 @@ def _fit(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIOAdapter
         raw.data,
         sizes=read_sizes(architecture, SmolVLASizes) if architecture.is_file() else SmolVLASizes.of_config(raw),
         shape=FlowShape.read_lerobot(raw),
-        statistics=measured(context) or read_statistics(folder, raw.data),
+        statistics=demonstration_statistics(context) or read_statistics(folder, raw.data),
         tokenizer=config.tokenizer,
         slots=SLOTS,
         open_names=lambda names: {name: name.removeprefix(LEROBOT) for name in names},
@@ -102,7 +102,7 @@ def _fit(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIOAdapter
     return fit_checkpoint("smolvla", config, context, env, checkpoint, config.use_state)
 
 
-def _module(config: SmolVLAConfig, context: Context, fit: FlowIOAdapter) -> SmolVLAModule:
+def _build_module(config: SmolVLAConfig, context: Context, fit: FlowIOAdapter) -> SmolVLAModule:
     """Return the network with weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, shape = fit.checkpoint, fit.checkpoint.sizes, fit.checkpoint.shape
     smolvla = build_network(
@@ -111,7 +111,7 @@ def _module(config: SmolVLAConfig, context: Context, fit: FlowIOAdapter) -> Smol
         context,
         source,
         partial(empty_network, sizes, shape),
-        partial(initialise, rms=1.0),
+        partial(initialise_flow, rms=1.0),
         stays_float32=stays_float32,
     )
     heads = make_heads("smolvla", config, config.value_head, context, source, sizes.expert_width, sizes.text_width)
@@ -127,5 +127,5 @@ def _module(config: SmolVLAConfig, context: Context, fit: FlowIOAdapter) -> Smol
         unused=smolvla.state_proj.weight if fit.state is None else None,  # the state is fed as zeros
     )
     module = SmolVLAModule(smolvla, (shape.horizon, shape.action_dim), *heads)
-    steer("smolvla", config, context, source, module, sizes.expert_width)
+    add_steering("smolvla", config, context, source, module, sizes.expert_width)
     return module

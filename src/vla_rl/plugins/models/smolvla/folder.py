@@ -64,24 +64,24 @@ class SmolVLASizes:
     @classmethod
     def of_config(cls, raw: Record) -> SmolVLASizes:
         """From lerobot's config.json. Raises CheckpointError for a vision-language model that is not the public one."""
-        public, name = cls(), raw.text("vlm_model_name", PUBLIC)
+        public, name = cls(), raw.get_text("vlm_model_name", PUBLIC)
         if name != PUBLIC:
             raise CheckpointError(f"SmolVLA on {name!r} is not supported; on {PUBLIC!r} it is")
-        depth = raw.integer("num_vlm_layers", 1, MAX_LAYERS, default=public.depth)
-        expert = raw.integer("num_expert_layers", -1, MAX_LAYERS, default=-1)
+        depth = raw.get_integer("num_vlm_layers", 1, MAX_LAYERS, default=public.depth)
+        expert = raw.get_integer("num_expert_layers", -1, MAX_LAYERS, default=-1)
         if expert not in {-1, 0, depth}:
             raise CheckpointError(
                 f"an expert of {expert} layers for a language model of {depth} is not supported; they must be equal"
             )
-        width = int(public.text_width * raw.number("expert_width_multiplier", 0.1, high=100, default=0.75))
-        alternate = raw.integer("self_attn_every_n_layers", 1, MAX_LAYERS, default=public.alternate)
+        width = int(public.text_width * raw.get_number("expert_width_multiplier", 0.1, high=100, default=0.75))
+        alternate = raw.get_integer("self_attn_every_n_layers", 1, MAX_LAYERS, default=public.alternate)
         try:
             return cls(expert_width=width, expert_mlp=mlp_width(width), depth=depth, alternate=alternate)
         except ValueError as exc:
             raise raw.error(f"{raw.source}: 'expert_width_multiplier' does not fit: {exc}") from exc
 
     @property
-    def patches(self) -> int:
+    def patch_count(self) -> int:
         """Tokens of an image."""
         return (self.image_size // self.patch_size // self.shuffle) ** 2
 
@@ -107,10 +107,10 @@ def read_config(folder: Path) -> Record:
     return record
 
 
-def check(config: SmolVLAConfig, context: Context) -> None:
+def check_checkpoint(config: SmolVLAConfig, context: Context) -> None:
     """Check that the folder is complete, of this model, and has chunks as long as the spec's."""
 
-    def read(folder: Path) -> int:
+    def read_chunk_horizon(folder: Path) -> int:
         raw = read_config(folder)
         if context.scaling is None:
             read_statistics(folder, raw.data)
@@ -118,7 +118,7 @@ def check(config: SmolVLAConfig, context: Context) -> None:
             check_actions(folder, raw.data)
         return read_horizon(raw)
 
-    check_folder(config, context, read)
+    check_folder(config, context, read_chunk_horizon)
 
 
 def action_dim(config: SmolVLAConfig) -> int | None:

@@ -60,18 +60,18 @@ class SmolVLAPrefix:
     """float32 [B, D]: mean of the language model's output, for a critic that reads the prefix."""
 
 
-def rotated(x: Tensor, by: Pair) -> Tensor:
+def apply_rotary(x: Tensor, by: Pair) -> Tensor:
     """Apply the rotary embedding to x [B, heads, T, D], pairing the two halves of D."""
     wide = x.float()
     return torch.addcmul(wide * by[0], wide.roll(x.shape[-1] // 2, -1), by[1]).to(x.dtype)
 
 
-def normed(norm: Any, x: Tensor) -> Tensor:
+def apply_rms_norm(norm: Any, x: Tensor) -> Tensor:
     """Return the RMS norm of x, computed in float32 whatever the precision of x."""
     return F.rms_norm(x.float(), x.shape[-1:], norm.weight, norm.variance_epsilon).to(x.dtype)
 
 
-def joined(one: Pair, two: Pair) -> Pair:
+def join_pairs(one: Pair, two: Pair) -> Pair:
     keys, values = (torch.cat(parts, dim=2) for parts in zip(one, two, strict=True))
     return keys, values
 
@@ -79,26 +79,26 @@ def joined(one: Pair, two: Pair) -> Pair:
 class _Layer(LlamaDecoderLayer):
     """Parts of a Llama layer."""
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         """Return x [B, T, heads D] as [B, heads, T, D]."""
         result: Tensor = x.unflatten(2, (-1, self.self_attn.head_dim)).transpose(1, 2)
         return result
 
-    def _queries(self, base: Tensor, by: Pair) -> Tensor:
-        return rotated(self._heads(self.self_attn.q_proj(base)), by)
+    def _compute_queries(self, base: Tensor, by: Pair) -> Tensor:
+        return apply_rotary(self._split_heads(self.self_attn.q_proj(base)), by)
 
-    def _pair(self, base: Tensor, by: Pair) -> Pair:
-        keys, values = (self._heads(part(base)) for part in (self.self_attn.k_proj, self.self_attn.v_proj))
-        return rotated(keys, by), values
+    def _compute_pair(self, base: Tensor, by: Pair) -> Pair:
+        keys, values = (self._split_heads(part(base)) for part in (self.self_attn.k_proj, self.self_attn.v_proj))
+        return apply_rotary(keys, by), values
 
-    def _attend(self, x: Tensor, queries: Tensor, pair: Pair, mask: Tensor) -> Tensor:
+    def _run_attention(self, x: Tensor, queries: Tensor, pair: Pair, mask: Tensor) -> Tensor:
         """Run the rest of the layer: attention of queries [B, heads, T, D], and the MLP. Scores are float32."""
         keys, values = pair
         attended = F.scaled_dot_product_attention(
             queries.float(), keys.float(), values.float(), attn_mask=mask, enable_gqa=True
         )
         x = x + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2).to(x.dtype))
-        result: Tensor = x + self.mlp(normed(self.post_attention_layernorm, x))
+        result: Tensor = x + self.mlp(apply_rms_norm(self.post_attention_layernorm, x))
         return result
 
 
@@ -109,11 +109,11 @@ class TextLayer(_Layer):
         self, x: Tensor, by: Pair, mask: Tensor, before: Pair | None
     ) -> tuple[Tensor, Pair]:
         """Return the output for tokens x [B, T, D] that follow those of `before`, and all keys and values."""
-        base = normed(self.input_layernorm, x)
-        pair = self._pair(base, by)
+        base = apply_rms_norm(self.input_layernorm, x)
+        pair = self._compute_pair(base, by)
         if before is not None:
-            pair = joined(before, pair)
-        return self._attend(x, self._queries(base, by), pair, mask), pair
+            pair = join_pairs(before, pair)
+        return self._run_attention(x, self._compute_queries(base, by), pair, mask), pair
 
 
 class ExpertLayer(_Layer):
@@ -122,10 +122,10 @@ class ExpertLayer(_Layer):
     def forward(  # type: ignore[override]  # only SmolVLAModule calls it
         self, x: Tensor, pair: Pair, by: Pair, mask: Tensor
     ) -> Tensor:
-        base = normed(self.input_layernorm, x)
-        queries = self._heads(self.self_attn.q_proj(base))
-        pair = joined(pair, self._pair(base, by))
-        return self._attend(x, rotated(queries, by), pair, mask)
+        base = apply_rms_norm(self.input_layernorm, x)
+        queries = self._split_heads(self.self_attn.q_proj(base))
+        pair = join_pairs(pair, self._compute_pair(base, by))
+        return self._run_attention(x, apply_rotary(queries, by), pair, mask)
 
 
 class CrossAttentionLayer(_Layer):
@@ -137,11 +137,11 @@ class CrossAttentionLayer(_Layer):
         """Return the output for x [B, H, D]; without x: the projected keys and values, for the passes that follow."""
         if x is None:
             keys, values = (part.transpose(1, 2).flatten(2) for part in pair)
-            return self._heads(self.self_attn.k_proj(keys)), self._heads(self.self_attn.v_proj(values))
+            return self._split_heads(self.self_attn.k_proj(keys)), self._split_heads(self.self_attn.v_proj(values))
         assert by is not None
         assert mask is not None
-        base = normed(self.input_layernorm, x)
-        return self._attend(x, self._queries(base, by), pair, mask)
+        base = apply_rms_norm(self.input_layernorm, x)
+        return self._run_attention(x, self._compute_queries(base, by), pair, mask)
 
 
 class VLMWithExpert(nn.Module):
@@ -210,7 +210,7 @@ class SmolVLANetwork(nn.Module):
 
 
 def empty_network(sizes: SmolVLASizes, shape: FlowShape) -> SmolVLANetwork:
-    """Return the network with uninitialised memory, for `networks.fill` or `networks.allocate`."""
+    """Return the network with uninitialised memory, for `networks.fill_network` or `networks.allocate_network`."""
     with no_init_weights():
         network = SmolVLANetwork(sizes, shape)
     network.vlm_with_expert.vlm.lm_head.requires_grad_(False)  # in the files, but never used
@@ -218,7 +218,7 @@ def empty_network(sizes: SmolVLASizes, shape: FlowShape) -> SmolVLANetwork:
 
 
 def rotary_factors(positions: Tensor, dim: int) -> Pair:
-    """Return cosines, and sines with their signs, float32 [B, 1, T, dim]: the factors of `rotated`."""
+    """Return cosines, and sines with their signs, float32 [B, 1, T, dim]: the factors of `apply_rotary`."""
     exponents = (2.0 / dim) * torch.arange(dim // 2, dtype=torch.float32, device=positions.device)
     angle = (positions[..., None].float() / BASE**exponents)[:, None]
     cosine, sine = angle.cos(), angle.sin()
@@ -260,36 +260,38 @@ class SmolVLAModule(FlowModule):
         result: Tensor = torch.cat([features, text], dim=1) * text.shape[2] ** 0.5
         return result
 
-    def look(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> PrefixCache:
+    def run_backbone(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> PrefixCache:
         """Run the language model on `embed_prefix`'s inputs; mask: bool [B, L], False at padding."""
         embeds = self.embed_prefix(pixels, ids)
         rows, length = embeds.shape[:2]
         valid = torch.cat([mask.new_ones(rows, length - ids.shape[1]), mask], dim=1)
-        hidden, pairs = self._read(embeds, valid.cumsum(1) - 1, self._scores(valid[:, None, None]), None)
+        hidden, pairs = self._run_language_model(
+            embeds, valid.cumsum(1) - 1, self._mask_scores(valid[:, None, None]), None
+        )
         return PrefixCache(pairs, valid, hidden)
 
-    def tell(self, cache: PrefixCache, state: Tensor) -> SmolVLAPrefix:
+    def build_prefix(self, cache: PrefixCache, state: Tensor) -> SmolVLAPrefix:
         """Return the prefix with the normalised state [B, S] added, projected for the odd layers of the expert."""
         token = self.smolvla.state_proj(state)[:, None].to(self._dtype)
         valid = torch.cat([cache.valid, cache.valid.new_ones(len(state), 1)], dim=1)
-        across = self._scores(valid[:, None, None])
+        across = self._mask_scores(valid[:, None, None])
         count = valid.sum(1, keepdim=True)
-        state_hidden, pairs = self._read(token, count - 1, across, cache.pairs)
+        state_hidden, pairs = self._run_language_model(token, count - 1, across, cache.pairs)
         horizon, device = self.shape[0], state.device
         before = torch.ones(horizon, horizon, dtype=torch.bool, device=device).tril().expand(len(state), -1, -1)
         causal = torch.cat([valid[:, None].expand(-1, horizon, -1), before], dim=2)[:, None]
         ahead = torch.arange(horizon, device=device)[None]
         expert = self.smolvla.vlm_with_expert.lm_expert.layers
         for i, layer in enumerate(expert):
-            if self._crosses(i):
+            if self._is_cross_attention(i):
                 pairs[i] = layer(None, pairs[i])
         summary = None
         if isinstance(self.value_head, PrefixValueHead):
             summary = mean_over(torch.cat([cache.hidden, state_hidden], dim=1), valid)
         rotations = rotary_factors(count + ahead, self._dim), rotary_factors(ahead, self._dim)
-        return SmolVLAPrefix(pairs, self._scores(causal), across, rotations, summary)
+        return SmolVLAPrefix(pairs, self._mask_scores(causal), across, rotations, summary)
 
-    def denoise(self, prefix: SmolVLAPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
+    def run_expert(self, prefix: SmolVLAPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """Return the expert's output for noisy actions x at `time`. `state` is unused: the prefix contains it."""
         net = self.smolvla
         embed = net.action_in_proj(x)
@@ -297,19 +299,21 @@ class SmolVLAModule(FlowModule):
         hidden = net.action_time_mlp_out(F.silu(net.action_time_mlp_in(embedded))).to(self._dtype)
         expert = net.vlm_with_expert.lm_expert
         for i, (layer, pair) in enumerate(zip(expert.layers, prefix.pairs, strict=True)):
-            if self._crosses(i):
+            if self._is_cross_attention(i):
                 hidden = layer(hidden, pair, prefix.turns[1], prefix.across)
             else:
                 hidden = layer(hidden, pair, prefix.turns[0], prefix.own)
-        return normed(expert.norm, hidden).float()
+        return apply_rms_norm(expert.norm, hidden).float()
 
-    def velocity(self, hidden: Tensor) -> Tensor:
+    def project_velocity(self, hidden: Tensor) -> Tensor:
         result: Tensor = self.smolvla.action_out_proj(hidden)
         return result
 
     # ------------------------------------------------------------------------------------------------ layers
 
-    def _read(self, x: Tensor, positions: Tensor, mask: Tensor, before: list[Pair] | None) -> tuple[Tensor, list[Pair]]:
+    def _run_language_model(
+        self, x: Tensor, positions: Tensor, mask: Tensor, before: list[Pair] | None
+    ) -> tuple[Tensor, list[Pair]]:
         """Run the language model on tokens x [B, T, D] that follow those of `before`. Return its output, and all keys
         and values."""
         text = self.smolvla.vlm_with_expert.vlm.model.text_model
@@ -317,12 +321,12 @@ class SmolVLAModule(FlowModule):
         for i, layer in enumerate(text.layers):
             x, pair = layer(x, by, mask, None if before is None else before[i])
             pairs.append(pair)
-        return normed(text.norm, x), pairs
+        return apply_rms_norm(text.norm, x), pairs
 
-    def _crosses(self, i: int) -> bool:
+    def _is_cross_attention(self, i: int) -> bool:
         return i % self.smolvla.sizes.alternate != 0
 
-    def _scores(self, mask: Tensor) -> Tensor:
+    def _mask_scores(self, mask: Tensor) -> Tensor:
         return added_to_scores(mask, torch.float32)
 
 

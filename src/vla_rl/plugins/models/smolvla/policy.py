@@ -34,7 +34,7 @@ def prompt_text(instruction: str) -> str:
 class SmolVLAPrompts(PaddedPrompts):
     """Prompts by SmolVLM2's tokenizer: the instruction and a newline."""
 
-    def ids(self, instruction: str) -> list[int]:
+    def prompt_ids(self, instruction: str) -> list[int]:
         return list(self.tokenizer.encode(prompt_text(instruction)).ids)
 
 
@@ -50,19 +50,19 @@ class SmolVLAPolicy(FlowPolicy):
         super().__init__(*common)
         self.prompts = prompts
 
-    def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
-        return self.prompts.rows(obs.instructions)
+    def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
+        return self.prompts.token_rows(obs.instructions)
 
-    def _prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> SmolVLAPrefix:
+    def _build_prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> SmolVLAPrefix:
         with self._frozen_prefix():
-            cache = self.module.look(pixels, ids, mask)
-        return self.module.tell(cache, state)
+            cache = self.module.run_backbone(pixels, ids, mask)
+        return self.module.build_prefix(cache, state)
 
     def save(self, folder: Path) -> None:
         """Save in lerobot's layout, with adapters merged into the weights."""
         sizes, shape, scales = self.checkpoint.sizes, self.checkpoint.shape, self.checkpoint.statistics
-        public = _keys(sizes)
-        settings = {"type": "smolvla", **public, **shape.written(), "pad_language_to": "longest"}
+        public = _public_keys(sizes)
+        settings = {"type": "smolvla", **public, **shape.to_lerobot(), "pad_language_to": "longest"}
         settings["resize_imgs_with_padding"] = [sizes.image_size, sizes.image_size]
         save_folder(
             self.module,
@@ -82,7 +82,7 @@ class SmolVLAPolicy(FlowPolicy):
         )
 
 
-def _keys(sizes: SmolVLASizes) -> dict[str, Any]:
+def _public_keys(sizes: SmolVLASizes) -> dict[str, Any]:
     """Return lerobot's keys for these sizes; empty where the vision-language model is not the public one."""
     keys = {
         "vlm_model_name": PUBLIC,

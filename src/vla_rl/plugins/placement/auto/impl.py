@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from vla_rl.core.errors import counted
+from vla_rl.core.errors import format_count
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst, Plan
 from vla_rl.plugins.placement.auto.config import AutoConfig
-from vla_rl.toolkit.placement.devices import ROLES, Device, arrange, busy_devices
+from vla_rl.toolkit.placement.devices import ROLES, Device, arrange_workers, busy_devices
 
 STAGES = (1, 2, 4)
 GAIN = 1e-6
@@ -27,13 +27,15 @@ class Auto(Placement):
         if job.forecast is None:
             raise MeasureFirst(
                 f"auto chooses by what a step of each role takes, and 0 of 3 are measured yet: a run does that first "
-                f"({job.num_envs} envs on {counted(cluster.cpus, 'CPU')} and {counted(cluster.gpus, 'GPU')})"
+                f"({job.num_envs} envs on {format_count(cluster.cpus, 'CPU')} and {format_count(cluster.gpus, 'GPU')})"
             )
         best: tuple[float, Plan] | None = None
         reasons, devices = [], busy_devices(cluster)
-        for devices_of, stages in splits(devices, job.num_envs):
+        for devices_of, stages in list_splits(devices, job.num_envs):
             try:
-                plan = arrange(cluster, job, devices_of, stages=stages, offload=self.config.offload.roles)
+                plan = arrange_workers(
+                    cluster, job, devices_of, stages=stages, offload=self.config.offload.offloaded_roles
+                )
             except DoesNotFit as exc:
                 reasons.append(str(exc))
                 continue
@@ -48,7 +50,7 @@ class Auto(Placement):
         return best[1]
 
 
-def splits(devices: Sequence[Device], envs: int) -> Iterator[Split]:
+def list_splits(devices: Sequence[Device], envs: int) -> Iterator[Split]:
     """Yield every split whose lanes share the envs evenly, fewest workers and lanes first: all roles on all devices;
     learners on all and simulators and policies on a part each, with 1, 2 or 4 pipeline stages; each role on a part."""
     count = len(devices)

@@ -7,7 +7,7 @@ from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
 from vla_rl.plugins.placement.collocated.config import CollocatedConfig
 from vla_rl.toolkit.placement.checks import check_lanes
-from vla_rl.toolkit.placement.devices import ROLES, arrange, busy_devices, find_devices
+from vla_rl.toolkit.placement.devices import ROLES, arrange_workers, busy_devices, find_devices
 
 
 class Collocated(Placement):
@@ -33,4 +33,4 @@ class Collocated(Placement):
             raise DoesNotFit(
                 f"{workers} workers need a GPU each, and {there_are(cluster.gpus)}; lower placement.workers"
             )
-        return arrange(cluster, job, dict.fromkeys(ROLES, devices), offload=config.offload.roles)
+        return arrange_workers(cluster, job, dict.fromkeys(ROLES, devices), offload=config.offload.offloaded_roles)

@@ -8,7 +8,7 @@ from vla_rl.core.errors import there_are
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
 from vla_rl.plugins.placement.disaggregated.config import DisaggregatedConfig
-from vla_rl.toolkit.placement.devices import ROLES, Device, arrange, find_devices, free_devices, refuse_overlap
+from vla_rl.toolkit.placement.devices import ROLES, Device, arrange_workers, find_devices, free_devices, refuse_overlap
 
 
 class Disaggregated(Placement):
@@ -41,13 +41,13 @@ class Disaggregated(Placement):
                 continue
             each = len(left) // len(missing)
             of[role] = left[i * each : len(left) if i == len(missing) - 1 else (i + 1) * each]
-        return arrange(
+        return arrange_workers(
             cluster,
             job,
             of,
             sim_workers=config.sim_workers,
             lanes=config.lanes,
             batching=config.batching,
-            offload=config.offload.roles,
+            offload=config.offload.offloaded_roles,
             apart=True,
         )

@@ -17,7 +17,7 @@ class HybridConfig(RoleDevices):
     other."""
 
     @pipeline_stages.validator
-    def _stages(self, attribute: object, value: int) -> None:
+    def _check_stages(self, attribute: object, value: int) -> None:
         if value > 1 and self.lanes != "stages":
             raise ValueError(
                 f"has no effect with lanes: {self.lanes}, which overlap by themselves; leave one of both out"

@@ -6,7 +6,7 @@ from vla_rl.core.errors import there_are
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
 from vla_rl.plugins.placement.hybrid.config import HybridConfig
-from vla_rl.toolkit.placement.devices import ROLES, Device, arrange, find_devices, free_devices, refuse_overlap
+from vla_rl.toolkit.placement.devices import ROLES, Device, arrange_workers, find_devices, free_devices, refuse_overlap
 
 
 class Hybrid(Placement):
@@ -36,7 +36,7 @@ class Hybrid(Placement):
             of["learner"] = free_devices(cluster, (), 0) or list(dict.fromkeys(rollout))
         if config.sim_workers is None:
             refuse_overlap("sim", "policy", of, cluster, "they run side by side; workers share a device by sim_workers")
-        return arrange(
+        return arrange_workers(
             cluster,
             job,
             of,
@@ -44,5 +44,5 @@ class Hybrid(Placement):
             stages=config.pipeline_stages,
             lanes=config.lanes,
             batching=config.batching,
-            offload=config.offload.roles,
+            offload=config.offload.offloaded_roles,
         )

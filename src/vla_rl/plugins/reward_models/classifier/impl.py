@@ -30,4 +30,4 @@ class ClassifierRewards(RewardModel):
         self._model.instruction_ids([task.instruction for task in env.tasks if not task.instruction_varies])
 
     def success_probability(self, obs: Observation, ends: Array) -> torch.Tensor:
-        return self._model.probabilities(obs)
+        return self._model.predict_success(obs)

@@ -10,7 +10,7 @@ from vla_rl.core.types import Array, Context, Observation, to_numpy
 from vla_rl.plugins.reward_models.person.checks import check_one_env
 from vla_rl.plugins.reward_models.person.config import PersonConfig
 from vla_rl.toolkit.people.panel import Answer, Panel
-from vla_rl.toolkit.people.questions import ask, check_stop, open_panel
+from vla_rl.toolkit.people.questions import ask_person, check_stop, open_panel
 
 RUNNING = "the robot acts: press success or failure when the episode is over"
 RESET = "reset the scene: ready?"
@@ -41,15 +41,15 @@ class PersonRewards(RewardModel):
     def before_reset(self, env_ids: Array) -> None:
         """Wait until the person has reset the scene. Raises SafetyStop."""
         if self._config.reset:
-            self._ask(RESET, ("ready",))
+            self._ask_person(RESET, ("ready",))
         self._answer = None
-        self.panel.show(RUNNING, ("success", "failure"))
+        self.panel.show_text(RUNNING, ("success", "failure"))
 
     def watch(self, obs: Observation | None) -> None:
         """Show the image, and note an answer. Raises SafetyStop."""
         if obs is not None and self._camera is not None:
             self.panel.show_image(to_numpy(obs.images[self._camera][0]))
-        answer = self.panel.take(0.0)
+        answer = self.panel.take_answer(0.0)
         check_stop(self.panel, answer)
         self._answer = answer or self._answer
 
@@ -57,7 +57,7 @@ class PersonRewards(RewardModel):
         """Return 1 or 0 by the person's answer; at the end of an episode, ask for it."""
         self.watch(obs)
         if ends[0] and self._answer is None and self._config.outcome:
-            self._answer = self._ask(OUTCOME, ("success", "failure"))
+            self._answer = self._ask_person(OUTCOME, ("success", "failure"))
         return np.array([self._answer == "success"], np.float32)
 
     def failed(self, obs: Observation) -> Array:
@@ -66,9 +66,9 @@ class PersonRewards(RewardModel):
     def close(self) -> None:
         self.panel.close()
 
-    def _ask(self, question: str, answers: tuple[Answer, ...]) -> Answer:
+    def _ask_person(self, question: str, answers: tuple[Answer, ...]) -> Answer:
         """Wait for an answer. Raises as `ask`."""
-        return ask(
+        return ask_person(
             self.panel,
             question,
             answers,

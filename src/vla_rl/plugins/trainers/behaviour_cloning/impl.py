@@ -12,7 +12,7 @@ from vla_rl.core.trainers import DemonstrationsData, Trainer, UpdateMetrics
 from vla_rl.core.types import Context
 from vla_rl.plugins.trainers.behaviour_cloning.config import BehaviourCloningConfig
 from vla_rl.toolkit.trainers.context import TrainingContext
-from vla_rl.toolkit.trainers.imitation import imitate
+from vla_rl.toolkit.trainers.imitation import imitate_demonstrations
 
 
 def make_trainer(config: BehaviourCloningConfig, context: Context) -> BehaviourCloning:
@@ -36,5 +36,5 @@ class BehaviourCloning(Trainer):
     def update(self, data: DemonstrationsData) -> UpdateMetrics:
         """Make optimiser steps, in micro-batches. "loss/imitation" sums the losses of this rank's samples."""
         before = perf_counter()
-        total = float(imitate(self._trained, data.demonstrations, data.steps, self._heartbeat))
+        total = float(imitate_demonstrations(self._trained, data.demonstrations, data.steps, self._heartbeat))
         return UpdateMetrics(sums={"loss/imitation": total}, seconds=perf_counter() - before)

@@ -6,18 +6,18 @@ from attrs import field, frozen
 from attrs import validators as v
 
 from vla_rl.core.augmentation import AugmentSpec
-from vla_rl.core.spec.sections import between
+from vla_rl.core.spec.sections import number_between
 
 
 @frozen(kw_only=True)
 class AggregationSettings:
     """Keys of trainers that aggregate labelled observations and clone all of them."""
 
-    updates: int = field(default=100, validator=between(1, 1_000_000))
+    updates: int = field(default=100, validator=number_between(1, 1_000_000))
     """Optimiser steps of cloning after each rollout, on all data so far."""
-    batch: int = field(default=64, validator=between(1, 1_000_000))
+    batch: int = field(default=64, validator=number_between(1, 1_000_000))
     """Samples of an optimiser step, drawn uniformly from demonstrations (`imitation.data`) and labelled chunks."""
-    capacity: int = field(default=100_000, validator=between(1, 1_000_000_000))
+    capacity: int = field(default=100_000, validator=number_between(1, 1_000_000_000))
     """Labelled chunks that are kept; the oldest ones are forgotten."""
     augment: AugmentSpec | None = None
     """Random changes of the images; null: none."""

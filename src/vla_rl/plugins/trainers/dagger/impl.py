@@ -22,7 +22,7 @@ from vla_rl.core.types import ActionSource, Array, Context
 from vla_rl.plugins.trainers.dagger.config import AggregationSettings, DaggerConfig, HGDaggerConfig
 from vla_rl.toolkit.trainers.context import TrainingContext
 from vla_rl.toolkit.trainers.demonstrated_actions import check_demonstrated_actions
-from vla_rl.toolkit.trainers.imitation import imitate
+from vla_rl.toolkit.trainers.imitation import imitate_demonstrations
 from vla_rl.toolkit.trainers.labelled_chunks import AggregatedDemonstrations, LabelledChunks
 
 
@@ -72,11 +72,11 @@ class AggregatingTrainer(Trainer):
         chosen = np.zeros(0, np.int64)
         further: Mapping[str, float] = {}
         if data.transitions is not None:
-            chosen, labels = self.labelled(data.transitions)
-            further = self.metrics(data.transitions)
+            chosen, labels = self.select_labelled(data.transitions)
+            further = self.compute_metrics(data.transitions)
             self._labelled.add(data.transitions.frames.take(data.transitions.first[chosen]), labels)
         samples = AggregatedDemonstrations(self._recorded, self._labelled)
-        steps = self._steps(data.step, samples.num_samples())
+        steps = self._plan_steps(data.step, samples.num_samples())
         sums = {
             f"{self.name}/labelled": float(len(chosen)),
             f"{self.name}/samples": float(samples.num_samples()),
@@ -84,20 +84,20 @@ class AggregatingTrainer(Trainer):
             **further,
         }
         if steps:
-            total = float(imitate(self._trained, samples, steps, self._heartbeat))
+            total = float(imitate_demonstrations(self._trained, samples, steps, self._heartbeat))
             sums["loss/imitation"] = total / (len(steps) * self._config.batch)
             self._updates = steps[-1].number
-        return UpdateMetrics(sums=sums, seconds=perf_counter() - before, warnings=self.warnings())
+        return UpdateMetrics(sums=sums, seconds=perf_counter() - before, warnings=self.list_warnings())
 
     @abstractmethod
-    def labelled(self, transitions: Transitions) -> tuple[Array, Array]:
+    def select_labelled(self, transitions: Transitions) -> tuple[Array, Array]:
         """Return the transitions that have a label, int64 [B], and their labels, float32 [B, C, A]."""
 
-    def metrics(self, transitions: Transitions) -> Mapping[str, float]:
+    def compute_metrics(self, transitions: Transitions) -> Mapping[str, float]:
         """Return further metrics of new transitions."""
         return {}
 
-    def warnings(self) -> tuple[str, ...]:
+    def list_warnings(self) -> tuple[str, ...]:
         """Return warnings after a training step."""
         return ()
 
@@ -116,7 +116,7 @@ class AggregatingTrainer(Trainer):
                 )
         self._recorded = recorded
 
-    def _steps(self, step: int, samples: int) -> list[ImitationStep]:
+    def _plan_steps(self, step: int, samples: int) -> list[ImitationStep]:
         """Return the optimiser steps after a rollout, whose samples their numbers decide; none without samples."""
         config = self._config
         train = self._trained.train
@@ -144,12 +144,12 @@ class Dagger(AggregatingTrainer):
     def __init__(self, config: DaggerConfig, context: Context) -> None:
         super().__init__(config, context)
 
-    def labelled(self, transitions: Transitions) -> tuple[Array, Array]:
+    def select_labelled(self, transitions: Transitions) -> tuple[Array, Array]:
         if transitions.expert_actions is None:
             raise UserError("trainer 'dagger' learns from labels of the simulator's expert, which was not asked")
         return np.arange(len(transitions)), transitions.expert_actions
 
-    def metrics(self, transitions: Transitions) -> Mapping[str, float]:
+    def compute_metrics(self, transitions: Transitions) -> Mapping[str, float]:
         """Return the share of chunks in which the expert acted."""
         source = transitions.source
         acts = 0.0 if source is None else float((source[:, 0] == ActionSource.EXPERT).mean())
@@ -172,7 +172,7 @@ class HGDagger(AggregatingTrainer):
             )
         self._warned = False
 
-    def labelled(self, transitions: Transitions) -> tuple[Array, Array]:
+    def select_labelled(self, transitions: Transitions) -> tuple[Array, Array]:
         """Return the chunks whose valid actions all came from a takeover. What follows the last valid action
         repeats it.
         """
@@ -185,8 +185,8 @@ class HGDagger(AggregatingTrainer):
         index = np.minimum(np.arange(source.shape[1]), last[:, None])
         return chosen, np.take_along_axis(transitions.actions[chosen], index[..., None], axis=1)
 
-    def warnings(self) -> tuple[str, ...]:
-        if self._warned or self._labelled.count:
+    def list_warnings(self) -> tuple[str, ...]:
+        if self._warned or self._labelled.sample_count:
             return ()
         self._warned = True
         text = (

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from attrs import asdict, field, frozen
 from attrs import validators as v
 
-from vla_rl.core.spec.sections import between, positive
+from vla_rl.core.spec.sections import number_between, positive_between
 from vla_rl.toolkit.trainers.settings import DemonstrationSettings
 
 MOST_UPDATES = 1000
@@ -20,47 +20,47 @@ class SACConfig:
 
     updates_per_step: float = field(default=1.0)
     """Updates for each collected transition (UTD ratio), above 0, at most 1000."""
-    min_data: int = field(default=1000, validator=between(1, 1_000_000_000))
+    min_data: int = field(default=1000, validator=number_between(1, 1_000_000_000))
     """Transitions that are collected before the first update."""
-    capacity: int = field(default=100_000, validator=between(1, 1_000_000_000))
+    capacity: int = field(default=100_000, validator=number_between(1, 1_000_000_000))
     """Transitions that are kept; the oldest ones are forgotten."""
-    batch: int = field(default=256, validator=between(1, 1_000_000))
+    batch: int = field(default=256, validator=number_between(1, 1_000_000))
     """Transitions of an update."""
-    discount: float = field(default=0.99, validator=positive(0.0, 1.0))
+    discount: float = field(default=0.99, validator=positive_between(0.0, 1.0))
     """Discount of rewards per environment step, above 0, at most 1."""
-    critics: int = field(default=2, validator=between(1, 100))
+    critics: int = field(default=2, validator=number_between(1, 100))
     """Q-networks: 2 in SAC, 10 in RLPD."""
-    target_critics: int = field(default=2, validator=between(1, 100))
+    target_critics: int = field(default=2, validator=number_between(1, 100))
     """Number of target networks that each update draws at random; the lowest of their values counts in a target. At
     most `critics`."""
     actor_value: Literal["lowest", "mean"] = "lowest"
     """Value of the Q-networks that the policy maximises: the lowest one (SAC) or their mean (RLPD)."""
     entropy_backup: bool = True
     """Whether targets contain the entropy of the policy."""
-    target_rate: float = field(default=0.005, validator=positive(0.0, 1.0))
+    target_rate: float = field(default=0.005, validator=positive_between(0.0, 1.0))
     """Share of the distance that target networks move in each update."""
-    hidden: tuple[int, ...] = field(default=(256, 256), validator=v.deep_iterable(between(1, 16_384)))
+    hidden: tuple[int, ...] = field(default=(256, 256), validator=v.deep_iterable(number_between(1, 16_384)))
     """Widths of the critics' hidden layers, 1 to 16,384."""
     layer_norm: bool = True
     """Normalise the hidden layers of critics (RLPD)."""
-    lr: float = field(default=3e-4, validator=positive(1e-12, 10))
+    lr: float = field(default=3e-4, validator=positive_between(1e-12, 10))
     """Learning rate of the critics (Adam)."""
-    actor_interval: int = field(default=1, validator=between(1, 1_000_000))
+    actor_interval: int = field(default=1, validator=number_between(1, 1_000_000))
     """Updates of the critics for each update of policy and temperature."""
-    critic_updates: int = field(default=0, validator=between(0, 1_000_000_000))
+    critic_updates: int = field(default=0, validator=number_between(0, 1_000_000_000))
     """First updates, which train the critics alone, without the features: values of untrained critics undo what a clone
     has learnt."""
-    temperature: float | None = field(default=None, validator=v.optional(positive(0.0, 1e4)))
+    temperature: float | None = field(default=None, validator=v.optional(positive_between(0.0, 1e4)))
     """Weight of the entropy. Null: it is learned, so that the entropy approaches `target_entropy`."""
-    initial_temperature: float = field(default=1.0, validator=positive(0.0, 1e4))
+    initial_temperature: float = field(default=1.0, validator=positive_between(0.0, 1e4))
     """Learned temperature at the beginning."""
     target_entropy: float | None = field(default=None)
     """Entropy of a chunk in nats that the learned temperature aims at. Null: minus the number of its numbers."""
-    temperature_lr: float = field(default=3e-4, validator=positive(1e-12, 10))
+    temperature_lr: float = field(default=3e-4, validator=positive_between(1e-12, 10))
     """Learning rate of the temperature (Adam)."""
 
     @updates_per_step.validator
-    def _updates(self, attribute: Any, value: float) -> None:
+    def _check_updates(self, attribute: Any, value: float) -> None:
         if not 0 < value <= MOST_UPDATES:
             raise ValueError(
                 f"{value:g} updates for each transition cannot be made: SAC makes 1, RLPD 20; give a number above 0, "
@@ -80,7 +80,7 @@ class SACConfig:
     @initial_temperature.validator
     @target_entropy.validator
     @temperature_lr.validator
-    def _learned(self, attribute: Any, value: float | None) -> None:
+    def _check_learned(self, attribute: Any, value: float | None) -> None:
         if self.temperature is not None and value != attribute.default:
             raise ValueError("has no effect with a fixed temperature; leave `temperature` out")
 
@@ -98,10 +98,10 @@ class OffPolicyConfig(SACConfig, DemonstrationSettings):
     """What a takeover is for the policy's action that led to it: nothing special (`continue`), or the end of the
     episode without further reward (`end`), as for policy gradients; compare RLIF (Luo et al. 2023). Actions of whoever
     took over earn what they earn either way."""
-    demonstration_cloning: float = field(default=0.0, validator=between(0.0, 1e6))
+    demonstration_cloning: float = field(default=0.0, validator=number_between(0.0, 1e6))
     """Weight, in the policy's loss, of the mean squared error of its likeliest actions on the demonstrations of a
     batch, corrections included, scaled to [-1, 1] (Nair et al. 2018, without their filter by Q-values)."""
-    cloning: float = field(default=0.0, validator=between(0.0, 1e6))
+    cloning: float = field(default=0.0, validator=number_between(0.0, 1e6))
     """Weight, in the policy's loss, of the mean squared distance between the policy's actions and those of the batch,
     both scaled to [-1, 1] (TD3+BC, Fujimoto and Gu 2021). It keeps the policy near actions whose values the critics
     know: set it where few transitions follow a clone. 0 leaves it out."""

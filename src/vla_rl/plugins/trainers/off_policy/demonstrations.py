@@ -47,34 +47,34 @@ class DemonstratedTransitions:
         check_demonstrated_actions(recording, info, chunk)
         self._features: Array | None = None
         if encode is not None:
-            features, actions = self._encoded(encode)
+            features, actions = self._encode_samples(encode)
             self._features = features
             self._actions = actions
 
     def __len__(self) -> int:
         return len(self._rewards)
 
-    def read(self, indices: Array) -> TransitionBatch:
+    def read_batch(self, indices: Array) -> TransitionBatch:
         """Return these samples, int64 [B], as transitions."""
         follows = self._following[indices] >= 0
         following = np.where(follows, self._following[indices], indices)
-        obs, actions = self._samples(indices)
+        obs, actions = self._read_samples(indices)
         return TransitionBatch(
             obs=obs,
-            following=self._samples(following)[0],
+            following=self._read_samples(following)[0],
             actions=actions,
             rewards=self._rewards[indices],
             bootstrap=np.where(follows, self._factor, 0.0).astype(np.float32),
         )
 
-    def _samples(self, indices: Array) -> tuple[Observation | Array, Array]:
+    def _read_samples(self, indices: Array) -> tuple[Observation | Array, Array]:
         """Return observations or features, and actions float32 [B, C, A], of samples."""
         if self._features is not None:
             return self._features[indices], self._actions[indices]
         obs, actions = self.recording.read_samples(indices)
         return obs.numpy(), np.asarray(to_numpy(actions), np.float32)
 
-    def _encoded(self, encode: Callable[[Observation], Array]) -> tuple[Array, Array]:
+    def _encode_samples(self, encode: Callable[[Observation], Array]) -> tuple[Array, Array]:
         """Return the features [S, D] and actions [S, C, A] of all samples."""
         features = []
         actions = []

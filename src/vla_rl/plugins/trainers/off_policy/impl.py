@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.manager import offers
+from vla_rl.core.manager import offers_method
 from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.trainers import Trainer, Transitions, TransitionsData, UpdateMetrics
 from vla_rl.core.types import Array, Context, Observation, to_numpy
@@ -33,11 +33,11 @@ from vla_rl.plugins.trainers.off_policy.losses import (
     soft_targets,
     temperature_losses,
 )
-from vla_rl.plugins.trainers.off_policy.takeovers import corrections, ended_by_takeovers, with_last_action_repeated
+from vla_rl.plugins.trainers.off_policy.takeovers import ended_by_takeovers, find_corrections, with_last_action_repeated
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.context import TrainingContext
-from vla_rl.toolkit.trainers.critics import CriticEnsemble, CriticInputs, check_features, feature_size, follow
+from vla_rl.toolkit.trainers.critics import CriticEnsemble, CriticInputs, check_features, feature_size, update_target
 from vla_rl.toolkit.trainers.gradient_accumulator import MetricAccumulator
 from vla_rl.toolkit.trainers.reader import read_in_background
 from vla_rl.toolkit.trainers.replay import TransitionBatch, TransitionBuffer
@@ -124,7 +124,7 @@ class OffPolicy(Trainer):
     def _check_model(self) -> None:
         """Raises UserError for a model that the trainer cannot train."""
         check_features(self._trained, self.name)
-        if not offers(self._trained.model, "reparameterised_actions"):
+        if not offers_method(self._trained.model, "reparameterised_actions"):
             raise UserError(
                 f"trainer {self.name!r} needs actions with a gradient, and model {self._trained.name!r} gives none "
                 f"(VLAModel.reparameterised_actions); film_resnet does with network: {{head: gaussian}}"
@@ -138,11 +138,11 @@ class OffPolicy(Trainer):
         """Return the least and the largest value of each number of an action."""
         return self._trained.info.action_low, self._trained.info.action_high
 
-    def _kept(self, transitions: Transitions) -> Transitions | None:
+    def _select_kept(self, transitions: Transitions) -> Transitions | None:
         """Return what the buffer keeps of new transitions; None: nothing."""
         return transitions
 
-    def _sampled(self, features: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
+    def _sample_actions(self, features: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
         """Return sampled actions [B, *action shape] of the decision process and their log-probs, with gradient."""
         return self._trained.reparameterised_actions(features, normals)
 
@@ -178,46 +178,49 @@ class OffPolicy(Trainer):
         if trained.strategy.world > 1:
             raise UserError(f"trainer {self.name!r} keeps its transitions on one learner; place one")
         with trained.released():
-            self._keep(data)
-            due = max(0, math.floor(config.updates_per_step * (self._buffer.count - config.min_data)) - self._updates)
+            self._keep_transitions(data)
+            due = max(
+                0,
+                math.floor(config.updates_per_step * (self._buffer.transition_count - config.min_data)) - self._updates,
+            )
             numbers = range(self._updates + 1, self._updates + due + 1)
-            due_of_actor = sum(map(self._acts, numbers))
+            due_of_actor = sum(map(self._is_policy_update, numbers))
             metrics = MetricAccumulator({"off_policy/updates": torch.tensor(float(due), device=self._device)})
             optimizer.set_rates(trained.optimizer, trained.train, trained.train.factor(data.step))
-            for number, batch in zip(numbers, read_in_background(self._batch, numbers), strict=True):
-                of_critics, of_actor = self._update(number, batch, f"step {data.step}")
+            for number, batch in zip(numbers, read_in_background(self._draw_batch, numbers), strict=True):
+                of_critics, of_actor = self._make_update(number, batch, f"step {data.step}")
                 metrics.add_sums(of_critics, due)
                 metrics.add_sums(of_actor, due_of_actor)
                 self._updates = number
             trained.check_finite()
-            self._guard.check()
+            self._guard.check_finite()
         metrics.add_sums({"off_policy/transitions": torch.tensor(float(len(self._buffer)), device=self._device)})
         if config.corrections:
             count = torch.tensor(float(len(self._corrections)), device=self._device)
             metrics.add_sums({"off_policy/corrections": count})
-        return metrics.read(perf_counter() - before)
+        return metrics.read_metrics(perf_counter() - before)
 
     # ------------------------------------------------------------------------------------------------ batches
 
-    def _keep(self, data: TransitionsData) -> None:
+    def _keep_transitions(self, data: TransitionsData) -> None:
         """Keep new transitions, with features instead of frames where these never change."""
         frozen = self._config.features == "frozen"
-        kept = None if data.transitions is None else self._kept(data.transitions)
+        kept = None if data.transitions is None else self._select_kept(data.transitions)
         if kept is not None:
             if self._config.takeovers == "end":
                 kept = ended_by_takeovers(kept)
             if self._config.corrections:
                 kept = with_last_action_repeated(kept)
-            begin = self._buffer.count
-            self._buffer.add(kept, self._encode(kept.frames) if frozen else None)
+            begin = self._buffer.transition_count
+            self._buffer.add(kept, self._encode_observations(kept.frames) if frozen else None)
             if self._config.corrections:
-                numbers = [*self._corrections, *(begin + corrections(kept)).tolist()]
-                self._corrections = [number for number in numbers if number >= self._buffer.first]
+                numbers = [*self._corrections, *(begin + find_corrections(kept)).tolist()]
+                self._corrections = [number for number in numbers if number >= self._buffer.oldest_transition]
         if self._config.demonstrations:
             self._read_demonstrations(data.demonstrations)
 
     @torch.no_grad()
-    def _encode(self, obs: Observation) -> Array:
+    def _encode_observations(self, obs: Observation) -> Array:
         """Return the features of observations, float32 [B, D]."""
         features = []
         for rows in self._micro_batches(len(obs)):
@@ -233,31 +236,35 @@ class OffPolicy(Trainer):
             )
         if self._demonstrations is None or self._demonstrations.recording is not recording:
             info = self._trained.info
-            encode = self._encode if self._config.features == "frozen" else None
+            encode = self._encode_observations if self._config.features == "frozen" else None
             self._demonstrations = DemonstratedTransitions(recording, info, self._chunk, self._config.discount, encode)
 
-    def _batch(self, number: int) -> TransitionBatch:
+    def _draw_batch(self, number: int) -> TransitionBatch:
         """Return the transitions of an update, which its number alone decides."""
         draws = generator(self._seed, "off_policy/batch", number)
-        numbers = draws.integers(self._buffer.first, self._buffer.count, self._config.batch - self._demonstrated)
+        numbers = draws.integers(
+            self._buffer.oldest_transition, self._buffer.transition_count, self._config.batch - self._demonstrated
+        )
         recorded = self._demonstrations
         if recorded is None or self._demonstrated == 0:
-            return self._buffer.read(numbers)
+            return self._buffer.read_transitions(numbers)
         rows = draws.integers(0, len(recorded) + len(self._corrections), self._demonstrated)
         corrected = [self._corrections[row - len(recorded)] for row in rows if row >= len(recorded)]
-        collected = self._buffer.read(np.concatenate([numbers, np.array(corrected, np.int64)]))
+        collected = self._buffer.read_transitions(np.concatenate([numbers, np.array(corrected, np.int64)]))
         if len(corrected) == self._demonstrated:
             return collected
-        return TransitionBatch.concat(collected, recorded.read(rows[rows < len(recorded)]))
+        return TransitionBatch.concat(collected, recorded.read_batch(rows[rows < len(recorded)]))
 
     # ------------------------------------------------------------------------------------------------ updates
 
-    def _acts(self, number: int) -> bool:
+    def _is_policy_update(self, number: int) -> bool:
         """Return whether an update is also one of policy and temperature."""
         config = self._config
         return number > config.critic_updates and number % config.actor_interval == 0
 
-    def _update(self, number: int, batch: TransitionBatch, where: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _make_update(
+        self, number: int, batch: TransitionBatch, where: str
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Make one update. Return means over its batch, of the critics' passes and of the policy's."""
         trained = self._trained
         config = self._config
@@ -268,15 +275,15 @@ class OffPolicy(Trainer):
         trained.optimizer.zero_grad(set_to_none=True)
         trains_features = config.features == "trained" and number > config.critic_updates
         sums, features = self._critic_passes(batch, next_normals, chosen, trains_features)
-        self._guard.step(self._critic_optimizer, sums["loss/critic"], where)
-        follow(self._target_critics, self._critics, config.target_rate)
+        self._guard.guard_step(self._critic_optimizer, sums["loss/critic"], where)
+        update_target(self._target_critics, self._critics, config.target_rate)
         of_actor: dict[str, Tensor] = {}
         loss = sums["loss/critic"]
-        if self._acts(number):
+        if self._is_policy_update(number):
             of_actor = self._actor_passes(features, normals, batch.actions)
             loss = loss + of_actor["loss/actor"]
             if self._temperature_optimizer is not None:
-                self._guard.step(self._temperature_optimizer, of_actor["loss/temperature"], where)
+                self._guard.guard_step(self._temperature_optimizer, of_actor["loss/temperature"], where)
         if of_actor or trains_features:
             trained.optimizer_step(where, loss)
         return sums, of_actor
@@ -291,9 +298,9 @@ class OffPolicy(Trainer):
         for rows in self._micro_batches(len(batch)):
             self._heartbeat()
             part = batch.take(rows)
-            targets = self._targets(part, next_normals[rows], chosen)
+            targets = self._compute_targets(part, next_normals[rows], chosen)
             with torch.set_grad_enabled(trains_features):
-                features = self._features(part.obs)
+                features = self._compute_features(part.obs)
             q_values = self._critics(self._inputs(features, as_tensor(part.actions, self._device)))
             loss = critic_losses(q_values, targets).sum() / len(batch)
             loss.backward()
@@ -303,17 +310,17 @@ class OffPolicy(Trainer):
         return sums.sums, kept
 
     @torch.no_grad()
-    def _targets(self, part: TransitionBatch, normals: Array, chosen: Sequence[int]) -> Tensor:
+    def _compute_targets(self, part: TransitionBatch, normals: Array, chosen: Sequence[int]) -> Tensor:
         """Return the targets [B] of the critics, by the target networks that were drawn."""
-        features = self._features(part.following)
-        actions, log_probs = self._sampled(features, as_tensor(normals, self._device))
+        features = self._compute_features(part.following)
+        actions, log_probs = self._sample_actions(features, as_tensor(normals, self._device))
         inputs = self._inputs(features, actions)
         return soft_targets(
             as_tensor(part.rewards, self._device),
             as_tensor(part.bootstrap, self._device),
             torch.stack([self._target_critics.critics[i](inputs) for i in chosen]),
             log_probs.sum((1, 2)) if self._config.entropy_backup else None,
-            self._weight(),
+            self._entropy_weight(),
         )
 
     def _actor_passes(self, features: Sequence[Tensor], normals: Array, executed: Array) -> dict[str, Tensor]:
@@ -332,15 +339,17 @@ class OffPolicy(Trainer):
         self._let_critics_learn(False)
         for part, rows in zip(features, self._micro_batches(count), strict=True):
             self._heartbeat()
-            actions, log_probs = self._sampled(part, as_tensor(normals[rows], self._device))
+            actions, log_probs = self._sample_actions(part, as_tensor(normals[rows], self._device))
             chunk_log_probs = log_probs.sum((1, 2))
             q_values = self._critics(self._inputs(part, actions))
             values = ensemble_value(q_values, mean=config.actor_value == "mean")
-            losses = actor_losses(self._weight(), chunk_log_probs, values)
+            losses = actor_losses(self._entropy_weight(), chunk_log_probs, values)
             means = {"off_policy/entropy": -chunk_log_probs.detach().sum() / count}
             if config.cloning:
                 executed_part = as_tensor(executed[rows], self._device)
-                distances = cloning_losses(self._inputs.scaled(actions), self._inputs.scaled(executed_part))
+                distances = cloning_losses(
+                    self._inputs.scale_actions(actions), self._inputs.scale_actions(executed_part)
+                )
                 losses = losses + config.cloning * distances
                 means["off_policy/cloning"] = distances.detach().sum() / count
             loss = losses.sum() / count
@@ -358,26 +367,28 @@ class OffPolicy(Trainer):
                 means["loss/temperature"] = mean.detach()
             sums.add_sums(means)
         self._let_critics_learn(True)
-        sums.add_sums({"off_policy/temperature": self._weight()})
+        sums.add_sums({"off_policy/temperature": self._entropy_weight()})
         return sums.sums
 
     def _demonstration_errors(self, features: Tensor, executed: Array, demonstrated: Array) -> Tensor:
         """Return the errors of the policy's likeliest actions, mean squares [B]; 0 in rows without a demonstration."""
-        likeliest, _ = self._sampled(features, as_tensor(np.zeros_like(executed), self._device))
-        errors = cloning_losses(self._inputs.scaled(likeliest), self._inputs.scaled(as_tensor(executed, self._device)))
+        likeliest, _ = self._sample_actions(features, as_tensor(np.zeros_like(executed), self._device))
+        errors = cloning_losses(
+            self._inputs.scale_actions(likeliest), self._inputs.scale_actions(as_tensor(executed, self._device))
+        )
         return errors * as_tensor(demonstrated, self._device)
 
     def _let_critics_learn(self, learn: bool) -> None:
         for parameter in self._critic_parameters:  # a list: to walk the modules takes a tenth of an update
             parameter.requires_grad_(learn)
 
-    def _weight(self) -> Tensor:
+    def _entropy_weight(self) -> Tensor:
         """Return the weight of the entropy, without gradient."""
         if self._temperature is not None:
             return self._temperature.log.detach().exp()
         return torch.full((), float(self._config.temperature or 0.0), device=self._device)
 
-    def _features(self, obs: Observation | Array) -> Tensor:
+    def _compute_features(self, obs: Observation | Array) -> Tensor:
         """Return the features [B, D] of observations, or those that the buffer kept."""
         if isinstance(obs, Observation):
             return self._trained.policy_features(obs)

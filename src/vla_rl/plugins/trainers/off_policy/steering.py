@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import STEERING
-from vla_rl.core.manager import offers
+from vla_rl.core.manager import offers_method
 from vla_rl.core.trainers import Transitions
 from vla_rl.core.types import ActionSource, Context
 from vla_rl.plugins.trainers.off_policy.config import DsrlConfig
@@ -44,7 +44,7 @@ class Dsrl(OffPolicy):
         numbers = self._action_shape()[1]
         return (-1.0,) * numbers, (1.0,) * numbers
 
-    def _kept(self, transitions: Transitions) -> Transitions | None:
+    def _select_kept(self, transitions: Transitions) -> Transitions | None:
         """Return the transitions with noise, scaled to [-1, 1], in place of actions. Chunks with a takeover
         are left out: their noise did not lead to what was executed.
         """
@@ -64,14 +64,14 @@ class Dsrl(OffPolicy):
             terminated=transitions.terminated[own],
         )
 
-    def _sampled(self, features: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
+    def _sample_actions(self, features: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
         return self._trained.steering_noise(features, normals)
 
 
 def _steering_shape(trained: TrainedModel) -> tuple[int, int]:
     """Return the vectors and numbers of the noise that the policy's head chooses. Raises UserError without a head."""
     model = trained.model
-    if not offers(model, "steering_noise"):
+    if not offers_method(model, "steering_noise"):
         raise UserError(
             f"trainer 'dsrl' steers the initial noise of a flow policy, and model {trained.name!r} has none; pi0, "
             f"pi05, smolvla and gr00t have"

@@ -32,7 +32,7 @@ def ended_by_takeovers(transitions: Transitions) -> Transitions:
     )
 
 
-def corrections(transitions: Transitions) -> Array:
+def find_corrections(transitions: Transitions) -> Array:
     """Return the positions of chunks whose executed actions all came from another source, int64 [N]."""
     if transitions.source is None:
         return np.zeros(0, np.int64)

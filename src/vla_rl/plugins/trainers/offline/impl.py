@@ -38,7 +38,7 @@ from vla_rl.toolkit.trainers.critics import (
     check_features,
     expectile_loss,
     feature_size,
-    follow,
+    update_target,
 )
 from vla_rl.toolkit.trainers.demonstration_reader import read_ahead, read_samples
 from vla_rl.toolkit.trainers.gradient_accumulator import MetricAccumulator
@@ -118,19 +118,19 @@ class Offline(Trainer):
             raise UserError("trainer 'offline' has critics that are not sharded; set train.sharding: replicated")
         if data.demonstrations is None:
             raise UserError("trainer 'offline' needs recordings with rewards; give imitation.data")
-        recorded = self._read(data.demonstrations)
+        recorded = self._read_returns(data.demonstrations)
         size = trained.train.micro_batch
         reader = _Reader(data.demonstrations, recorded, size, bootstraps=self._q is not None)
-        samples = read_ahead(reader.read, data.steps, size)
+        samples = read_ahead(reader.read_batch, data.steps, size)
         metrics = MetricAccumulator({"loss/imitation": torch.zeros((), device=trained.device)})
         with trained.released():
             for step in data.steps:
-                self._step(step, samples, recorded, metrics)
+                self._make_step(step, samples, recorded, metrics)
             trained.check_finite()
-            self._guard.check()
-        return metrics.read(perf_counter() - before)
+            self._guard.check_finite()
+        return metrics.read_metrics(perf_counter() - before)
 
-    def _step(
+    def _make_step(
         self,
         step: ImitationStep,
         samples: Iterator[_Samples],
@@ -146,18 +146,20 @@ class Offline(Trainer):
         with trained.adapters_cast_once():
             for _ in range(0, len(step.indices), trained.train.micro_batch):
                 self._heartbeat()
-                loss, sums = self._loss(next(samples), recorded)
+                loss, sums = self._compute_loss(next(samples), recorded)
                 (loss / step.total).backward()
                 total = total + loss.detach()
                 metrics.add_sums(sums)
         trained.optimizer_step("imitation", total)
         trained.strategy.reduce(self._critic_parameters)
-        self._guard.step(self._optimizer, total, "imitation")
+        self._guard.guard_step(self._optimizer, total, "imitation")
         if self._q is not None and self._target_q is not None:
-            follow(self._target_q, self._q, self._config.target_rate)
+            update_target(self._target_q, self._q, self._config.target_rate)
         self._updates += 1
 
-    def _loss(self, samples: _Samples, recorded: RecordedReturns) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def _compute_loss(
+        self, samples: _Samples, recorded: RecordedReturns
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the sum of the losses of these samples, and sums for metrics."""
         config = self._config
         trained = self._trained
@@ -173,7 +175,7 @@ class Offline(Trainer):
             q_values, lowest = self._q_values(features, samples.actions)
             advantages = (lowest - values).detach()
             critic_losses = expectile_loss(lowest - values, config.expectile)
-            targets = self._bootstrapped(samples, recorded)
+            targets = self._bootstrap_targets(samples, recorded)
             critic_losses = critic_losses + (q_values - targets).square().sum(0)
         weights = advantage_weights(advantages, config.temperature, config.max_weight)
         losses = trained.imitation_losses(samples.obs, samples.actions)
@@ -196,7 +198,7 @@ class Offline(Trainer):
         return self._q(inputs), lowest
 
     @torch.no_grad()
-    def _bootstrapped(self, samples: _Samples, recorded: RecordedReturns) -> torch.Tensor:
+    def _bootstrap_targets(self, samples: _Samples, recorded: RecordedReturns) -> torch.Tensor:
         """Return rewards + discount^C V(s'), [B]; V is 0 after the end of an episode."""
         targets = as_tensor(recorded.rewards[samples.indices], self._device).clone()
         if samples.following is not None:
@@ -205,7 +207,7 @@ class Offline(Trainer):
             targets[rows] += self._config.discount ** samples.actions.shape[1] * values
         return targets
 
-    def _read(self, recording: Demonstrations) -> RecordedReturns:
+    def _read_returns(self, recording: Demonstrations) -> RecordedReturns:
         """Return what followed each sample, which is read once."""
         if self._recorded is None or self._recorded[0] is not recording:
             self._recorded = recording, read_returns(recording, self._config.discount, "offline")
@@ -222,7 +224,7 @@ class _Reader:
     bootstraps: bool
     """The observations that follow are needed."""
 
-    def read(self, step: ImitationStep, start: int) -> _Samples:
+    def read_batch(self, step: ImitationStep, start: int) -> _Samples:
         indices = step.indices[start : start + self.micro_batch]
         obs, actions = read_samples(self.recording, step, start, self.micro_batch)
         following = self.recorded.following[indices]

@@ -75,12 +75,12 @@ class PolicyGradient(Trainer):
             optimizer.set_rates(trained.optimizer, trained.train, trained.train.factor(step))
             if any(optimizer_step.accumulated for optimizer_step in steps):
                 seconds_before = self._accumulator.seconds
-                inputs, fields, steps = self._accumulator.epochs(steps)
+                inputs, fields, steps = self._accumulator.plan_epochs(steps)
             for index, optimizer_step in enumerate(steps):
                 if optimizer_step.accumulated:
-                    loss = self._accumulator.normalise(optimizer_step, metrics, len(steps))
+                    loss = self._accumulator.normalise_gradients(optimizer_step, metrics, len(steps))
                 else:
-                    loss = self._passes(
+                    loss = self._run_passes(
                         data.version, inputs, fields, optimizer_step, metrics, len(steps), first=index == 0
                     )
                 critic_only = step <= trained.train.critic_warmup_steps
@@ -90,29 +90,29 @@ class PolicyGradient(Trainer):
             trained.check_finite()
             self.restart()
         metrics.maxima["policy/grad_norm"] = torch.stack([torch.zeros((), device=trained.device), *norms]).max()
-        return metrics.read(seconds_before + perf_counter() - before)
+        return metrics.read_metrics(seconds_before + perf_counter() - before)
 
     def accumulate(self, data: TrajectoryPart) -> None:
         version = data.version
         fields = data.fields
         micro_batches = data.micro_batches
-        self._trained.strategy.release()  # the policy acts again after `update`
+        self._trained.strategy.release_weights()  # the policy acts again after `update`
         if data.first:
             self._trained.optimizer.zero_grad(set_to_none=True)
             self.restart()
-        part = self._accumulator.part(data.inputs, fields, micro_batches, data.passes)
+        part = self._accumulator.accumulate_part(data.inputs, fields, micro_batches, data.passes)
         with part, self._trained.adapters_cast_once():
-            for batch in self.batches.each(data.inputs, fields, micro_batches, UNNORMALISED, version):
+            for batch in self.batches.iterate_batches(data.inputs, fields, micro_batches, UNNORMALISED, version):
                 self._heartbeat()
                 scores = self._trained.scores(batch)
-                self._compare(scores, batch)
-                self._accumulator.add(scores, batch)
+                self._add_comparison(scores, batch)
+                self._accumulator.add_batch(scores, batch)
             for _ in range(self._trained.dummy_passes(data.passes, len(micro_batches))):
                 self._heartbeat()
-                batch = self.batches.dummy(fields, UNNORMALISED, version)
-                self._accumulator.add(self._trained.scores(batch), batch, counts=False)
+                batch = self.batches.build_dummy(fields, UNNORMALISED, version)
+                self._accumulator.add_batch(self._trained.scores(batch), batch, counts=False)
 
-    def _passes(
+    def _run_passes(
         self,
         version: int,
         inputs: SampleInputs | None,
@@ -129,11 +129,11 @@ class PolicyGradient(Trainer):
         trained.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=trained.device)
         with trained.adapters_cast_once():
-            for batch in self.batches.each(inputs, fields, step.micro_batches, step, version):
+            for batch in self.batches.iterate_batches(inputs, fields, step.micro_batches, step, version):
                 self._heartbeat()
                 scores = trained.scores(batch)
                 if first:
-                    self._compare(scores, batch)
+                    self._add_comparison(scores, batch)
                 loss = self._algorithm.loss(scores, batch)
                 loss.total.backward()
                 total = total + loss.total.detach()
@@ -142,11 +142,11 @@ class PolicyGradient(Trainer):
         metrics.add_sums({"loss/total": total}, count)
         for _ in range(trained.dummy_passes(step.passes, len(step.micro_batches))):
             self._heartbeat()
-            batch = self.batches.dummy(fields, step, version)
+            batch = self.batches.build_dummy(fields, step, version)
             self._algorithm.loss(trained.scores(batch), batch).total.backward()
         return total
 
-    def _compare(self, scores: Scores, batch: Batch) -> None:
+    def _add_comparison(self, scores: Scores, batch: Batch) -> None:
         """Add a micro-batch, scored with the weights of the training step's start, to the comparison with acting."""
         if self._compare_acting:
             self._comparison.add({}, {"policy/recompute_kl": recompute_kl(scores, batch)})

@@ -111,32 +111,32 @@ class Recap(Trainer):
             raise UserError("trainer 'recap' does not shard the model; set train.sharding: replicated")
         if data.demonstrations is None:
             raise UserError("trainer 'recap' needs recordings with rewards; give imitation.data")
-        recording = self._read(data.demonstrations)
+        recording = self._read_recording(data.demonstrations)
         metrics = MetricAccumulator({"loss/imitation": torch.zeros((), device=trained.device)})
         critic_steps = data.steps[: max(0, self._config.critic_steps - self._updates)]
         policy_steps = data.steps[len(critic_steps) :]
         with trained.released():
-            samples = self._samples(recording, critic_steps)
+            samples = self._read_samples(recording, critic_steps)
             for step in critic_steps:
                 self._value_step(step, samples, recording, metrics)
             if policy_steps and self._labels is None:
-                self._labels = self._label(recording)
-            samples = self._samples(recording, policy_steps)
+                self._labels = self._label_samples(recording)
+            samples = self._read_samples(recording, policy_steps)
             with without_suffix(trained.model):
                 for step in policy_steps:
                     self._policy_step(step, samples, metrics)
             trained.check_finite()
-            self._guard.check()
-        return metrics.read(perf_counter() - before)
+            self._guard.check_finite()
+        return metrics.read_metrics(perf_counter() - before)
 
-    def _samples(self, recording: _Recording, steps: Sequence[ImitationStep]) -> Iterator[_Samples]:
+    def _read_samples(self, recording: _Recording, steps: Sequence[ImitationStep]) -> Iterator[_Samples]:
         size = self._trained.train.micro_batch
 
-        def read(step: ImitationStep, start: int) -> _Samples:
+        def read_batch(step: ImitationStep, start: int) -> _Samples:
             obs, actions = read_samples(recording.demonstrations, step, start, size)
             return _Samples(step.indices[start : start + size], step.first + start, obs, actions)
 
-        return read_ahead(read, steps, size)
+        return read_ahead(read_batch, steps, size)
 
     # ------------------------------------------------------------------------------------------ value function
 
@@ -157,11 +157,11 @@ class Recap(Trainer):
             values = expected_values(logits.detach(), recording.atoms)
             metrics.add_sums({"loss/value": losses.detach(), "recap/value": values.sum()})
         self._trained.strategy.reduce(self._parameters)
-        self._guard.step(self._optimizer, total, "imitation")
+        self._guard.guard_step(self._optimizer, total, "imitation")
         self._updates += 1
 
     @torch.no_grad()
-    def _label(self, recording: _Recording) -> Array:
+    def _label_samples(self, recording: _Recording) -> Array:
         """Return whether each sample is positive, bool [n]. Raises UserError where none is."""
         size = self._trained.train.micro_batch
         count = recording.demonstrations.num_samples()
@@ -172,7 +172,7 @@ class Recap(Trainer):
             obs, _ = recording.demonstrations.read_samples(np.arange(start, min(start + size, count)))
             values.append(expected_values(self._value(obs), recording.atoms))
             tasks += obs.instructions
-        advantages = recording.recorded.advantages(torch.cat(values).cpu().numpy(), self._config.horizon)
+        advantages = recording.recorded.compute_advantages(torch.cat(values).cpu().numpy(), self._config.horizon)
         labels = positive_labels(advantages, tasks, self._config.positive_share, recording.recorded.interventions)
         if not labels.any():
             raise UserError(
@@ -181,7 +181,7 @@ class Recap(Trainer):
             )
         return labels
 
-    def _read(self, demonstrations: Demonstrations) -> _Recording:
+    def _read_recording(self, demonstrations: Demonstrations) -> _Recording:
         """Return the recording, whose rewards are read once."""
         if self._recording is None or self._recording.demonstrations is not demonstrations:
             recorded = read_returns(demonstrations, self._config.discount, "recap")
@@ -212,7 +212,7 @@ class Recap(Trainer):
                 batch = next(samples)
                 labels = self._labels[batch.indices]
                 without = dropped[batch.first : batch.first + len(batch.indices)]
-                obs = conditioned(batch.obs, labels, without)
+                obs = condition_on_labels(batch.obs, labels, without)
                 loss = trained.imitation_loss(obs, batch.actions) * len(batch.indices)
                 (loss / step.total).backward()
                 total = total + loss.detach()
@@ -243,7 +243,7 @@ def positive_labels(advantages: Array, tasks: Sequence[str], share: float, inter
     return labels
 
 
-def conditioned(obs: Observation, labels: Array, dropped: Array) -> Observation:
+def condition_on_labels(obs: Observation, labels: Array, dropped: Array) -> Observation:
     """Return the observation with each sample's label (bool [B]) after its instruction, except where it is dropped
     (bool [B])."""
     texts = (

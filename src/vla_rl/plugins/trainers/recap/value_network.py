@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vla_rl.core.types import Observation
 from vla_rl.toolkit.models.bag_of_words import BagOfWords
-from vla_rl.toolkit.models.networks import Normal, as_tensor, construct, initialise
+from vla_rl.toolkit.models.networks import Normal, as_tensor, construct_module, initialise_network
 from vla_rl.toolkit.reward_models.success_classifier import CHANNELS, GRID, image_encoder
 
 PIXELS = 64
@@ -55,9 +55,9 @@ def build_value_network(
     cameras: Sequence[str], state_dim: int, atoms: int, seed: int, device: torch.device
 ) -> ValueNetwork:
     """Return the network with random weights that depend on the seed alone."""
-    network = construct(lambda: ValueNetwork(cameras, state_dim, atoms), torch.device("cpu"))
+    network = construct_module(lambda: ValueNetwork(cameras, state_dim, atoms), torch.device("cpu"))
     with torch.no_grad():
-        initialise(network, seed, "head", _initialise_other)
+        initialise_network(network, seed, "head", _initialise_other)
     return network.to(device)
 
 

@@ -71,7 +71,9 @@ class Heads(nn.Module):
         self.so_far = nn.GRU(features, size, batch_first=True)
         """GRU along the chunk: the effect of an action depends on those before it."""
         features += size
-        self.state = nn.Sequential(nn.Linear(features, size), nn.SiLU(), _silent(size, state)) if state else None
+        self.state = (
+            nn.Sequential(nn.Linear(features, size), nn.SiLU(), _make_silent_linear(size, state)) if state else None
+        )
         self.ends = nn.Sequential(
             nn.Linear(features, size), nn.SiLU(), nn.Linear(size, size), nn.SiLU(), nn.Linear(size, 2)
         )
@@ -96,14 +98,14 @@ class Heads(nn.Module):
             return path.poses[:, 0, :0]
         return path.poses[rows, last] + self.state(features[rows, last])  # type: ignore[no-any-return]
 
-    def logits(self, features: Tensor) -> Tensor:
+    def outcome_logits(self, features: Tensor) -> Tensor:
         """Return the logits [B, 1 + 2 C] of the outcome classes: episode continues, success at action 1..C, failure at
         action 1..C."""
         success, failure = self.ends(features).unbind(2)
         return torch.cat((torch.zeros_like(success[:, :1]), success, failure), dim=1)
 
 
-def _silent(inputs: int, outputs: int) -> nn.Linear:
+def _make_silent_linear(inputs: int, outputs: int) -> nn.Linear:
     """Return a linear layer that outputs its bias before training (weights of zero)."""
     layer = nn.Linear(inputs, outputs)
     nn.init.zeros_(layer.weight)

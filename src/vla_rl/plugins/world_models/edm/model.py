@@ -103,15 +103,15 @@ class EDM(WorldModel):
         self._motion = motion
         self._averaged: Networks = average.module  # type: ignore[assignment]
         self._optimizers = {
-            "denoiser": torch.optim.AdamW(_groups(denoiser, config.lr, config.weight_decay), eps=1e-8),
-            "heads": torch.optim.AdamW(_groups(heads, config.heads_lr, config.heads_weight_decay), eps=1e-5),
+            "denoiser": torch.optim.AdamW(_parameter_groups(denoiser, config.lr, config.weight_decay), eps=1e-8),
+            "heads": torch.optim.AdamW(_parameter_groups(heads, config.heads_lr, config.heads_weight_decay), eps=1e-5),
         }
         self._updates = 0
         self._favour = torch.tensor(FAVOUR, device=self.device).reshape(LAYERS, 1, 1, 1, 1, 1)
 
     def fit(self, windows: Windows, noise: Noise) -> Mapping[str, float]:
-        losses = self._losses(windows, noise, learn=True)
-        norm = self._step("denoiser", losses["denoising"])
+        losses = self._compute_losses(windows, noise, learn=True)
+        norm = self._step_optimizer("denoiser", losses["denoising"])
         self._average.update_parameters(self._networks)
         self._updates += 1
         metrics = {name: loss.detach() for name, loss in losses.items()} | {"grad_norm": norm}
@@ -119,22 +119,22 @@ class EDM(WorldModel):
 
     @torch.no_grad()
     def measure(self, windows: Windows, noise: Noise) -> Mapping[str, float]:
-        return {name: float(loss) for name, loss in self._losses(windows, noise).items()}
+        return {name: float(loss) for name, loss in self._compute_losses(windows, noise).items()}
 
     @torch.no_grad()
     def imagine(self, windows: Windows, actions: Array, noise: Noise) -> Observation:
         count = len(windows.instructions)
-        start = torch.from_numpy(noise.normals(*self._shape(windows)))
+        start = torch.from_numpy(noise.normals(*self._frame_shape(windows)))
         frames, states = [], []
         for first in range(0, count, ROWS):
             rows = slice(first, first + ROWS)
-            batch, path, features = self._features(windows, rows, actions)
+            batch, path, features = self._compute_features(windows, rows, actions)
             given = self._denoiser_input(batch.images, path)
-            after = self._sample(start[rows].to(self.device), given, batch.chunks, batch.state[:, -1])
+            after = self._sample_frames(start[rows].to(self.device), given, batch.chunks, batch.state[:, -1])
             frames.append(after)
             full_chunks = torch.full((len(after),), actions.shape[1], device=self.device)
             states.append(self._averaged.heads.next_state(features, path, full_chunks))
-        images, state_values = self._images(torch.cat(frames), windows), torch.cat(states).cpu().numpy()
+        images, state_values = self._unfold_images(torch.cat(frames), windows), torch.cat(states).cpu().numpy()
         return Observation(
             images=images, instructions=windows.instructions, state=state_values if state_values.shape[1] else None
         )
@@ -143,8 +143,8 @@ class EDM(WorldModel):
     def outcome(self, windows: Windows, actions: Array, after: Observation) -> Array:
         probabilities = []
         for first in range(0, len(windows.instructions), ROWS):
-            _, _, features = self._features(windows, slice(first, first + ROWS), actions)
-            probabilities.append(self._averaged.heads.logits(features).softmax(-1))
+            _, _, features = self._compute_features(windows, slice(first, first + ROWS), actions)
+            probabilities.append(self._averaged.heads.outcome_logits(features).softmax(-1))
         chances: Array = torch.cat(probabilities).cpu().numpy()
         return chances
 
@@ -159,7 +159,7 @@ class EDM(WorldModel):
 
     # ------------------------------------------------------------------------------------------------ inside
 
-    def _step(self, network: str, loss: Tensor) -> Tensor:
+    def _step_optimizer(self, network: str, loss: Tensor) -> Tensor:
         """Take one optimiser step of a network and return the norm of its gradient."""
         optimizer = self._optimizers[network]
         optimizer.zero_grad()
@@ -170,54 +170,54 @@ class EDM(WorldModel):
         optimizer.step()
         return norm.detach()
 
-    def _features(self, windows: Windows, rows: slice, actions: Array) -> tuple[WindowBatch, Path, Tensor]:
+    def _compute_features(self, windows: Windows, rows: slice, actions: Array) -> tuple[WindowBatch, Path, Tensor]:
         """Return the batch of these windows, the predicted path of the chunk in question, and the heads' features for
         it."""
-        batch = self._batch(windows, rows, actions)
-        path = self._motion.path(batch.chunks[:, -1, :-1], batch.state[:, -1])
+        batch = self._build_batch(windows, rows, actions)
+        path = self._motion.predict_path(batch.chunks[:, -1, :-1], batch.state[:, -1])
         return batch, path, self._averaged.heads(batch.images[:, -1], path, batch.instructions)
 
-    def _losses(self, windows: Windows, noise: Noise, learn: bool = False) -> dict[str, Tensor]:
+    def _compute_losses(self, windows: Windows, noise: Noise, learn: bool = False) -> dict[str, Tensor]:
         """Return the losses of a batch of windows. With `learn` the heads also take their optimiser steps, which are
         cheap compared with the denoiser's, and then the motion model is updated."""
-        batch = self._batch(windows)
+        batch = self._build_batch(windows)
         networks = self._networks if learn else self._averaged
-        denoising, predicted = self._denoising(networks.denoiser, batch, noise)
+        denoising, predicted = self._denoising_loss(networks.denoiser, batch, noise)
         head_losses = self._head_losses(networks.heads, batch, predicted, noise if learn else None)
         if learn:
-            self._observe(batch)
+            self._observe_motion(batch)
         return {"denoising": denoising} | head_losses
 
-    def _observe(self, batch: WindowBatch) -> None:
+    def _observe_motion(self, batch: WindowBatch) -> None:
         for t in range(self.history - 1, batch.chunks.shape[1]):
             states, pair = ((x[:, t], x[:, t + 1]) for x in (batch.state, batch.images))
-            self._motion.observe(batch.chunks[:, t, :-1], *states, batch.executed_counts[:, t], pair)
+            self._motion.add_chunks(batch.chunks[:, t, :-1], *states, batch.executed_counts[:, t], pair)
 
-    def _denoising(self, denoiser: Denoiser, batch: WindowBatch, noise: Noise) -> tuple[Tensor, list[Tensor]]:
+    def _denoising_loss(self, denoiser: Denoiser, batch: WindowBatch, noise: Noise) -> tuple[Tensor, list[Tensor]]:
         """Return DIAMOND's loss, and the images: the first prediction is from recorded ones, later ones are from the
         model's own predictions, through which no gradient flows."""
         K, images, predicted = self.history, batch.images, list(batch.images.unbind(1))
         rollout, loss = images.shape[1] - K, torch.zeros((), device=self.device)
         for t in range(K - 1, K - 1 + rollout):
             so_far, state = batch.chunks[:, t + 1 - K : t + 1], batch.state[:, t]
-            target = self._folded(images[:, t + 1])
+            target = self._fold_images(images[:, t + 1])
             draws = [torch.from_numpy(noise.normals(*shape)) for shape in ((), (target.shape[1], 1, 1))]
             draws.append(torch.from_numpy(noise.normals(*target.shape[1:])))
             level, offset, normals = (draw.to(self.device) for draw in draws)
             past = torch.stack(predicted[t + 1 - K : t + 1], dim=1)
-            given = self._denoiser_input(past, self._motion.path(so_far[:, -1, :-1], state))
+            given = self._denoiser_input(past, self._motion.predict_path(so_far[:, -1, :-1], state))
             sigma = D.training_sigmas(level, self.config.sigma_loc, self.config.sigma_scale)
             noisy = D.apply_noise(target, sigma, offset, normals, D.SIGMA_OFFSET_NOISE)
             c = D.compute_conditioners(sigma)
-            output = self._output(denoiser, noisy, c, given, so_far, state)
+            output = self._run_denoiser(denoiser, noisy, c, given, so_far, state)
             error = (output - D.network_target(target, noisy, c)).square()
             if self.config.changed_weight:
-                changed = self._folded(((images[:, t + 1] - images[:, t]).abs() > CHANGED).float())
+                changed = self._fold_images(((images[:, t + 1] - images[:, t]).abs() > CHANGED).float())
                 error = error * (1 + self.config.changed_weight * changed)
             complete = (batch.executed_counts[:, t] > 0) & (
                 batch.outcomes[:, t] == 0
             )  # an episode ends in the middle of its chunk
-            loss = loss + _mean(error, complete) / rollout
+            loss = loss + _masked_mean(error, complete) / rollout
             predicted[t + 1] = F.pixel_shuffle(D.wrap_model_output(noisy, output, c), self.config.fold)
         return loss, predicted
 
@@ -229,31 +229,35 @@ class EDM(WorldModel):
         losses_of: dict[str, list[Tensor]] = {"state": [], "outcome": []}
         for t in range(self.history - 1, batch.chunks.shape[1]):
             state, then, count = batch.state[:, t], batch.state[:, t + 1], batch.executed_counts[:, t]
-            path = self._motion.path(batch.chunks[:, t, :-1], state)
+            path = self._motion.predict_path(batch.chunks[:, t, :-1], state)
             for images in (batch.images[:, t], predicted[t])[: 1 if t < self.history else 2]:
                 features = heads(images, path, batch.instructions, learning)
                 missed = (heads.next_state(features, path, count.clamp(min=1)) - then).square()
-                ended = F.cross_entropy(heads.logits(features), batch.outcomes[:, t], reduction="none")
-                losses = {"outcome": _mean(ended, count > 0)}
+                ended = F.cross_entropy(heads.outcome_logits(features), batch.outcomes[:, t], reduction="none")
+                losses = {"outcome": _masked_mean(ended, count > 0)}
                 if missed.shape[1]:
-                    losses["state"] = _mean(missed, count > 0)
+                    losses["state"] = _masked_mean(missed, count > 0)
                 if learning is not None:
-                    self._step("heads", torch.stack(list(losses.values())).sum())
+                    self._step_optimizer("heads", torch.stack(list(losses.values())).sum())
                 for name, loss in losses.items():
                     losses_of[name].append(loss.detach())
         return {name: torch.stack(each).mean() for name, each in losses_of.items() if each}
 
-    def _sample(self, x: Tensor, given: Tensor, chunks: Tensor, state: Tensor) -> Tensor:
+    def _sample_frames(self, x: Tensor, given: Tensor, chunks: Tensor, state: Tensor) -> Tensor:
         low, high, rho = SIGMAS
         sigmas = D.build_sigmas(self.config.evaluations, low, high, rho).to(self.device)
 
-        def denoise(noisy: Tensor, sigma: Tensor) -> Tensor:
+        def denoise_frames(noisy: Tensor, sigma: Tensor) -> Tensor:
             c = D.compute_conditioners(sigma)
-            return D.wrap_model_output(noisy, self._output(self._averaged.denoiser, noisy, c, given, chunks, state), c)
+            return D.wrap_model_output(
+                noisy, self._run_denoiser(self._averaged.denoiser, noisy, c, given, chunks, state), c
+            )
 
-        return D.quantised(D.sample(denoise, x, sigmas) + 1e-4)  # rounding may leave a level slightly too low
+        return D.quantise_frames(
+            D.sample_frames(denoise_frames, x, sigmas) + 1e-4
+        )  # rounding may leave a level slightly too low
 
-    def _output(
+    def _run_denoiser(
         self, denoiser: Denoiser, noisy: Tensor, c: D.Conditioners, given: Tensor, chunks: Tensor, state: Tensor
     ) -> Tensor:
         """Return the denoiser's output. With `residual` it consists of mixing weights of the layers for each pixel, and
@@ -269,12 +273,12 @@ class EDM(WorldModel):
         result: Tensor = output[:, :frame] + (1 - c.c_skip) / c.c_out * (shares * layers).sum(1).flatten(1, 3)
         return result
 
-    def _shape(self, windows: Windows) -> tuple[int, int, int]:
+    def _frame_shape(self, windows: Windows) -> tuple[int, int, int]:
         height, width = windows.images[self.cameras[0]].shape[2:4]
         fold = self.config.fold
         return 3 * len(self.cameras) * fold**2, height // fold, width // fold
 
-    def _batch(self, windows: Windows, rows: slice = slice(None), actions: Array | None = None) -> WindowBatch:
+    def _build_batch(self, windows: Windows, rows: slice = slice(None), actions: Array | None = None) -> WindowBatch:
         """Return these rows of the windows as tensors; with actions float32 [all rows, C, A], followed by that
         chunk."""
         all_actions, executed_counts = windows.actions[rows], windows.executed[rows].sum(-1)
@@ -285,17 +289,17 @@ class EDM(WorldModel):
             )
         steps = torch.from_numpy(executed_counts).to(self.device)
         flags = (steps > 0).float()[..., None]
-        scaled = (self._tensor(all_actions) - self._low) / self._span * 2 - 1
+        scaled = (self._to_tensor(all_actions) - self._low) / self._span * 2 - 1
         return WindowBatch(
             images=self._stack_images([to_numpy(windows.images[name])[rows] for name in self.cameras]),
-            state=self._tensor(windows.state[rows]),
+            state=self._to_tensor(windows.state[rows]),
             chunks=torch.cat((scaled.flatten(2) * flags, flags), dim=2),
             executed_counts=steps,
             outcomes=torch.from_numpy(windows.outcomes[rows]).to(self.device),
             instructions=windows.instructions[rows],
         )
 
-    def _tensor(self, array: Array) -> Tensor:
+    def _to_tensor(self, array: Array) -> Tensor:
         return torch.as_tensor(to_numpy(array), dtype=torch.float32).to(self.device)
 
     def _stack_images(self, cameras: list[Any]) -> Tensor:
@@ -303,7 +307,7 @@ class EDM(WorldModel):
         pixels = torch.from_numpy(np.stack([camera.transpose(0, 1, 4, 2, 3) for camera in cameras], axis=2))
         return pixels.to(self.device).flatten(2, 3).float().div_(255).mul_(2).sub_(1)
 
-    def _folded(self, images: Tensor) -> Tensor:
+    def _fold_images(self, images: Tensor) -> Tensor:
         """Return images [.., cameras 3, H, W] as frames [.., channels, H / fold, W / fold] (pixel unshuffle)."""
         return F.pixel_unshuffle(images, self.config.fold)
 
@@ -311,18 +315,18 @@ class EDM(WorldModel):
         """Return the denoiser's conditioning channels from images [B, K, cameras 3, H, W]. With `residual` the newest
         image is replaced by the layers of the next one, and maps of where the robot goes come first."""
         if not self.config.residual:
-            return self._folded(images).flatten(1, 2)
-        layers = self._motion.layers(images[:, -1], path)
-        frames = self._folded(torch.cat((images[:, :-1], layers), dim=1)).flatten(1, 2)
-        return torch.cat((self._motion.where(path, frames), frames), dim=1)
+            return self._fold_images(images).flatten(1, 2)
+        layers = self._motion.build_layers(images[:, -1], path)
+        frames = self._fold_images(torch.cat((images[:, :-1], layers), dim=1)).flatten(1, 2)
+        return torch.cat((self._motion.locate_robot(path, frames), frames), dim=1)
 
-    def _images(self, frames: Tensor, windows: Windows) -> dict[str, Any]:
+    def _unfold_images(self, frames: Tensor, windows: Windows) -> dict[str, Any]:
         pixels = F.pixel_shuffle(frames, self.config.fold).add(1).div(2).mul(255).round().byte().cpu()
         parts = pixels.reshape(len(pixels), len(self.cameras), 3, *pixels.shape[2:]).permute(0, 1, 3, 4, 2).numpy()
         return {name: np.ascontiguousarray(parts[:, i]) for i, name in enumerate(self.cameras)}
 
 
-def _groups(module: nn.Module, lr: float, decay: float) -> list[dict[str, Any]]:
+def _parameter_groups(module: nn.Module, lr: float, decay: float) -> list[dict[str, Any]]:
     """Return optimiser parameter groups: weights of convolutions and linear layers decay, as in DIAMOND; the rest does
     not."""
     chosen = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.Linear)}
@@ -345,7 +349,7 @@ def _on_host(value: Any) -> Any:
     return value.cpu() if isinstance(value, Tensor) else value
 
 
-def _mean(errors: Tensor, rows: Tensor) -> Tensor:
+def _masked_mean(errors: Tensor, rows: Tensor) -> Tensor:
     """Return the mean of the errors over the rows selected by bool [B]; 0 without such rows."""
     weights = rows.float().reshape(-1, *(1,) * (errors.ndim - 1)).expand_as(errors)
     return (errors * weights).sum() / weights.sum().clamp(min=1)

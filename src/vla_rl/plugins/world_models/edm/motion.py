@@ -18,9 +18,9 @@ RIDGE, TINY = 1e-4, 1e-12
 IMAGE_SIDE = 64
 """Larger side, in pixels, to which larger images are scaled down."""
 LAYERS = 3
-"""Number of layers of `Motion.layers`."""
+"""Number of layers of `Motion.build_layers`."""
 WHERE, NEAR = 4, 0.25
-"""Maps per camera in `Motion.where`, and the distance from the robot (share of half a side) over which they
+"""Maps per camera in `Motion.locate_robot`, and the distance from the robot (share of half a side) over which they
 saturate."""
 
 
@@ -93,10 +93,10 @@ class Motion(nn.Module):
         self.shifts: Any = nn.ModuleList([LeastSquares(pose, 2) for _ in range(cameras)])
         """Regression from changes of the pose to the shift of each camera's image; 0 for cameras that stand still."""
         self.register_buffer("usual", torch.zeros(3 * cameras, *size))
-        """Mean of all images; `layers` does not use it before the first was observed."""
+        """Mean of all images; `build_layers` does not use it before the first was observed."""
         self.register_buffer("seen", torch.zeros(()))
 
-    def path(self, chunk: Tensor, state: Tensor) -> Path:
+    def predict_path(self, chunk: Tensor, state: Tensor) -> Path:
         """Return the predicted path of chunks [B, C A] from states [B, S]."""
         steps = chunk.unflatten(1, (-1, self.actions))
         if self.moved is None:
@@ -106,7 +106,7 @@ class Motion(nn.Module):
         places, origins = (tuple(place(pose) for place in self.places) for pose in (poses, start))
         return Path(steps=steps, start=start, poses=poses, places=places, origins=origins)
 
-    def layers(self, images: Tensor, path: Path) -> Tensor:
+    def build_layers(self, images: Tensor, path: Path) -> Tensor:
         """Return the layers [B, LAYERS, cameras 3, H, W] that the next images are composed of, from images [B,
         cameras 3, H, W]: the image shifted as its camera moves (the scene); shifted as the robot moves in it; and the
         mean of all images, which also fills what the shifts bring into view."""
@@ -114,17 +114,17 @@ class Motion(nn.Module):
         scene = [shift(displacement) for shift in self.shifts]
         robot = [places[:, -1] - origin for places, origin in zip(path.places, path.origins, strict=True)]
         usual = torch.where(self.seen > 0, self.usual, images)
-        return torch.stack((*(_shifted(images, by, usual) for by in (scene, robot)), usual), dim=1)
+        return torch.stack((*(_shift_images(images, by, usual) for by in (scene, robot)), usual), dim=1)
 
-    def where(self, path: Path, like: Tensor) -> Tensor:
+    def locate_robot(self, path: Path, like: Tensor) -> Tensor:
         """Return maps [B, cameras WHERE, h, w], as large as `like` [.., h, w]: how far to the right of and below each
         cell the robot is, before and after the chunk, in each camera's image."""
-        cells, ends = _cells(like), zip(path.origins, path.places, strict=True)
+        cells, ends = _pixel_centres(like), zip(path.origins, path.places, strict=True)
         ways = [place[:, None] - cells for origin, places in ends for place in (origin, places[:, -1])]
         result: Tensor = (torch.cat(ways, dim=2) / NEAR).tanh().transpose(1, 2).unflatten(2, like.shape[-2:])
         return result
 
-    def observe(
+    def add_chunks(
         self, chunk: Tensor, state: Tensor, then: Tensor, num_executed: Tensor, pair: tuple[Tensor, Tensor]
     ) -> None:
         """Update the regressions.
@@ -141,20 +141,20 @@ class Motion(nn.Module):
             self.moved.observe(mean, (then - state) / num_executed.clamp(min=1)[:, None], real)
         self.seen += real.sum()
         self.usual.lerp_(pair[0][real].sum(0) / real.sum().clamp(min=1), real.sum() / self.seen.clamp(min=1))
-        path = self.path(chunk, state)
+        path = self.predict_path(chunk, state)
         end = path.poses[torch.arange(len(num_executed), device=chunk.device), num_executed.clamp(min=1) - 1]
         cameras = zip(*(at_most(images, IMAGE_SIDE).chunk(len(self.places), dim=1) for images in pair), strict=True)
         for (before, after), place, shift in zip(cameras, self.places, self.shifts, strict=True):
             changed = (after - before).abs() > CHANGED
             share = changed.float().mean(1).flatten(1)
             total = share.sum(1)
-            middle = share @ _cells(before) / total.clamp(min=1e-6)[:, None]
+            middle = share @ _pixel_centres(before) / total.clamp(min=1e-6)[:, None]
             place.observe((path.start + end) / 2, middle, real & (total > 0))
-            by, sure = _shift(before, after)
+            by, sure = _estimate_shift(before, after)
             shift.observe(end - path.start, by, real & sure)
 
 
-def _shifted(images: Tensor, by: Sequence[Tensor], beyond: Tensor) -> Tensor:
+def _shift_images(images: Tensor, by: Sequence[Tensor], beyond: Tensor) -> Tensor:
     """Return each camera's image shifted by its x and y [B, 2] (shares of half a side), in whole pixels so that
     nothing blurs. `beyond` [B, cameras 3, H, W] fills what comes into view."""
     moved = []
@@ -179,13 +179,13 @@ def at_most(x: Tensor, side: int) -> Tensor:
     return F.interpolate(x, [max(1, n * side // larger) for n in x.shape[2:]], mode="area")
 
 
-def _cells(x: Tensor) -> Tensor:
+def _pixel_centres(x: Tensor) -> Tensor:
     """Return x and y of the pixel centres of [.., H, W], in an image with coordinates from -1 to 1: [H W, 2]."""
     down, right = ((torch.arange(n, device=x.device) + 0.5) / n * 2 - 1 for n in x.shape[-2:])
     return torch.stack(torch.meshgrid(right, down, indexing="xy"), dim=-1).reshape(-1, 2)
 
 
-def _shift(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+def _estimate_shift(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     """Return the shift (x, y) [B, 2], in shares of half a side, that best maps images `before` onto `after` ([B, 3,
     H, W]); and bool [B], whether it counts: the images differ, and the shift is 0 or explains at least half of the
     squared difference. What comes into view counts as unexplained. All shifts by up to a quarter of the image are
@@ -193,21 +193,25 @@ def _shift(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     height, width = before.shape[2:]
     size = (height + height // 4, width + width // 4)  # padding against wrap-around
 
-    def spectrum(x: Tensor) -> Tensor:
+    def compute_spectrum(x: Tensor) -> Tensor:
         frequencies: Tensor = torch.fft.rfft2(x, s=size)
         return frequencies
 
-    def correlation(spectrum: Tensor) -> Tensor:
+    def compute_correlation(spectrum: Tensor) -> Tensor:
         """Return, at (y, x), the sum of products of the first image with the second shifted by (y, x)
         (cross-correlation)."""
         sums: Tensor = torch.fft.irfft2(spectrum, s=size)
         return sums
 
-    one, other, ones = spectrum(before), spectrum(after), spectrum(torch.ones_like(before[:1, 0]))
-    squares = [spectrum(x.square().sum(1)) for x in (before, after)]
+    one, other, ones = (
+        compute_spectrum(before),
+        compute_spectrum(after),
+        compute_spectrum(torch.ones_like(before[:1, 0])),
+    )
+    squares = [compute_spectrum(x.square().sum(1)) for x in (before, after)]
     products = (one.conj() * other).sum(1)
-    errors = correlation(squares[0].conj() * ones + ones.conj() * squares[1] - 2 * products)
-    area = correlation(ones.conj() * ones)
+    errors = compute_correlation(squares[0].conj() * ones + ones.conj() * squares[1] - 2 * products)
+    area = compute_correlation(ones.conj() * ones)
     ways = [torch.cat((torch.arange(n // 4 + 1), torch.arange(-(n // 4), 0))) for n in (height, width)]
     rows, columns = (way.to(before.device) for way in ways)
     errors, shared = (x[:, rows][:, :, columns].flatten(1) for x in (errors, area))

@@ -52,14 +52,16 @@ class Oracle(WorldModel):
         return {}
 
     def imagine(self, windows: Windows, actions: Array, noise: Noise) -> Observation:
-        return Observation.concat([result.obs.take(np.arange(n)) for n, result in self._results(windows, actions)])
+        return Observation.concat(
+            [result.obs.take(np.arange(n)) for n, result in self._compute_results(windows, actions)]
+        )
 
     def outcome(self, windows: Windows, actions: Array, after: Observation) -> Array:
         """Return the true outcome as probabilities of 0 and 1, whatever `after` shows."""
         width = actions.shape[1]
         chances = np.zeros((len(actions), 1 + 2 * width), np.float32)
         first = 0
-        for count, result in self._results(windows, actions):
+        for count, result in self._compute_results(windows, actions):
             ended, success = to_numpy(result.terminated), to_numpy(result.success)
             won = np.where(success, 1, 1 + width) + ended.argmax(1)
             chosen = np.where(ended.any(1), won, 0)[:count]
@@ -70,7 +72,7 @@ class Oracle(WorldModel):
     def close(self) -> None:
         self.env.close()
 
-    def _results(self, windows: Windows, actions: Array) -> list[tuple[int, ChunkResult]]:
+    def _compute_results(self, windows: Windows, actions: Array) -> list[tuple[int, ChunkResult]]:
         """Return the result of the chunk after each window, in batches of at most the simulator's envs: (number of
         windows, result)."""
         if (windows.first > 0).any():
@@ -81,11 +83,11 @@ class Oracle(WorldModel):
             )
         if self._last is not None and self._last[0] is windows and self._last[1] is actions:
             return self._last[2]  # `outcome` after `imagine`, of the same chunk
-        results = [self._execute(windows, actions, first) for first in range(0, len(actions), self.env.num_envs)]
+        results = [self._execute_chunk(windows, actions, first) for first in range(0, len(actions), self.env.num_envs)]
         self._last = (windows, actions, results)
         return results
 
-    def _execute(self, windows: Windows, actions: Array, first: int) -> tuple[int, ChunkResult]:
+    def _execute_chunk(self, windows: Windows, actions: Array, first: int) -> tuple[int, ChunkResult]:
         num_envs = self.env.num_envs
         window_ids = np.minimum(np.arange(first, first + num_envs), len(actions) - 1)  # the last window pads the batch
         self.env.reset(np.arange(num_envs), windows.states[window_ids], windows.seeds[window_ids])
@@ -96,10 +98,10 @@ class Oracle(WorldModel):
             for width in np.unique(counts[counts > 0]):
                 self.env.chunk_step(chunk[:, :width], counts == width, True)
         result = self.env.chunk_step(to_numpy(actions)[window_ids], np.ones(num_envs, bool), True)
-        return min(num_envs, len(actions) - first), _copied(result)
+        return min(num_envs, len(actions) - first), _copy_result(result)
 
 
-def _copied(result: ChunkResult) -> ChunkResult:
+def _copy_result(result: ChunkResult) -> ChunkResult:
     """Return a copy of the result in NumPy arrays: the next chunk may overwrite what a simulator returned."""
     parts: dict[str, Any] = {
         name: np.array(to_numpy(getattr(result, name)))

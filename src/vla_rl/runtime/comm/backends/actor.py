@@ -86,7 +86,7 @@ class Actor:
     def connect(self, actors: Mapping[int, Any]) -> None:
         """Connect this worker to the workers of these actors, whose simulators its policy acts for."""
         assignment = self.worker.assignment
-        self.worker.connect(RayPeers(assignment.index, actors, assignment.concurrent_lanes))
+        self.worker.connect_peers(RayPeers(assignment.index, actors, assignment.concurrent_lanes))
 
     def request_stop(self) -> None:
         """End the running rollout or evaluation early."""
@@ -98,7 +98,7 @@ class Actor:
         """Return the longest-running activity and its last heartbeat (group "monitor", which answers while others are
         stuck).
         """
-        return self.worker.activity
+        return self.worker.longest_activity
 
     activity.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
 
@@ -110,6 +110,6 @@ class Actor:
 
     def progress(self) -> RolloutProgress:
         """Return how far this worker is with what it rolls out."""
-        return self.worker.progress()
+        return self.worker.rollout_progress()
 
     progress.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]

@@ -15,8 +15,8 @@ from vla_rl.runtime.comm.interfaces import HostInterface, MakeHost
 from vla_rl.runtime.comm.remote import ConcurrencyGroup
 from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment
-from vla_rl.runtime.placement.hardware import machine
-from vla_rl.toolkit.waiting import Work, listening, works_now
+from vla_rl.runtime.placement.hardware import machine_resources
+from vla_rl.toolkit.waiting import Work, listen_to_work, works_now
 
 logger = logging.getLogger(__name__)
 
@@ -31,27 +31,27 @@ class LocalBackend(Backend):
         self.worker: HostInterface | None = None
         self._ticked = monotonic()
 
-    def cluster(self) -> Cluster:
-        return machine()
+    def cluster_resources(self) -> Cluster:
+        return machine_resources()
 
-    def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None:
-        self._listening.enter_context(listening(self._heartbeat))
-        self.worker = self._make_host(spec, assignments[0], self._heartbeat)
+    def launch_workers(self, spec: Spec, assignments: Sequence[Assignment]) -> None:
+        self._listening.enter_context(listen_to_work(self._tick_if_due))
+        self.worker = self._make_host(spec, assignments[0], self._tick_if_due)
         self.worker.stop_requested = lambda: self.interrupts.requested
 
-    def _heartbeat(self) -> None:
+    def _tick_if_due(self) -> None:
         if monotonic() - self._ticked >= TICK_S:
             self._ticked = monotonic()
             self.tick()
 
-    def starting(self) -> tuple[Work, ...]:
+    def starting_work(self) -> tuple[Work, ...]:
         return works_now()
 
-    def progress(self, workers: Sequence[int]) -> RolloutProgress:
+    def read_progress(self, workers: Sequence[int]) -> RolloutProgress:
         assert self.worker is not None
-        return self.worker.progress()
+        return self.worker.rollout_progress()
 
-    def call(
+    def call_worker(
         self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, group: ConcurrencyGroup = "call"
     ) -> Any:
         assert self.worker is not None
@@ -64,7 +64,7 @@ class LocalBackend(Backend):
     def get_all(self, references: Sequence[Any]) -> list[Any]:
         return list(references)
 
-    def ready(self, references: Sequence[Any]) -> list[Any]:
+    def wait_for_any(self, references: Sequence[Any]) -> list[Any]:
         return list(references)
 
     def close(self) -> None:

@@ -18,10 +18,10 @@ import psutil
 from attrs import define, field
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.paths import about
+from vla_rl.core.paths import explain_path_errors
 from vla_rl.runtime.comm.backends.private_folder import PrivateFolder
 from vla_rl.runtime.comm.backends.reservation import object_store
-from vla_rl.toolkit.processes import held
+from vla_rl.toolkit.processes import delay_signals
 
 logger = logging.getLogger(__name__)
 
@@ -58,32 +58,32 @@ class OwnRay:
         fail.
         """
         try:
-            self._start(**options)
+            self._try_start(**options)
         except UserError:
             raise
         except Exception as exc:  # Ray raises many kinds: RuntimeError, ConnectionError, Exception itself
-            logger.warning("Ray did not start (%s), and is tried once more: %s", _load(), _first_line(exc))
+            logger.warning("Ray did not start (%s), and is tried once more: %s", _describe_load(), _first_line(exc))
             try:
-                self._start(**options)
+                self._try_start(**options)
             except UserError:
                 raise
             except Exception as again:
                 raise UserError(
-                    f"Ray did not start, tried twice ({_load()}): {_first_line(again)}\n"
+                    f"Ray did not start, tried twice ({_describe_load()}): {_first_line(again)}\n"
                     "  try again when the machine is less busy, or take one process (runtime.backend: local)"
                 ) from again
 
-    def _start(self, **options: Any) -> None:
+    def _try_start(self, **options: Any) -> None:
         import ray
 
         store = object_store()
         options["_system_config"] = {name: value for name, value in SYSTEM.items() if f"RAY_{name}" not in os.environ}
         parent = Path(os.environ.get(TEMPORARY, "/tmp"))  # noqa: S108 - paths of sockets are short
-        with about(f"the variable {TEMPORARY}, for Ray's files,", parent):
+        with explain_path_errors(f"the variable {TEMPORARY}, for Ray's files,", parent):
             self.folder = PrivateFolder(parent)
         self._make_token()
         try:
-            with _loopback(), _signals_kept():
+            with _listen_on_loopback(), _signals_kept():
                 ray.init(
                     address="local",
                     object_store_memory=store,
@@ -100,7 +100,7 @@ class OwnRay:
         except BaseException:
             self.stop()
             raise
-        self.vital = {process.name(): process for process in _started() if process.name() in VITAL}
+        self.vital = {process.name(): process for process in _started_processes() if process.name() in VITAL}
         where = ray.util.get_node_ip_address()
         if where != LOOPBACK:
             logger.warning(
@@ -108,22 +108,22 @@ class OwnRay:
             )
         warn_without_token("the Ray of this run")
 
-    def ended(self) -> list[str]:
+    def ended_processes(self) -> list[str]:
         """Return the names of vital processes that have ended."""
-        return [name for name, process in self.vital.items() if not _lives(process)]
+        return [name for name, process in self.vital.items() if not _is_alive(process)]
 
     def stop(self) -> None:
         """End Ray with all its processes, and remove its folder."""
         import ray
 
-        children = _started()
-        started = [process for child in children for process in (child, *_below(child))]
+        children = _started_processes()
+        started = [process for child in children for process in (child, *_descendant_processes(child))]
         for process in children:
             if process not in self.vital.values():  # Ray would send SIGTERM, which they ignore, and wait
-                _kill(process)
+                _kill_process(process)
         ray.shutdown()
         for process in started:
-            _kill(process)
+            _kill_process(process)
         psutil.wait_procs(started, timeout=END_S)
         folder = self.folder
         self.folder = None
@@ -145,7 +145,7 @@ class OwnRay:
         read_token_again()
 
 
-def _load() -> str:
+def _describe_load() -> str:
     return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
 
 
@@ -153,7 +153,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def join(address: str, **options: Any) -> None:
+def join_cluster(address: str, **options: Any) -> None:
     """Connect to a running cluster. Raises UserError when it cannot be reached."""
     import ray
 
@@ -179,7 +179,7 @@ def warn_without_token(which: str) -> None:
 
 
 @contextmanager
-def _loopback() -> Iterator[None]:
+def _listen_on_loopback() -> Iterator[None]:
     """Make Ray listen on the loopback only.
 
     Ray replaces 127.0.0.1 by an address that others can reach, except on a machine that it takes for one without
@@ -203,7 +203,7 @@ def _signals_kept() -> Iterator[None]:
     theirs = utils.set_sigterm_handler
     if ours:  # otherwise a signal that another thread receives meanwhile would end this process by Ray's handler
         utils.set_sigterm_handler = lambda handler: None
-    with held(frozenset({signal.SIGTERM})):
+    with delay_signals(frozenset({signal.SIGTERM})):
         try:
             yield
         finally:
@@ -219,7 +219,7 @@ def read_token_again() -> None:
     raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
-def _started() -> list[psutil.Process]:
+def _started_processes() -> list[psutil.Process]:
     """Return Ray's processes that this process has started."""
     processes = []
     for child in psutil.Process().children():
@@ -231,19 +231,19 @@ def _started() -> list[psutil.Process]:
     return processes
 
 
-def _below(process: psutil.Process) -> list[psutil.Process]:
+def _descendant_processes(process: psutil.Process) -> list[psutil.Process]:
     with suppress(psutil.Error):
         return list(process.children(recursive=True))
     return []
 
 
-def _lives(process: psutil.Process) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
-def _kill(process: psutil.Process) -> None:
+def _kill_process(process: psutil.Process) -> None:
     with suppress(psutil.Error):
         process.kill()
 

@@ -19,7 +19,7 @@ class PrivateFolder:
         """Create a folder in `parent`, and remove those there whose process was killed."""
         for folder in parent.glob(f"{PREFIX}*"):
             _remove_if_left(folder)
-        path, lock = _create(parent)
+        path, lock = _create_locked_folder(parent)
         self.path = path
         self._lock = lock
 
@@ -28,7 +28,7 @@ class PrivateFolder:
         os.close(self._lock)
 
 
-def _create(parent: Path) -> tuple[Path, int]:
+def _create_locked_folder(parent: Path) -> tuple[Path, int]:
     """Return a new folder, and the descriptor that holds its lock.
 
     The folder itself is locked, not a file in it: a process that is killed while it removes the folder would leave one
@@ -37,7 +37,7 @@ def _create(parent: Path) -> tuple[Path, int]:
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         with suppress(FileNotFoundError):  # another process took it for one that was left, before it was locked
-            lock = _open(path)
+            lock = _open_folder(path)
             fcntl.flock(lock, fcntl.LOCK_EX)
             if path.exists():
                 return path, lock
@@ -46,7 +46,7 @@ def _create(parent: Path) -> tuple[Path, int]:
 
 def _remove_if_left(folder: Path) -> None:
     with suppress(OSError):  # another user's folder, or one that a live process has locked
-        lock = _open(folder)
+        lock = _open_folder(folder)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
@@ -54,5 +54,5 @@ def _remove_if_left(folder: Path) -> None:
             os.close(lock)
 
 
-def _open(folder: Path) -> int:
+def _open_folder(folder: Path) -> int:
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

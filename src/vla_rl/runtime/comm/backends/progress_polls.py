@@ -17,28 +17,28 @@ class ProgressPolls:
         """Actor -> reference to its next answer."""
         self._known: dict[Any, RolloutProgress] = {}
 
-    def count(self, actors: Iterable[Any]) -> RolloutProgress:
+    def poll_actors(self, actors: Iterable[Any]) -> RolloutProgress:
         """Return the sum of the last answers of these actors, and ask again."""
         total = RolloutProgress()
         for actor in actors:
             pending = self._pending.get(actor)
             if pending is not None and self._ray.wait([pending], timeout=0)[0]:
-                self._known[actor] = self._answer(pending)
+                self._known[actor] = self._read_answer(pending)
                 pending = None
             self._pending[actor] = actor.progress.remote() if pending is None else pending
             total += self._known.get(actor, RolloutProgress())
         return total
 
-    def silent(self, actors: Iterable[Any]) -> int:
+    def count_silent(self, actors: Iterable[Any]) -> int:
         """Return how many of these actors have not answered yet."""
         return sum(actor not in self._known for actor in actors)
 
-    def forget(self) -> None:
+    def forget_answers(self) -> None:
         """Forget all answers, as another phase begins."""
         self._pending.clear()
         self._known.clear()
 
-    def _answer(self, reference: Any) -> RolloutProgress:
+    def _read_answer(self, reference: Any) -> RolloutProgress:
         try:
             progress: RolloutProgress = self._ray.get(reference)
         except self._ray.exceptions.RayActorError:  # the driver learns of the death when it waits for a result

@@ -18,9 +18,9 @@ from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.comm.backend import TICK_S, Backend, CallHung
 from vla_rl.runtime.comm.backends.actor import BY_REFERENCE, Actor
-from vla_rl.runtime.comm.backends.own_ray import OwnRay, join
+from vla_rl.runtime.comm.backends.own_ray import OwnRay, join_cluster
 from vla_rl.runtime.comm.backends.progress_polls import ProgressPolls
-from vla_rl.runtime.comm.backends.reservation import holds, nodes_of, reserve, rounded_down
+from vla_rl.runtime.comm.backends.reservation import is_node_alive, nodes_of, reserve_slots, rounded_down
 from vla_rl.runtime.comm.interfaces import CLOSE_S, IDLE, MakeHost
 from vla_rl.runtime.comm.remote import ConcurrencyGroup
 from vla_rl.runtime.comm.shared_memory import host_key
@@ -79,12 +79,12 @@ class RayBackend(Backend):
             "runtime_env": {"env_vars": {"PYTHONPATH": path}},
         }
         if self.owner and address is not None:
-            join(address, **options)
+            join_cluster(address, **options)
         elif self.owner:
             self.own = OwnRay()
             self.own.start(**options)
 
-    def cluster(self) -> Cluster:
+    def cluster_resources(self) -> Cluster:
         nodes = tuple(node for _, node in nodes_of(self.ray))
         return Cluster(
             cpus=sum(node.cpus for node in nodes),
@@ -93,11 +93,11 @@ class RayBackend(Backend):
             nodes=nodes,
         )
 
-    def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None:
+    def launch_workers(self, spec: Spec, assignments: Sequence[Assignment]) -> None:
         self.spec = spec
         self.assignments = tuple(assignments)
         self.begun = monotonic()
-        group, bundle_of = reserve(self.ray, [assignment.slot for assignment in assignments], self.deadline)
+        group, bundle_of = reserve_slots(self.ray, [assignment.slot for assignment in assignments], self.deadline)
         self.groups.append(group)
         self.held = [(group, bundle_of[assignment.index]) for assignment in assignments]
         for assignment in assignments:
@@ -106,11 +106,11 @@ class RayBackend(Backend):
                 if assignment.slot.roles != ("sim",)
                 else f"env {spec.env.type!r}"
             )
-            self.actors.append(self._launch(assignment))
+            self.actors.append(self._launch_actor(assignment))
             self.processes.append(self.actors[-1].process.remote())
             self.names.append(f"worker {assignment.index} ({', '.join(assignment.slot.roles)}; {plugins})")
 
-    def _launch(self, assignment: Assignment) -> Any:
+    def _launch_actor(self, assignment: Assignment) -> Any:
         """Start a worker's actor on the device that it holds."""
         group, bundle = self.held[assignment.index]
         # Threads of each group of `comm/remote.py`, besides the default group ("call"), which has one. "monitor"
@@ -122,7 +122,7 @@ class RayBackend(Backend):
             "weights": 1,
             "waiting": 2,
             "background": 2,
-            "lanes": assignment.threads or 1,
+            "lanes": assignment.lane_threads or 1,
         }
         actor = self.ray.remote(concurrency_groups=threads)(Actor)  # type: ignore[call-overload]
         options: dict[str, Any] = {
@@ -133,36 +133,38 @@ class RayBackend(Backend):
             ),
         }
         if assignment.slot.roles == ("sim",) and self.spec.env.python is not None:
-            options["runtime_env"] = _interpreter(self.spec.env.python)
+            options["runtime_env"] = _interpreter_environment(self.spec.env.python)
         return actor.options(**options).remote(self.make_host, self.spec.to_dict(), assignment)
 
-    def dead(self) -> list[int]:
-        if self.own and self.own.ended():
+    def dead_workers(self) -> list[int]:
+        if self.own and self.own.ended_processes():
             return []
         workers = {actor.activity.remote(): index for index, actor in enumerate(self.actors)}
         answers, _ = self.ray.wait(list(workers), num_returns=len(workers), timeout=30)
-        return [workers[answer] for answer in answers if self._raises(answer)]
+        return [workers[answer] for answer in answers if self._has_died(answer)]
 
-    def revive(self, workers: Sequence[int]) -> None:
-        homeless = [worker for worker in workers if not holds(self.ray, *self.held[worker])]
+    def revive_workers(self, workers: Sequence[int]) -> None:
+        homeless = [worker for worker in workers if not is_node_alive(self.ray, *self.held[worker])]
         if homeless:
-            group, bundle_of = reserve(self.ray, [self.assignments[worker].slot for worker in homeless], self.deadline)
+            group, bundle_of = reserve_slots(
+                self.ray, [self.assignments[worker].slot for worker in homeless], self.deadline
+            )
             self.groups.append(group)
             for worker, bundle in zip(homeless, bundle_of, strict=True):
                 self.held[worker] = group, bundle
         for worker in workers:
-            self.actors[worker] = self._launch(self.assignments[worker])
+            self.actors[worker] = self._launch_actor(self.assignments[worker])
             self.processes[worker] = self.actors[worker].process.remote()
         self.handles = {key: handle for key, handle in self.handles.items() if key[0] not in workers}
 
-    def _raises(self, reference: Any) -> bool:
+    def _has_died(self, reference: Any) -> bool:
         try:
             self.ray.get(reference)
         except self.ray.exceptions.RayActorError:
             return True
         return False
 
-    def call(
+    def call_worker(
         self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, group: ConcurrencyGroup = "call"
     ) -> Any:
         self.last[self.names[worker]] = f"{role} {method}"
@@ -174,32 +176,32 @@ class RayBackend(Backend):
         plain = [BY_REFERENCE if isinstance(a, self.ray.ObjectRef) else a for a in arguments]
         return handle.remote(pickle.dumps((role, method, plain)), *references)
 
-    def connect(self, worker: int, others: Sequence[int]) -> Any:
+    def connect_worker(self, worker: int, others: Sequence[int]) -> Any:
         return self.actors[worker].connect.remote({other: self.actors[other] for other in others})
 
     def get(self, reference: Any) -> Any:
         self._begin_waiting()
         while True:
             try:
-                return self._result(reference)
+                return self._get_result(reference)
             except self.ray.exceptions.GetTimeoutError:
                 self._wait_on()
 
-    def starting(self) -> tuple[Work, ...]:
+    def starting_work(self) -> tuple[Work, ...]:
         works, started = (
-            self.progress(range(len(self.actors))).works,
-            len(self.actors) - self._progress_polls.silent(self.actors),
+            self.read_progress(range(len(self.actors))).works,
+            len(self.actors) - self._progress_polls.count_silent(self.actors),
         )
         if started == len(self.actors) or self.begun > monotonic() - PATIENCE_S:
             return works
         return Work(what="starting workers", done=started, total=len(self.actors)), *works
 
-    def progress(self, workers: Sequence[int]) -> RolloutProgress:
-        return self._progress_polls.count([self.actors[worker] for worker in workers]) + RolloutProgress(
+    def read_progress(self, workers: Sequence[int]) -> RolloutProgress:
+        return self._progress_polls.poll_actors([self.actors[worker] for worker in workers]) + RolloutProgress(
             works=works_now()
         )
 
-    def ready(self, references: Sequence[Any]) -> list[Any]:
+    def wait_for_any(self, references: Sequence[Any]) -> list[Any]:
         self._begin_waiting()
         while not self.ray.wait(list(references), num_returns=1, timeout=TICK_S)[0]:
             self._wait_on()
@@ -209,15 +211,15 @@ class RayBackend(Backend):
         self._line.clear()
         actors = self.actors
         self.actors = []
-        if self.ray.is_initialized() and not (self.own and self.own.ended()):
-            self._end(actors)
+        if self.ray.is_initialized() and not (self.own and self.own.ended_processes()):
+            self._end_actors(actors)
         if self.own:
             self.own.stop()
             self.own = None
         elif self.owner:
             self.ray.shutdown()
 
-    def _end(self, actors: Sequence[Any]) -> None:
+    def _end_actors(self, actors: Sequence[Any]) -> None:
         simulating = [actor for actor, assignment in zip(actors, self.assignments, strict=False) if assignment.lanes]
         for actor in actors:
             if actor not in simulating:  # killed first, so that simulators stop answering and can close
@@ -264,14 +266,14 @@ class RayBackend(Backend):
             self._raise_if_hung()
 
     def _check_ray(self) -> None:
-        ended = self.own.ended() if self.own else []
+        ended = self.own.ended_processes() if self.own else []
         if ended:
             raise WorkerDied(
                 f"Ray's {' and '.join(ended)} ended, from outside or for lack of memory, and with it all workers; what "
                 f"was done since the last checkpoint is lost"
             )
 
-    def _result(self, reference: Any) -> Any:
+    def _get_result(self, reference: Any) -> Any:
         errors = self.ray.exceptions
         lost = (errors.RayActorError, errors.ObjectLostError)
         try:
@@ -287,7 +289,7 @@ class RayBackend(Backend):
                 raise cause from exc
             raise
 
-    def _kill(self, worker: int) -> None:
+    def _kill_worker(self, worker: int) -> None:
         """End a worker that answers neither the driver nor Ray."""
         started, _ = self.ray.wait([self.processes[worker]], timeout=0)
         with suppress(self.ray.exceptions.RayError, ProcessLookupError):
@@ -310,13 +312,13 @@ class RayBackend(Backend):
             if not answered:
                 if time() - self.silent.setdefault(name, asked_at) < self.deadline:
                     continue
-                self._kill(worker)
+                self._kill_worker(worker)
                 raise WorkerDied(
                     f"{name} did not answer for {self.deadline:g} s (runtime.deadline_s) and was killed; last call: "
                     f"{self.last.get(name, 'none')}; its output is above"
                 )
             self.silent.pop(name, None)
-            activity, since = self._result(answer)
+            activity, since = self._get_result(answer)
             if activity != IDLE and time() - since > self.deadline:
                 raise CallHung(
                     f"{activity} has not returned for {time() - since:.0f} s (deadline {self.deadline:g} s, "
@@ -324,6 +326,6 @@ class RayBackend(Backend):
                 )
 
 
-def _interpreter(python: Path) -> dict[str, Any]:
+def _interpreter_environment(python: Path) -> dict[str, Any]:
     """Return Ray's runtime environment for another interpreter."""
     return {"py_executable": str(python), "env_vars": {"PYTHONPATH": module_path()}}

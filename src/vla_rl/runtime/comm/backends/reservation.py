@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from vla_rl.core.errors import UserError, counted
+from vla_rl.core.errors import UserError, format_count
 from vla_rl.core.plan import DoesNotFit, Node, Slot
 
 SHARED = Path("/dev/shm")  # noqa: S108 - where Ray keeps what processes share
@@ -70,7 +70,7 @@ def bundles_of(slots: Sequence[Slot]) -> tuple[list[dict[str, float]], list[str 
     return bundles, nodes, bundle_of
 
 
-def reserve(ray: Any, slots: Sequence[Slot], deadline: float) -> tuple[Any, list[int]]:
+def reserve_slots(ray: Any, slots: Sequence[Slot], deadline: float) -> tuple[Any, list[int]]:
     """Reserve what the slots need. Return (placement group, bundle of each slot).
 
     Raises DoesNotFit when the cluster does not have the resources, or others use them.
@@ -95,14 +95,15 @@ def reserve(ray: Any, slots: Sequence[Slot], deadline: float) -> tuple[Any, list
         ray.util.remove_placement_group(group)
         free = ray.available_resources()
         raise DoesNotFit(
-            f"the workers need {_formatted(bundles, nodes)}, and of the cluster's CPUs {free.get('CPU', 0):g} and of "
+            f"the workers need {_format_bundles(bundles, nodes)}, and of the cluster's CPUs {free.get('CPU', 0):g} "
+            f"and of "
             f"its GPUs {free.get('GPU', 0):g} are free after {patience:g} s of waiting; stop what uses the others, or "
             f"place on fewer devices"
         )
     return group, bundle_of
 
 
-def holds(ray: Any, group: Any, bundle: int) -> bool:
+def is_node_alive(ray: Any, group: Any, bundle: int) -> bool:
     """Return whether the node of a bundle is alive."""
     node = ray.util.placement_group_table(group)["bundles_to_node_id"].get(bundle)
     return any(node == identity for identity, _ in nodes_of(ray))
@@ -132,11 +133,11 @@ def rounded_down(cpus: float) -> float:
     return math.floor(cpus * 10_000 + 1e-3) / 10_000
 
 
-def _formatted(bundles: Sequence[dict[str, float]], nodes: Sequence[str | None]) -> str:
+def _format_bundles(bundles: Sequence[dict[str, float]], nodes: Sequence[str | None]) -> str:
     texts = []
     for name in dict.fromkeys(nodes):
         here = [bundle for bundle, node in zip(bundles, nodes, strict=True) if node == name]
         cpus, gpus = (sum(bundle.get(kind, 0.0) for bundle in here) for kind in ("CPU", "GPU"))
         where = "" if name is None else f" on node {name!r}"
-        texts.append(f"{counted(cpus, 'CPU')} and {counted(gpus, 'GPU')}{where}")
+        texts.append(f"{format_count(cpus, 'CPU')} and {format_count(gpus, 'GPU')}{where}")
     return ", ".join(texts)

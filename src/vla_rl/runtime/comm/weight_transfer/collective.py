@@ -26,7 +26,7 @@ class Broadcast:
         self._works: dict[int, Any] = {}
         """Bucket -> its broadcast that runs."""
         store = dist.PrefixStore("weights", link.store)  # type: ignore[attr-defined]
-        with link.naming("connecting"):
+        with link.translate_errors("connecting"):
             if device.type == "cuda":
                 options = dist.ProcessGroupNCCL.Options()
                 options._timeout = link.timeout  # noqa: SLF001 - as torch's own `new_group` does
@@ -34,23 +34,23 @@ class Broadcast:
             else:
                 self.group = dist.ProcessGroupGloo(store, link.rank, link.world, link.timeout)
 
-    def empty(self, nbytes: int) -> torch.Tensor:
+    def allocate_bucket(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
-    def start(self, index: int, memory: torch.Tensor) -> None:
+    def start_broadcast(self, index: int, memory: torch.Tensor) -> None:
         """Begin to broadcast a bucket from rank 0; all ranks begin with the buckets in the same order."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
-        with self.link.naming(self._activity):
+        with self.link.translate_errors(self._activity_text):
             self._works[index] = self.group.broadcast([memory], options)
 
-    def wait(self, index: int) -> None:
+    def wait_for_broadcast(self, index: int) -> None:
         """Wait for a bucket's broadcast, on the host."""
-        with self.link.naming(self._activity):
+        with self.link.translate_errors(self._activity_text):
             self._works.pop(index).wait(self.link.timeout)
 
     @property
-    def _activity(self) -> str:
+    def _activity_text(self) -> str:
         return "receiving weights" if self.link.rank else "sending weights"
 
 
@@ -61,25 +61,25 @@ class CollectiveSender(WeightSender):
         super().__init__(link.transfer.layout)
         self.link = link
         self.broadcast = Broadcast(link, device)
-        self._memory = [self.broadcast.empty(self.layout.largest) for _ in range(IN_FLIGHT)]
+        self._memory = [self.broadcast.allocate_bucket(self.layout.largest_bytes) for _ in range(IN_FLIGHT)]
 
-    def begin(self) -> None:
-        self.link.forget()
-        self.link.begin()
+    def begin_version(self) -> None:
+        self.link.forget_signals()
+        self.link.begin_next_version()
         self.link.set_ready(0)
 
-    def memory(self, index: int) -> torch.Tensor:
+    def bucket_memory(self, index: int) -> torch.Tensor:
         if index >= IN_FLIGHT:
-            self.broadcast.wait(index - IN_FLIGHT)
+            self.broadcast.wait_for_broadcast(index - IN_FLIGHT)
         return self._memory[index % IN_FLIGHT][: self.layout.buckets[index].nbytes]
 
-    def dispatch(self, index: int) -> None:
-        self.broadcast.start(index, self._memory[index % IN_FLIGHT][: self.layout.buckets[index].nbytes])
+    def dispatch_bucket(self, index: int) -> None:
+        self.broadcast.start_broadcast(index, self._memory[index % IN_FLIGHT][: self.layout.buckets[index].nbytes])
 
-    def finish(self) -> None:
+    def finish_version(self) -> None:
         count = len(self.layout.buckets)
         for index in range(max(0, count - IN_FLIGHT), count):
-            self.broadcast.wait(index)
+            self.broadcast.wait_for_broadcast(index)
 
 
 class CollectiveReceiver(WeightReceiver):
@@ -92,14 +92,14 @@ class CollectiveReceiver(WeightReceiver):
         self._expected: dict[int, torch.Tensor] = {}
         """Bucket -> memory that it arrives in. Each has its own: a model may keep tensors until all are loaded."""
 
-    def wait(self, memory: Array | None) -> None:
-        self.link.begin()
+    def wait_for_version(self, memory: Array | None) -> None:
+        self.link.begin_next_version()
         self.link.wait_ready(0)
 
-    def receive(self, index: int) -> torch.Tensor:
+    def receive_bucket(self, index: int) -> torch.Tensor:
         for following in range(index, min(index + IN_FLIGHT, len(self.layout.buckets))):
             if following not in self._expected:
-                self._expected[following] = self.broadcast.empty(self.layout.buckets[following].nbytes)
-                self.broadcast.start(following, self._expected[following])
-        self.broadcast.wait(index)
+                self._expected[following] = self.broadcast.allocate_bucket(self.layout.buckets[following].nbytes)
+                self.broadcast.start_broadcast(following, self._expected[following])
+        self.broadcast.wait_for_broadcast(index)
         return self._expected.pop(index)

@@ -11,7 +11,7 @@ import torch
 
 from vla_rl.core.errors import PluginError
 from vla_rl.core.types import Array
-from vla_rl.runtime.messages.weights import TensorLayout, WeightLayout, checksum, described
+from vla_rl.runtime.messages.weights import TensorLayout, WeightLayout, compute_checksum, describe_tensor
 
 Pair = tuple[str, torch.Tensor]
 
@@ -22,7 +22,7 @@ class WeightSender(ABC):
     def __init__(self, layout: WeightLayout) -> None:
         self.layout = layout
 
-    def send(self, pairs: Iterable[Pair], check: bool) -> tuple[Array | None, dict[str, int]]:
+    def send_version(self, pairs: Iterable[Pair], check: bool) -> tuple[Array | None, dict[str, int]]:
         """Send one version: full tensors in publishing order, each used before the next is taken.
 
         Returns: (the version's memory, uint8 [bytes], where the runtime has to pass it on; checksums by name if
@@ -30,30 +30,30 @@ class WeightSender(ABC):
         """
         checksums: dict[str, int] = {}
         left = iter(pairs)
-        self.begin()
+        self.begin_version()
         for index, bucket in enumerate(self.layout.buckets):
-            memory = self.memory(index)
-            for (name, target), expected in zip(bucket.views(memory), bucket.tensors, strict=True):
-                target.copy_(_next(left, expected))
+            memory = self.bucket_memory(index)
+            for (name, target), expected in zip(bucket.named_views(memory), bucket.tensors, strict=True):
+                target.copy_(_next_tensor(left, expected))
                 if check:
-                    checksums[name] = checksum(target)
-            self.dispatch(index)
-        return self.finish(), checksums
+                    checksums[name] = compute_checksum(target)
+            self.dispatch_bucket(index)
+        return self.finish_version(), checksums
 
     @abstractmethod
-    def begin(self) -> None:
+    def begin_version(self) -> None:
         """Prepare for a version."""
 
     @abstractmethod
-    def memory(self, index: int) -> torch.Tensor:
+    def bucket_memory(self, index: int) -> torch.Tensor:
         """Return memory for a bucket, uint8 [bytes], once it may be overwritten."""
 
     @abstractmethod
-    def dispatch(self, index: int) -> None:
+    def dispatch_bucket(self, index: int) -> None:
         """Send a bucket, whose memory is filled."""
 
     @abstractmethod
-    def finish(self) -> Array | None:
+    def finish_version(self) -> Array | None:
         """Wait until the weights may change. Return memory that the runtime has to pass on, or None."""
 
 
@@ -64,27 +64,27 @@ class WeightReceiver(ABC):
         self.layout = layout
 
     @abstractmethod
-    def wait(self, memory: Array | None) -> None:
-        """Wait until the sender has begun with a version. `memory`: what the sender's `send` returned, where the
-        runtime passes it on.
+    def wait_for_version(self, memory: Array | None) -> None:
+        """Wait until the sender has begun with a version. `memory`: what the sender's `send_version` returned, where
+        the runtime passes it on.
         """
 
-    def pairs(self) -> Iterator[Pair]:
+    def named_tensors(self) -> Iterator[Pair]:
         """Yield (name, tensor) of the version. A tensor is valid until the whole version is loaded."""
         for index, bucket in enumerate(self.layout.buckets):
-            yield from bucket.views(self.receive(index))
+            yield from bucket.named_views(self.receive_bucket(index))
 
     @abstractmethod
-    def receive(self, index: int) -> torch.Tensor:
+    def receive_bucket(self, index: int) -> torch.Tensor:
         """Wait for a bucket. Return its memory, uint8 [bytes]."""
 
 
-def _next(left: Iterator[Pair], expected: TensorLayout) -> torch.Tensor:
+def _next_tensor(left: Iterator[Pair], expected: TensorLayout) -> torch.Tensor:
     name, tensor = next(left, ("", None))
-    if tensor is None or (name, described(tensor)) != (expected.name, described(expected)):
-        sent = "nothing" if tensor is None else f"{name!r} {described(tensor)}"
+    if tensor is None or (name, describe_tensor(tensor)) != (expected.name, describe_tensor(expected)):
+        sent = "nothing" if tensor is None else f"{name!r} {describe_tensor(tensor)}"
         raise PluginError(
             f"the model's weights() gives {sent}, and at the start of the run it gave {expected.name!r} "
-            f"{described(expected)}; names, shapes and types have to stay"
+            f"{describe_tensor(expected)}; names, shapes and types have to stay"
         )
     return tensor

@@ -29,17 +29,17 @@ class StoreSender(WeightSender):
         super().__init__(layout)
         self.version = torch.zeros(layout.nbytes, dtype=torch.uint8)
 
-    def begin(self) -> None:
+    def begin_version(self) -> None:
         """Do nothing: the memory of the last version is free."""
 
-    def memory(self, index: int) -> torch.Tensor:
+    def bucket_memory(self, index: int) -> torch.Tensor:
         bucket = self.layout.buckets[index]
         return self.version[bucket.start : bucket.end]
 
-    def dispatch(self, index: int) -> None:
+    def dispatch_bucket(self, index: int) -> None:
         """Do nothing: the version travels as a whole."""
 
-    def finish(self) -> Array:
+    def finish_version(self) -> Array:
         array: Array = self.version.numpy()
         return array
 
@@ -49,11 +49,11 @@ class StoreReceiver(WeightReceiver):
 
     version: torch.Tensor
 
-    def wait(self, memory: Array | None) -> None:
+    def wait_for_version(self, memory: Array | None) -> None:
         assert memory is not None
         self.version = torch.from_numpy(memory)
 
-    def receive(self, index: int) -> torch.Tensor:
+    def receive_bucket(self, index: int) -> torch.Tensor:
         bucket = self.layout.buckets[index]
         return self.version[bucket.start : bucket.end]
 
@@ -76,21 +76,21 @@ class HostSender(WeightSender):
                 f"free memory of this machine"
             ) from exc
         self._version = torch.frombuffer(mmap(self._file, size), dtype=torch.uint8)
-        with link.naming("connecting"):
+        with link.translate_errors("connecting"):
             link.store.set(PATH, f"/proc/{os.getpid()}/fd/{self._file}")
 
-    def begin(self) -> None:
-        self.link.forget()
-        self.link.begin()
+    def begin_version(self) -> None:
+        self.link.forget_signals()
+        self.link.begin_next_version()
 
-    def memory(self, index: int) -> torch.Tensor:
+    def bucket_memory(self, index: int) -> torch.Tensor:
         bucket = self.layout.buckets[index]
         return self._version[bucket.start : bucket.end]
 
-    def dispatch(self, index: int) -> None:
+    def dispatch_bucket(self, index: int) -> None:
         self.link.set_ready(index)
 
-    def finish(self) -> None:
+    def finish_version(self) -> None:
         """Do nothing: receivers read a copy."""
 
 
@@ -100,17 +100,17 @@ class HostReceiver(WeightReceiver):
     def __init__(self, link: TransferLink) -> None:
         super().__init__(link.transfer.layout)
         self.link = link
-        with link.naming("connecting"):
+        with link.translate_errors("connecting"):
             path = link.store.get(PATH).decode()
         file = os.open(path, os.O_RDWR)
         self._version = torch.frombuffer(mmap(file, self.layout.nbytes), dtype=torch.uint8)
         os.close(file)
 
-    def wait(self, memory: Array | None) -> None:
-        self.link.begin()
+    def wait_for_version(self, memory: Array | None) -> None:
+        self.link.begin_next_version()
         self.link.wait_ready(0)
 
-    def receive(self, index: int) -> torch.Tensor:
+    def receive_bucket(self, index: int) -> torch.Tensor:
         self.link.wait_ready(index)
         bucket = self.layout.buckets[index]
         return self._version[bucket.start : bucket.end]

@@ -29,28 +29,30 @@ class IpcSender(WeightSender):
 
         super().__init__(link.transfer.layout)
         self.link = link
-        self._memory = [torch.empty(self.layout.largest, dtype=torch.uint8, device=device) for _ in range(BUCKETS)]
+        self._memory = [
+            torch.empty(self.layout.largest_bytes, dtype=torch.uint8, device=device) for _ in range(BUCKETS)
+        ]
         try:
             handles = [reduce_tensor(memory) for memory in self._memory]
         except RuntimeError as exc:
             raise UserError(f"CUDA cannot share memory of this process: {_first_line(exc)}; {ADVICE}") from exc
-        with link.naming("connecting"):
+        with link.translate_errors("connecting"):
             link.store.set(HANDLES, pickle.dumps(handles))
 
-    def begin(self) -> None:
-        self.link.forget()
-        self.link.begin()
+    def begin_version(self) -> None:
+        self.link.forget_signals()
+        self.link.begin_next_version()
 
-    def memory(self, index: int) -> torch.Tensor:
+    def bucket_memory(self, index: int) -> torch.Tensor:
         if index >= BUCKETS:
             self.link.wait_taken(index - BUCKETS)
         return self._memory[index % BUCKETS][: self.layout.buckets[index].nbytes]
 
-    def dispatch(self, index: int) -> None:
+    def dispatch_bucket(self, index: int) -> None:
         torch.cuda.current_stream().synchronize()
         self.link.set_ready(index)
 
-    def finish(self) -> None:
+    def finish_version(self) -> None:
         count = len(self.layout.buckets)
         for index in range(max(0, count - BUCKETS), count):
             self.link.wait_taken(index)
@@ -63,18 +65,18 @@ class IpcReceiver(WeightReceiver):
         super().__init__(link.transfer.layout)
         self.link = link
         self.device = device
-        with link.naming("connecting"):
+        with link.translate_errors("connecting"):
             handles = pickle.loads(link.store.get(HANDLES))  # noqa: S301 - from our own learner
         try:
-            self._memory = [_opened(rebuild, list(arguments), device) for rebuild, arguments in handles]
+            self._memory = [_open_mapped_tensor(rebuild, list(arguments), device) for rebuild, arguments in handles]
         except RuntimeError as exc:
             raise UserError(f"CUDA cannot map the learner's memory: {_first_line(exc)}; {ADVICE}") from exc
 
-    def wait(self, memory: Array | None) -> None:
-        self.link.begin()
+    def wait_for_version(self, memory: Array | None) -> None:
+        self.link.begin_next_version()
         self.link.wait_ready(0)
 
-    def receive(self, index: int) -> torch.Tensor:
+    def receive_bucket(self, index: int) -> torch.Tensor:
         self.link.wait_ready(index)
         bucket = self._memory[index % BUCKETS][: self.layout.buckets[index].nbytes].clone()
         torch.cuda.current_stream().synchronize()
@@ -82,7 +84,7 @@ class IpcReceiver(WeightReceiver):
         return bucket
 
 
-def _opened(rebuild: object, arguments: list[object], device: torch.device) -> torch.Tensor:
+def _open_mapped_tensor(rebuild: object, arguments: list[object], device: torch.device) -> torch.Tensor:
     """Return the mapped tensor. Each process counts its devices by itself."""
     assert callable(rebuild)
     arguments[DEVICE_ARGUMENT] = torch.cuda.current_device() if device.index is None else device.index

@@ -26,7 +26,7 @@ class TransferLink:
         """Versions that were begun, counted alike by all ends."""
         self._keys: list[str] = []
         """Keys of the version that this end has set, or waited for."""
-        with self.naming("connecting"):
+        with self.translate_errors("connecting"):
             self.store: Any = open_store(
                 transfer.address, rank, self.world, listener, timeout=timedelta(seconds=transfer.deadline_s)
             )
@@ -36,7 +36,7 @@ class TransferLink:
         return timedelta(seconds=self.transfer.deadline_s)
 
     @contextmanager
-    def naming(self, activity: str) -> Iterator[None]:
+    def translate_errors(self, activity: str) -> Iterator[None]:
         """Context in which an error of torch is raised as WorkerDied, or CallHung after the deadline."""
         started = monotonic()
         try:
@@ -55,40 +55,40 @@ class TransferLink:
 
     # ----------------------------------------------------------------------------------------------------- signals
 
-    def begin(self) -> None:
+    def begin_next_version(self) -> None:
         """Begin with the next version. All ends have finished the one before."""
         self.count += 1
 
     def set_ready(self, index: int) -> None:
         """Tell receivers that a bucket is there."""
-        self._set(f"{self.count}/{index}")
+        self._set_key(f"{self.count}/{index}")
 
     def wait_ready(self, index: int) -> None:
-        self._wait([f"{self.count}/{index}"], "receiving weights")
+        self._wait_for_keys([f"{self.count}/{index}"], "receiving weights")
 
     def set_taken(self, index: int) -> None:
         """Tell the sender that this receiver no longer needs a bucket's memory."""
-        self._set(f"{self.count}/{index}/{self.rank}")
+        self._set_key(f"{self.count}/{index}/{self.rank}")
 
     def wait_taken(self, index: int) -> None:
         """Wait until no receiver needs a bucket's memory."""
         keys = [f"{self.count}/{index}/{rank}" for rank in range(1, self.world)]
-        self._wait(keys, "waiting for policies")
+        self._wait_for_keys(keys, "waiting for policies")
         self._keys += keys
 
-    def forget(self) -> None:
+    def forget_signals(self) -> None:
         """Remove the sender's signals of an earlier version from the store."""
-        with self.naming("sending weights"):
+        with self.translate_errors("sending weights"):
             for key in self._keys:
                 self.store.delete_key(key)
         self._keys.clear()
 
-    def _set(self, key: str) -> None:
-        with self.naming("sending weights" if self.rank == 0 else "receiving weights"):
+    def _set_key(self, key: str) -> None:
+        with self.translate_errors("sending weights" if self.rank == 0 else "receiving weights"):
             self.store.set(key, "")
         if self.rank == 0:
             self._keys.append(key)
 
-    def _wait(self, keys: list[str], activity: str) -> None:
-        with self.naming(activity):
+    def _wait_for_keys(self, keys: list[str], activity: str) -> None:
+        with self.translate_errors(activity):
             self.store.wait(keys, self.timeout)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from attrs import evolve, frozen
 
-from vla_rl.core.fields import ADVANTAGES, ROLLOUT, arranged, read
+from vla_rl.core.fields import ADVANTAGES, ROLLOUT, arrange_fields, read_field
 from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.messages.reports import TrajectoryResult
 
@@ -45,7 +45,7 @@ class RolloutBatch:
     ranks: Array | None = None
     """Learner rank that holds each sample, once it was moved there, int64 [T, N]."""
 
-    def cut(self, rollout: Rollout, columns: Array) -> RolloutBatch:
+    def cut_columns(self, rollout: Rollout, columns: Array) -> RolloutBatch:
         """Return the columns (indices) that `rollout` was cut to."""
         return RolloutBatch(
             rollout=rollout,
@@ -66,7 +66,7 @@ class RolloutBatch:
         return ids_by_worker
 
 
-def assemble(step: int, trajectories: Sequence[tuple[int, TrajectoryResult]], group_size: int) -> RolloutBatch:
+def assemble_rollout(step: int, trajectories: Sequence[tuple[int, TrajectoryResult]], group_size: int) -> RolloutBatch:
     """Build one rollout batch of trajectories in the order of their tickets: (worker, result) of each. Shorter ones are
     padded.
     """
@@ -74,7 +74,7 @@ def assemble(step: int, trajectories: Sequence[tuple[int, TrajectoryResult]], gr
     parts = [{**trajectory.env_part.record, **trajectory.policy_part} for _, trajectory in trajectories]
     length = max(len(part["valid"]) for part in parts)
 
-    def gather(key: str, fill: float = 0) -> torch.Tensor | None:
+    def gather_field(key: str, fill: float = 0) -> torch.Tensor | None:
         if key not in parts[0]:
             return None
         sample = parts[0][key]
@@ -87,9 +87,9 @@ def assemble(step: int, trajectories: Sequence[tuple[int, TrajectoryResult]], gr
     first_episodes = [half.episodes[0] if half.episodes else None for half in of_env]
     numbers = np.array([half.number for half in of_env], np.int64)
     reported = [field for field in ROLLOUT if field.by_time and field.source in ("env", "policy")]
-    tensors = {field.name: gather(field.name, field.fill) for field in reported}
-    sample_ids = gather("sample", fill=-1)
-    ended = gather("ended")
+    tensors = {field.name: gather_field(field.name, field.fill) for field in reported}
+    sample_ids = gather_field("sample", fill=-1)
+    ended = gather_field("ended")
     assert sample_ids is not None
     rollout = Rollout(
         step=step,
@@ -98,7 +98,7 @@ def assemble(step: int, trajectories: Sequence[tuple[int, TrajectoryResult]], gr
         episodes=tuple(episode for half in of_env for episode in half.episodes),
         features=torch.from_numpy(np.stack([p["features"] for p in parts])) if "features" in parts[0] else None,
         tasks=tuple(episode.task for episode in first_episodes if episode is not None) if all(first_episodes) else (),
-        **arranged(Rollout, tensors),
+        **arrange_fields(Rollout, tensors),
     )
     return RolloutBatch(
         rollout=rollout,
@@ -109,7 +109,7 @@ def assemble(step: int, trajectories: Sequence[tuple[int, TrajectoryResult]], gr
     )
 
 
-def joined(parts: Sequence[RolloutBatch]) -> RolloutBatch:
+def join_batches(parts: Sequence[RolloutBatch]) -> RolloutBatch:
     """Join rollouts column by column, with the step and the episodes of the last one."""
     if len(parts) == 1:
         return parts[0]
@@ -122,11 +122,11 @@ def joined(parts: Sequence[RolloutBatch]) -> RolloutBatch:
 
     changes: dict[str, Any] = {}
     for field in ROLLOUT:
-        if read(last.rollout, field) is not None:
-            tensors = [read(part.rollout, field) for part in parts]
+        if read_field(last.rollout, field) is not None:
+            tensors = [read_field(part.rollout, field) for part in parts]
             columns = [tensor.numpy() for tensor in tensors]
             changes[field.name] = torch.from_numpy(joined_columns(columns)) if field.by_time else torch.cat(tensors)
-    changes = arranged(Rollout, changes)
+    changes = arrange_fields(Rollout, changes)
     tasks = [part.rollout.tasks for part in parts]
     changes["tasks"] = tuple(chain.from_iterable(tasks)) if all(tasks) else ()
     changes["findings"] = {
@@ -154,7 +154,7 @@ def joined_advantages(first: Advantages, second: Advantages) -> Advantages:
         padded = [torch.cat((t, t.new_zeros(length - len(t), *t.shape[1:]))) for t in (one, other)]
         return torch.cat(padded, dim=1)
 
-    changes = {field.name: joined_columns(read(first, field), read(second, field)) for field in ADVANTAGES}
+    changes = {field.name: joined_columns(read_field(first, field), read_field(second, field)) for field in ADVANTAGES}
     for name, one, other in zip(("counts", "value_counts"), first.divisors, second.divisors, strict=True):
         changes[name] = joined_columns(one, other)
     extras = {name: joined_columns(tensor, second.extras[name]) for name, tensor in first.extras.items()}
@@ -184,8 +184,8 @@ def batch_fields(rollout: Rollout, advantages: Advantages, samples: SampleIndex)
 
     counts, value_counts = advantages.divisors
     return {
-        **{field.name: of_samples(read(rollout, field)) for field in ROLLOUT if field.in_batch},
-        **{field.name: of_samples(read(advantages, field)) for field in ADVANTAGES if field.in_batch},
+        **{field.name: of_samples(read_field(rollout, field)) for field in ROLLOUT if field.in_batch},
+        **{field.name: of_samples(read_field(advantages, field)) for field in ADVANTAGES if field.in_batch},
         **{name: of_samples(tensor) for name, tensor in advantages.extras.items()},
         "counts": total_of_samples(counts),
         "value_counts": total_of_samples(value_counts),

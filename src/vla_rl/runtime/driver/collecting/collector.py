@@ -14,12 +14,12 @@ from vla_rl.core.errors import WorkerDied
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import PolicyInterface, RolloutInterface
-from vla_rl.runtime.driver.collecting.dispatch import Batches, dispatch
+from vla_rl.runtime.driver.collecting.dispatch import Batches, distribute_tickets
 from vla_rl.runtime.driver.collecting.restarts import Restarts
 from vla_rl.runtime.messages.reports import RolloutReport, TrajectoryResult
 from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.runtime.messages.stream_cursors import StreamCursors
-from vla_rl.toolkit.waiting import waiting
+from vla_rl.toolkit.waiting import register_work
 
 T = TypeVar("T")
 Trajectory = tuple[int, TrajectoryResult]
@@ -43,7 +43,7 @@ class Collector:
     on_collected: Callable[[int, Sequence[TrajectoryResult]], None] | None = None
     """Callback with collected tickets and the worker of their policy, also while `wait_for` waits."""
     trajectories: dict[int, Trajectory] = field(factory=dict, init=False)
-    """Ticket -> its trajectory; until `drop`."""
+    """Ticket -> its trajectory; until `drop_tickets`."""
     work: RolloutReport = field(factory=RolloutReport, init=False)
     """Work done since `reset_work`; its `collected` stays empty."""
     publishing: list[Ref[Any]] = field(factory=list, init=False)
@@ -65,19 +65,19 @@ class Collector:
     """Worker -> report that its running rollout was asked for."""
 
     def __attrs_post_init__(self) -> None:
-        self._assigned = {policy.worker: {} for policy in self.fleet.policies}
+        self._assigned = {policy.worker_index: {} for policy in self.fleet.policies}
         self._policy_of_env = {
-            env: policy.worker
+            env: policy.worker_index
             for policy in self.fleet.policies
             for lane in policy.assignment.served
             for env in range(lane.first_env, lane.first_env + lane.num_envs)
         }
 
-    def collect(self, batches: Sequence[Sequence[EpisodeRequest]]) -> None:
+    def submit_tickets(self, batches: Sequence[Sequence[EpisodeRequest]]) -> None:
         """Have these tickets rolled out, earlier batches first. Does not wait."""
         start = perf_counter()
         self._queue.extend(deque(batch) for batch in batches if batch)
-        self._dispatch()
+        self._dispatch_tickets()
         self.wait_seconds += perf_counter() - start  # with the local backend the rollout runs within this call
 
     def wait_for_tickets(self, needed: Collection[int]) -> list[int]:
@@ -86,13 +86,13 @@ class Collector:
         """
         start = perf_counter()
         while not self._new:
-            self._advance(needed)
+            self._wait_and_dispatch(needed)
         self.wait_seconds += perf_counter() - start
         new = self._new
         self._new = []
         return new
 
-    def metrics(self, consumed: int) -> dict[str, float]:
+    def step_metrics(self, consumed: int) -> dict[str, float]:
         """Return the time waited; where rollouts run ahead, also the number of tickets beyond the step, which consumed
         this many of them.
         """
@@ -107,14 +107,14 @@ class Collector:
         """Wait for results, as the fleet does; collected tickets are passed to `on_collected` meanwhile."""
         pending = list(references) if self.on_collected else []
         while pending and (self._rollouts or self._reports):
-            self._advance((), pending)
+            self._wait_and_dispatch((), pending)
         return self.fleet.get_all(references)
 
     def wait_for_weights(self) -> None:
         """Wait until all policies have the version that was published last."""
         publishing = self.publishing
         self.publishing = []
-        with waiting("publishing weights"):
+        with register_work("publishing weights"):
             self.fleet.get_all(publishing)
 
     def reset_work(self) -> None:
@@ -122,42 +122,42 @@ class Collector:
         self.work = RolloutReport()
         self.wait_seconds = 0.0
 
-    def drop(self, tickets: Sequence[int]) -> None:
+    def drop_tickets(self, tickets: Sequence[int]) -> None:
         """Drop the trajectories of these tickets, here and in the policies' workers."""
         for number in tickets:
             del self.trajectories[number]
-        self.fleet.get_all([policy.call(PolicyInterface.release, tickets) for policy in self.fleet.policies])
+        self.fleet.get_all([policy.call(PolicyInterface.release_tickets, tickets) for policy in self.fleet.policies])
 
     # ------------------------------------------------------------------------------------------------------ inside
 
-    def _advance(self, needed: Collection[int], pending: list[Ref[Any]] | None = None) -> None:
-        """Wait until anything happens, and give workers further tickets; arguments as in `_wait`."""
+    def _wait_and_dispatch(self, needed: Collection[int], pending: list[Ref[Any]] | None = None) -> None:
+        """Wait until anything happens, and give workers further tickets; arguments as in `_wait_for_news`."""
         try:
-            self._wait(needed, pending)
+            self._wait_for_news(needed, pending)
         except WorkerDied as exc:
-            self._recover(exc)
-        self._dispatch()
+            self._recover_from_death(exc)
+        self._dispatch_tickets()
 
-    def _dispatch(self) -> None:
+    def _dispatch_tickets(self) -> None:
         """Give waiting tickets to the workers that may hold more."""
-        assigned = dispatch(
+        assigned = distribute_tickets(
             self._queue,
             held={worker: len(requests) for worker, requests in self._assigned.items()},
-            envs={policy.worker: policy.assignment.envs_served for policy in self.fleet.policies},
+            envs={policy.worker_index: policy.assignment.envs_served for policy in self.fleet.policies},
             policy_of_env=self._policy_of_env,
             runs_ahead=self.runs_ahead,
         )
         for worker, batches in assigned.items():
-            self._assign(worker, batches)
+            self._assign_tickets(worker, batches)
 
-    def _assign(self, worker: int, batches: Batches) -> None:
+    def _assign_tickets(self, worker: int, batches: Batches) -> None:
         """Add tickets to a worker's running rollout, or begin one where it has ended."""
         self._assigned[worker] |= {request.number: request for batch in batches for request in batch}
         handle = self.fleet.rollouts[worker]
         if worker in self._rollouts:
             if self.fleet.get(handle.call(RolloutInterface.add_tickets, self._with_cursors(batches), self.purpose)):
                 return
-            self._receive(worker, self.fleet.get(self._rollouts.pop(worker)))
+            self._store_report(worker, self.fleet.get(self._rollouts.pop(worker)))
         placed = self._with_cursors(batches)
         if self.role == "sim":
             self._rollouts[worker] = handle.call(RolloutInterface.roll_out, placed)
@@ -167,15 +167,15 @@ class Collector:
 
     def _with_cursors(self, batches: Batches) -> Batches:
         """Return the tickets, those of persistent streams with their position where it is known."""
-        return [[self._cursors.placed(request) for request in batch] for batch in batches]
+        return [[self._cursors.with_position(request) for request in batch] for batch in batches]
 
-    def _wait(self, needed: Collection[int], pending: list[Ref[Any]] | None) -> None:
+    def _wait_for_news(self, needed: Collection[int], pending: list[Ref[Any]] | None) -> None:
         """Wait until there is news of tickets, or one of `pending` is ready, which is removed from the list then."""
         pending = [] if pending is None else pending
         assert self._rollouts or self._reports, f"tickets {list(needed)[:5]} are waited for, and no worker rolls out"
         self._request_reports(frozenset(needed))
         expected = [*self._rollouts.values(), *self._reports.values(), *self.publishing, *pending]
-        ready = {id(reference) for reference in self.fleet.backend.ready(expected)}
+        ready = {id(reference) for reference in self.fleet.backend.wait_for_any(expected)}
         for calls in (self.publishing, pending):
             for reference in [reference for reference in calls if id(reference) in ready]:
                 calls.remove(reference)
@@ -184,7 +184,7 @@ class Collector:
             for worker in [worker for worker, reference in reports.items() if id(reference) in ready]:
                 report = self.fleet.get(reports[worker])
                 del reports[worker]
-                self._receive(worker, report)
+                self._store_report(worker, report)
 
     def _request_reports(self, needed: frozenset[int]) -> None:
         """Ask running rollouts for a report where it is of use before their end."""
@@ -195,37 +195,37 @@ class Collector:
                 handle = self.fleet.rollouts[worker]
                 self._reports[worker] = handle.call(RolloutInterface.wait_for_report, needed_there, early, self.purpose)
 
-    def _receive(self, worker: int, report: RolloutReport) -> None:
+    def _store_report(self, worker: int, report: RolloutReport) -> None:
         """Store the trajectories of a report."""
         for trajectory in report.collected:
             number = trajectory.env_part.number
             self.trajectories[number] = worker, trajectory
-            self._cursors.note(trajectory.env_part)
+            self._cursors.note_ticket(trajectory.env_part)
             del self._assigned[worker][number]
             self._new.append(number)
         if report.collected and self.on_collected:
             self.on_collected(worker, report.collected)
-        self.work.add(report)
+        self.work.add_work(report)
 
-    def _recover(self, error: WorkerDied) -> None:
+    def _recover_from_death(self, error: WorkerDied) -> None:
         """Start dead sim workers again, and queue the running tickets of the policies that act for them. Raises the
         error where another kind of worker died.
         """
-        dead = self.restarts.revive(error)
+        dead = self.restarts.restart_dead_workers(error)
         for policy in self.fleet.policies:
-            worker = policy.worker
+            worker = policy.worker_index
             if worker not in self._rollouts or not dead & set(policy.assignment.sim_workers):
                 continue
             for reports in (self._rollouts, self._reports):
                 if worker in reports:
                     with suppress(WorkerDied):
-                        self._receive(worker, self.fleet.get(reports.pop(worker)))
+                        self._store_report(worker, self.fleet.get(reports.pop(worker)))
             handle = self.fleet.rollouts[worker]
-            self._receive(
+            self._store_report(
                 worker, self.fleet.get(handle.call(RolloutInterface.wait_for_report, (), False, self.purpose))
             )
             lost_tickets = self._assigned[worker]
             self._assigned[worker] = {}
-            self.fleet.get(policy.call(PolicyInterface.release, list(lost_tickets)))
+            self.fleet.get(policy.call(PolicyInterface.release_tickets, list(lost_tickets)))
             self._queue.appendleft(deque(lost_tickets.values()))
         self.fleet.connect_policies(dead)

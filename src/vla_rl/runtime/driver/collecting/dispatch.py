@@ -12,7 +12,7 @@ Batches = list[list[EpisodeRequest]]
 """Tickets in the batches in which they were issued."""
 
 
-def dispatch(
+def distribute_tickets(
     queue: deque[deque[EpisodeRequest]],
     *,
     held: Mapping[int, int],

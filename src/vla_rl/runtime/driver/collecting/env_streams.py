@@ -26,7 +26,7 @@ class EnvStreams:
     consumed: dict[int, EpisodeRequest] = field(factory=dict)
     """Env -> position of its stream after the last ticket that was trained on."""
 
-    def next(self, request: EpisodeRequest) -> EpisodeRequest:
+    def continue_stream(self, request: EpisodeRequest) -> EpisodeRequest:
         """Return the ticket as the next one of its stream. `request`: the ticket, as if the stream began with it."""
         env = request.env_id
         assert env is not None
@@ -45,7 +45,7 @@ class EnvStreams:
             return_so_far=cursor.return_so_far,
         )
 
-    def consume(self, trajectory: EnvTrajectory) -> None:
+    def consume_trajectory(self, trajectory: EnvTrajectory) -> None:
         """Record that a step has trained on this trajectory."""
         cursor = trajectory.after
         if cursor is not None:

@@ -27,7 +27,7 @@ class EpisodeRequests:
         self.spec = spec
         self.states = states
         self.keep_frames = needs.frames
-        self.shape = RunShape.of(spec)
+        self.shape = RunShape.from_spec(spec)
         self.streams = EnvStreams()
         self.recording_schedule = RecordingSchedule(spec)
         self._expert_share = load("trainer", spec.trainer.type, spec.plugins).expert_share
@@ -38,12 +38,12 @@ class EpisodeRequests:
             tasks = [state.task for state in states]
             self.task_weighting = TaskWeighting(tasks, sampling.window, sampling.smoothing, self.shape.max_lag)
 
-    def request(self, ticket: Ticket, step: int, version: int) -> EpisodeRequest:
+    def build_request(self, ticket: Ticket, step: int, version: int) -> EpisodeRequest:
         """Return the request for a ticket that was issued while `step` ran and `version` was the newest."""
         spec = self.spec
         shape = self.shape
-        weights = self.task_weighting.weights(step, ticket.group) if self.task_weighting else None
-        steps_before = ticket.group // shape.groups_per_step if shape.overlaps else step - 1
+        weights = self.task_weighting.group_weights(step, ticket.group) if self.task_weighting else None
+        steps_before = ticket.group // shape.groups_per_step if shape.has_overlap else step - 1
         share = 0.0 if self._expert_share is None else self._expert_share(spec.trainer.config, steps_before + 1)
         pinned = max(0, steps_before - shape.pinned_lag) if shape.pinned_lag else -1
         if spec.rollout.auto_reset == "off":
@@ -51,7 +51,7 @@ class EpisodeRequests:
                 state=draw_state(self.states, spec.seed, ticket.group, weights=weights),
                 number=ticket.number,
                 record=self.keep_frames,
-                recorded=self.recording_schedule.next(steps_before + 1),
+                recorded=self.recording_schedule.is_next_recorded(steps_before + 1),
                 version=pinned,
                 least=version,
                 expert_share=share,
@@ -66,20 +66,20 @@ class EpisodeRequests:
             least=version,
             expert_share=share,
         )
-        return self.streams.next(request)
+        return self.streams.continue_stream(request)
 
     def record_outcomes(self, step: int, episodes: Sequence[Episode], last_ticket: int) -> dict[str, float]:
         """Record the outcomes of `step`'s rollout for the weights of tasks. Return metrics."""
         if self.task_weighting is None:
             return {}
-        self.task_weighting.record(step, episodes)
-        weights = self.task_weighting.weights(step, last_ticket // self.shape.group_size)
+        self.task_weighting.record_step_outcomes(step, episodes)
+        weights = self.task_weighting.group_weights(step, last_ticket // self.shape.group_size)
         return {f"sampling/weight/{task}": weight for task, weight in weights.items()}
 
-    def consume(self, trajectories: Sequence[EnvTrajectory]) -> None:
+    def consume_trajectories(self, trajectories: Sequence[EnvTrajectory]) -> None:
         """Record that a step has trained on these trajectories, in the order of their tickets."""
         for trajectory in trajectories:
-            self.streams.consume(trajectory)
+            self.streams.consume_trajectory(trajectory)
 
     def save(self, folder: Path) -> None:
         self.streams.save(folder / "streams.npz")

@@ -33,12 +33,12 @@ class FetchedRecordings:
 
     def __iter__(self) -> Iterator[Recording]:
         sims = self.fleet.sims
-        keys_of_sims = self.fleet.get_all([sim.call(EnvInterface.recorded, self.what) for sim in sims])
+        keys_of_sims = self.fleet.get_all([sim.call(EnvInterface.recorded_keys, self.what) for sim in sims])
         sim_of = {key: sim for sim, keys in zip(sims, keys_of_sims, strict=True) for key in keys}
         try:
             for key in self.keys:
                 if key in sim_of:
-                    recording = self.fleet.get(sim_of[key].call(EnvInterface.recording, self.what, key))
+                    recording = self.fleet.get(sim_of[key].call(EnvInterface.get_recording, self.what, key))
                     number, episode = key
                     identity = f"{self.what} {self.step}, ticket {number}, episode {episode}, {recording.identity}"
                     yield evolve(recording, identity=identity)
@@ -50,7 +50,7 @@ class FetchedRecordings:
 def with_recordings(rollout: Rollout, fleet: Fleet, spec: Spec, tickets: Sequence[int]) -> Rollout:
     """Return the rollout, with the recordings of these tickets if the step is recorded."""
     settings = settings_in(spec.hooks)
-    if settings is None or not settings.records("rollout", rollout.step):
+    if settings is None or not settings.is_recorded("rollout", rollout.step):
         return rollout
     keys = [(number, 0) for number in tickets]
     return rollout.evolve(recordings=FetchedRecordings(fleet, "rollout", rollout.step, keys))
@@ -66,10 +66,10 @@ class RecordingSchedule:
         self._counts: dict[int, int] = {}
         """Step -> its tickets so far."""
 
-    def next(self, step: int) -> bool:
+    def is_next_recorded(self, step: int) -> bool:
         """Return whether a ticket for this step is recorded."""
         settings = self.settings
-        if settings is None or not settings.records("rollout", step):
+        if settings is None or not settings.is_recorded("rollout", step):
             return False
         if settings.only != "all" or settings.max_episodes is None:
             return True

@@ -34,7 +34,7 @@ class Restarts:
         self.stateful = stateful
         self.count = 0
 
-    def surviving(self, roll_out: Callable[[], T]) -> T:
+    def run_with_restarts(self, roll_out: Callable[[], T]) -> T:
         """Call `roll_out` until it ends without the death of a sim worker. Raises WorkerDied when another worker dies,
         or too many do.
         """
@@ -42,27 +42,27 @@ class Restarts:
             try:
                 return roll_out()
             except WorkerDied as exc:
-                self.fleet.connect_policies(self.revive(exc))
+                self.fleet.connect_policies(self.restart_dead_workers(exc))
 
-    def revive(self, error: WorkerDied) -> set[int]:
+    def restart_dead_workers(self, error: WorkerDied) -> set[int]:
         """Start the dead workers again. Return them; their policies are not connected to them yet.
 
         Raises the error where other workers than sim workers died, or too many.
         """
         fleet = self.fleet
-        dead = [fleet.workers[index] for index in fleet.backend.dead()]
+        dead = [fleet.workers[index] for index in fleet.backend.dead_workers()]
         if not dead or self.stateful or any(worker.assignment.slot.roles != ("sim",) for worker in dead):
             raise error
         if self.count >= self.limit:
             error.add_note(f"sim workers were started again {self.count} times (runtime.restarts: {self.limit})")
             raise error
         self.count += 1
-        fleet.backend.revive([worker.worker for worker in dead])
+        fleet.backend.revive_workers([worker.worker_index for worker in dead])
         fleet.get_all([worker.call(HostInterface.start_sim) for worker in dead])
-        workers = ", ".join(str(worker.worker) for worker in dead)
+        workers = ", ".join(str(worker.worker_index) for worker in dead)
         num_lost = sum(lane.num_envs for worker in dead for lane in worker.assignment.lanes)
         self.on_fault(
             f"sim worker {workers} died with {num_lost} unfinished episodes and was started again; they are re-run: "
             f"{str(error).splitlines()[0]}"
         )
-        return {worker.worker for worker in dead}
+        return {worker.worker_index for worker in dead}

@@ -11,7 +11,7 @@ from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, Rollout
 from vla_rl.runtime.driver.collecting import rollout_metrics
-from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, assemble
+from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, assemble_rollout
 from vla_rl.runtime.driver.collecting.collector import Collector
 from vla_rl.runtime.driver.collecting.episode_requests import EpisodeRequests
 from vla_rl.runtime.driver.collecting.recordings import with_recordings
@@ -45,7 +45,7 @@ class StepRollouts:
         self.info = info
         self.fault_log = fault_log
         self.trace = trace
-        self.shape = RunShape.of(spec)
+        self.shape = RunShape.from_spec(spec)
         self.tickets_per_batch = self.shape.envs if self.shape.streaming else self.shape.tickets_per_step
         """Tickets that are rolled out together, before later ones: one for each env with streaming updates, else those
         of a step.
@@ -57,18 +57,18 @@ class StepRollouts:
         """A warning of actions outside of the bounds has been logged."""
 
     @property
-    def batch(self) -> RolloutBatch:
+    def current_batch(self) -> RolloutBatch:
         """Rollout batch of the running step, once it is assembled."""
         assert self._batch is not None
         return self._batch
 
     @traced
     def issue(self, step: int, tickets: Sequence[Ticket]) -> None:
-        self.memory.check()
+        self.memory.check_samples_fit()
         version = self.fleet.version
         batches = groupby(tickets, lambda ticket: ticket.number // self.tickets_per_batch)
-        self.collector.collect(
-            [[self.requests.request(ticket, step, version) for ticket in batch] for _, batch in batches]
+        self.collector.submit_tickets(
+            [[self.requests.build_request(ticket, step, version) for ticket in batch] for _, batch in batches]
         )
 
     @traced
@@ -76,14 +76,14 @@ class StepRollouts:
         collected = self.collector.wait_for_tickets(needed)
         faults = self.collector.work.faults
         self.faults += len(faults)
-        self.fault_log.report(faults)
+        self.fault_log.report_faults(faults)
         return collected
 
     @traced
     def assemble(self, step: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
         collector = self.collector
         trajectories = [collector.trajectories[number] for number in tickets]
-        self._batch = assemble(step, trajectories, self.shape.group_size)
+        self._batch = assemble_rollout(step, trajectories, self.shape.group_size)
         self.trace.ticket_chunk_steps = [len(trajectory.env_part.record["valid"]) for _, trajectory in trajectories]
         rollout = with_recordings(self._batch.rollout, collector.fleet, self.spec, tickets)
         outside, text = rollout_metrics.outside_bounds(rollout, self.info)
@@ -95,16 +95,16 @@ class StepRollouts:
             **outside,
             **rollout_metrics.work_metrics(collector.work),
             **(rollout_metrics.lag_metrics(rollout, self.fleet.version) if collector.runs_ahead else {}),
-            **collector.metrics(len(tickets)),
+            **collector.step_metrics(len(tickets)),
             **self.requests.record_outcomes(step, rollout.episodes, tickets[-1]),
             "faults/envs": float(self.faults),
         }
         return rollout, metrics
 
-    def finish(self) -> None:
+    def finish_rollout(self) -> None:
         """End the step: drop its trajectories, and reset its count of faults."""
-        tickets = self.batch.numbers.tolist()
-        self.requests.consume([self.collector.trajectories[number][1].env_part for number in tickets])
-        self.collector.drop(tickets)
+        tickets = self.current_batch.numbers.tolist()
+        self.requests.consume_trajectories([self.collector.trajectories[number][1].env_part for number in tickets])
+        self.collector.drop_tickets(tickets)
         self._batch = None
         self.faults = 0

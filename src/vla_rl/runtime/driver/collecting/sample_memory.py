@@ -17,12 +17,12 @@ class SampleMemory:
     """Sizes of the model and of samples, which workers measure when first asked."""
 
     def __init__(self, fleet: Fleet, spec: Spec, plan: Plan, info: EnvInfo) -> None:
-        shape = RunShape.of(spec)
+        shape = RunShape.from_spec(spec)
         self.fleet = fleet
         self.spec = spec
         self.plan = plan
         self.info = info
-        self._unchecked = shape.overlaps or shape.replays
+        self._unchecked = shape.has_overlap or shape.has_replay
         """True until the samples that learners may hold were compared with the available memory, where rollouts run
         ahead or are replayed.
         """
@@ -32,13 +32,13 @@ class SampleMemory:
         """Bytes of a chunk step's sample, as learners hold it."""
         return self.fleet.get(self.fleet.learners[0].call(LearnerInterface.sample_bytes))
 
-    def check(self) -> None:
+    def check_samples_fit(self) -> None:
         """Raise UserError where the samples do not fit into memory. Checks once, before the first ticket."""
         if self._unchecked:
-            check_memory(self.spec, self.plan, self.fleet.backend.cluster(), self.info, self.sample_bytes)
+            check_memory(self.spec, self.plan, self.fleet.backend.cluster_resources(), self.info, self.sample_bytes)
             self._unchecked = False
 
-    def sizes(self) -> dict[str, float]:
+    def measure_sizes(self) -> dict[str, float]:
         """Return the sizes of the model, and of the longest trajectory unless learners may be offloaded; named as in
         `planning.profile.Profile`.
         """

@@ -32,18 +32,18 @@ class TaskWeighting:
         self.next = 0
         """First group that was never issued."""
 
-    def weights(self, step: int, group: int) -> dict[str, float]:
+    def group_weights(self, step: int, group: int) -> dict[str, float]:
         """Return task -> weight for a group that is issued while `step` runs. A group that is issued again gets the
         weights that it had.
         """
         if group >= self.next:
             self.next = group + 1
-            current = self._weights(step)
+            current = self._current_weights(step)
             if not self.issued or current != self.issued[-1][1]:
                 self.issued.append((group, current))
         return next(weights for first, weights in reversed(self.issued) if first <= group)
 
-    def _weights(self, step: int) -> dict[str, float]:
+    def _current_weights(self, step: int) -> dict[str, float]:
         recorded, outcomes = self.newest
         if recorded < step:
             for task, failed in outcomes:
@@ -51,7 +51,7 @@ class TaskWeighting:
             self.newest = (step, [])
         return {task: sum(failed) + self.smoothing for task, failed in self.failed.items()}
 
-    def record(self, step: int, episodes: Iterable[Episode]) -> None:
+    def record_step_outcomes(self, step: int, episodes: Iterable[Episode]) -> None:
         """Record the outcomes of `step`'s rollout, in the order of the tickets, whatever the placement."""
         ordered = sorted(episodes, key=lambda e: (e.number, e.episode))
         self.newest = (step, [(e.task, not e.success_once) for e in ordered])

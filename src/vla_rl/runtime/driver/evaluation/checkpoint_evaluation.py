@@ -14,9 +14,9 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.events import Run
 from vla_rl.core.interrupts import Interrupts, StopRequested
 from vla_rl.core.manager import broadcast
-from vla_rl.core.paths import why
+from vla_rl.core.paths import error_reason
 from vla_rl.core.run.runtime import StartRuntime
-from vla_rl.core.run.state import State, summary
+from vla_rl.core.run.state import State, summarise_evaluation
 from vla_rl.core.spec.spec import Spec, checkpoint_record
 
 Progress = Callable[[str, int, int], None]
@@ -26,7 +26,7 @@ class NotRecorded(UserError):
     """Error for episodes that were rolled out, but could not be recorded."""
 
     def __init__(self, result: dict[str, Any], cause: UserError | OSError) -> None:
-        reason = why(cause) if isinstance(cause, OSError) else str(cause)
+        reason = error_reason(cause) if isinstance(cause, OSError) else str(cause)
         super().__init__(f"the episodes ran, but not recorded: {reason}")
         self.result = result
         """Result of the evaluation, as `evaluate` returns it."""
@@ -35,7 +35,9 @@ class NotRecorded(UserError):
         return UserError, (str(self),)
 
 
-def evaluate(spec: Spec, state: State, trainer: Path | None, start: StartRuntime, progress: Progress) -> dict[str, Any]:
+def evaluate_checkpoint(
+    spec: Spec, state: State, trainer: Path | None, start: StartRuntime, progress: Progress
+) -> dict[str, Any]:
     """Evaluate a spec's model, with the weights of a checkpoint's trainer folder if one is given.
 
     `progress` is called from time to time with the current phase ("eval", or what it waits for), the number done and
@@ -43,12 +45,12 @@ def evaluate(spec: Spec, state: State, trainer: Path | None, start: StartRuntime
     """
     with Interrupts() as interrupts:
         try:
-            return _evaluate(spec, state, trainer, start, progress, interrupts)
+            return _evaluate_model(spec, state, trainer, start, progress, interrupts)
         except StopRequested:
-            raise interrupts.stopped("stopped before all episodes ended") from None
+            raise interrupts.stop_error("stopped before all episodes ended") from None
 
 
-def _evaluate(
+def _evaluate_model(
     spec: Spec, state: State, trainer: Path | None, start: StartRuntime, progress: Progress, interrupts: Interrupts
 ) -> dict[str, Any]:
     hooks = [(h.type, build("hook", h.type, h.config, None, spec.plugins)) for h in spec.hooks]
@@ -75,10 +77,10 @@ def _evaluate(
             steps=state.step,
         )
         events.on_run_start(run_info)
-        interrupts.check()
+        interrupts.check_stop()
         evaluation = workers.evaluate(state.step, 0)
         result = {
-            **summary(evaluation),
+            **summarise_evaluation(evaluation),
             "faults": workers.faults,
             "notes": list(workers.notes()),
             "checkpoint": checkpoint_record(spec),

@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, wilson
+from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, wilson_interval
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, Episode, ResetState
 from vla_rl.runtime.comm.handles import Fleet, Handle
@@ -28,13 +28,13 @@ def evaluation_requests(spec: Spec, states: Sequence[ResetState], frames: int, s
         raise UserError(f"env {spec.env.type!r} offers no reset states in its eval split")
     if spec.eval.episodes_per_task is not None:
         states = _first_of_each_task(states, spec.eval.episodes_per_task)
-    with_frames = _spread(frames, len(states))
+    with_frames = _spread_evenly(frames, len(states))
     settings = settings_in(spec.hooks)
     recorded = frozenset[int]()
-    if settings is not None and settings.records("evaluation", step):
+    if settings is not None and settings.is_recorded("evaluation", step):
         limit = settings.max_episodes if settings.only == "all" else None
         episodes = len(states) * spec.eval.repeats
-        recorded = _spread(limit or episodes, episodes)
+        recorded = _spread_evenly(limit or episodes, episodes)
     return [
         EpisodeRequest(
             state=state,
@@ -62,7 +62,7 @@ class Evaluator:
         self.states = states
         self.fault_log = fault_log
 
-    def evaluate(self, step: int, frames: int, on_start: Callable[[int], object]) -> Evaluation:
+    def evaluate_states(self, step: int, frames: int, on_start: Callable[[int], object]) -> Evaluation:
         """Roll out every evaluation state once for each repeat, and keep the frames of `frames` episodes. The result
         does not depend on which env runs which episode.
 
@@ -71,19 +71,19 @@ class Evaluator:
         """
         requests = evaluation_requests(self.spec, self.states, frames, step)
         on_start(len(requests))
-        return self.restarts.surviving(lambda: self._roll_out(step, requests))
+        return self.restarts.run_with_restarts(lambda: self._roll_out(step, requests))
 
     def _roll_out(self, step: int, requests: Sequence[EpisodeRequest]) -> Evaluation:
         start = perf_counter()
         fleet = self.fleet
         reports = fleet.get_all(
             [
-                fleet.rollouts[policy.worker].call(RolloutInterface.evaluate, share, self.spec.eval.greedy)
+                fleet.rollouts[policy.worker_index].call(RolloutInterface.evaluate, share, self.spec.eval.greedy)
                 for policy, share in split_over_policies(fleet, requests)
             ]
         )
         for report in reports:
-            self.fault_log.report(report.faults)
+            self.fault_log.report_faults(report.faults)
         trajectories = [trajectory.env_part for report in reports for trajectory in report.collected]
         trajectories.sort(key=lambda trajectory: (trajectory.episodes[0].episode, trajectory.number))
         episodes = [trajectory.episodes[0] for trajectory in trajectories]
@@ -97,14 +97,16 @@ class Evaluator:
         recorded = [(request.number, request.episode) for request in requests if request.recorded]
         return Evaluation(
             step=step,
-            success=_rate(episodes),
-            tasks={task: _rate(of_task) for task, of_task in by_task.items()},
-            categories={category: _rate(by_category[category]) for category in sorted(by_category)},
-            repeats=tuple(_rate([e for e in episodes if e.episode == r]).rate for r in range(self.spec.eval.repeats)),
+            success=_success_rate(episodes),
+            tasks={task: _success_rate(of_task) for task, of_task in by_task.items()},
+            categories={category: _success_rate(by_category[category]) for category in sorted(by_category)},
+            repeats=tuple(
+                _success_rate([e for e in episodes if e.episode == r]).rate for r in range(self.spec.eval.repeats)
+            ),
             episodes=tuple(episodes),
             seconds=perf_counter() - start,
             frames=tuple(
-                _frames(trajectory, self.info) for trajectory in trajectories if trajectory.frames is not None
+                _episode_frames(trajectory, self.info) for trajectory in trajectories if trajectory.frames is not None
             ),
             recordings=FetchedRecordings(fleet, "evaluation", step, recorded),
         )
@@ -134,11 +136,11 @@ def _first_of_each_task(states: Sequence[ResetState], limit: int) -> list[ResetS
     return chosen
 
 
-def _spread(count: int, among: int) -> frozenset[int]:
+def _spread_evenly(count: int, among: int) -> frozenset[int]:
     return frozenset(np.linspace(0, among - 1, min(count, among)).astype(int).tolist() if count else ())
 
 
-def _frames(trajectory: EnvTrajectory, info: EnvInfo) -> EpisodeFrames:
+def _episode_frames(trajectory: EnvTrajectory, info: EnvInfo) -> EpisodeFrames:
     assert trajectory.frames is not None
     (episode,) = trajectory.episodes
     instruction = next(task.instruction for task in info.tasks if task.name == episode.task)
@@ -147,5 +149,5 @@ def _frames(trajectory: EnvTrajectory, info: EnvInfo) -> EpisodeFrames:
     )
 
 
-def _rate(episodes: Sequence[Episode]) -> Rate:
-    return wilson(sum(e.success_once for e in episodes), len(episodes))
+def _success_rate(episodes: Sequence[Episode]) -> Rate:
+    return wilson_interval(sum(e.success_once for e in episodes), len(episodes))

@@ -13,7 +13,7 @@ from vla_rl.core.plan import Plan
 from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.spec.sections import ImitationSpec
 from vla_rl.core.spec.spec import Spec, trains_on_transitions
-from vla_rl.core.spec.yaml import dotted
+from vla_rl.core.spec.yaml import dotted_path
 from vla_rl.core.types import EnvInfo, ResetState
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface, LearnerInterface, PolicyInterface
@@ -77,7 +77,7 @@ def start_workers(
     check_before_building(spec, plan, [worker.assignment for worker in fleet.workers], info, gpu_memory)
     hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]
     fleet.get_all([worker.call(HostInterface.start_model, info, scaling, imitation, folder) for worker in hosts])
-    fleet.connect_policies([sim.worker for sim in fleet.sims])
+    fleet.connect_policies([sim.worker_index for sim in fleet.sims])
     if len(fleet.learners) > 1:
         _join_learners(fleet)
     if fleet.learners and fleet.remote_policies:
@@ -96,7 +96,7 @@ def _open_data(fleet: Fleet, section: ImitationSpec, info: EnvInfo) -> list[int]
     """Let all learners open the demonstrations. Return the number of samples of each data set that all of them have."""
     workers = [fleet.worker_of(learner) for learner in fleet.learners]
     counts = fleet.get_all([worker.call(HostInterface.open_data, info) for worker in workers])
-    data_sets = [dotted(path) for path, _ in section.data_sets()]
+    data_sets = [dotted_path(path) for path, _ in section.data_sets()]
     for part, of_set in zip(data_sets, zip(*counts, strict=True), strict=True):
         if len(data_sets) > 1 and len(set(of_set)) > 1:
             raise UserError(
@@ -113,7 +113,7 @@ def _connect_weights(fleet: Fleet, spec: Spec) -> None:
     learner = fleet.learners[0]
     policies = fleet.remote_policies
     hosts = [fleet.worker_of(learner), *map(fleet.worker_of, policies)]
-    locations = fleet.get_all([host.call(HostInterface.location) for host in hosts])
+    locations = fleet.get_all([host.call(HostInterface.worker_location) for host in hosts])
     try:
         strategy = choose_strategy(spec.placement.weight_transfer, locations[0], locations[1:])
     except TransferNotPossible as exc:
@@ -123,9 +123,9 @@ def _connect_weights(fleet: Fleet, spec: Spec) -> None:
         strategy=strategy,
         through_store=fleet.through_store,
         layout=fleet.get(learner.call(LearnerInterface.weight_layout)),
-        address="" if fleet.through_store else fleet.get(hosts[0].call(HostInterface.rendezvous)),
-        learner=learner.worker,
-        policies=tuple(policy.worker for policy in policies),
+        address="" if fleet.through_store else fleet.get(hosts[0].call(HostInterface.open_rendezvous)),
+        learner=learner.worker_index,
+        policies=tuple(policy.worker_index for policy in policies),
         deadline_s=spec.runtime.deadline_s,
     )
     logger.info("weights reach policies by strategy %s", strategy)
@@ -141,6 +141,6 @@ def _on_one_machine(locations: Sequence[WorkerLocation]) -> bool:
 
 def _join_learners(fleet: Fleet) -> None:
     """Let the learners form their process group."""
-    address = fleet.get(fleet.worker_of(fleet.learners[0]).call(HostInterface.rendezvous))
-    calls = [learner.call(LearnerInterface.join, address, learner.assignment.rank) for learner in fleet.learners]
+    address = fleet.get(fleet.worker_of(fleet.learners[0]).call(HostInterface.open_rendezvous))
+    calls = [learner.call(LearnerInterface.join_group, address, learner.assignment.rank) for learner in fleet.learners]
     fleet.get_all(calls)

@@ -19,7 +19,7 @@ from vla_rl.runtime.driver.evaluation.evaluator import Evaluator
 from vla_rl.runtime.driver.reports.compilation_monitor import CompilationMonitor
 from vla_rl.runtime.driver.reports.faults import FaultLog
 from vla_rl.runtime.driver.reports.trace import Trace, traced
-from vla_rl.runtime.placement.hardware import describe
+from vla_rl.runtime.placement.hardware import describe_placement
 
 
 class RunWorkers:
@@ -64,28 +64,30 @@ class RunWorkers:
     @traced
     def evaluate(self, step: int, frames: int = 0) -> Evaluation:
         self.collector.wait_for_weights()
-        return self.evaluator.evaluate(step, frames, lambda episodes: self._on_progress("eval", 0, episodes))
+        return self.evaluator.evaluate_states(step, frames, lambda episodes: self._on_progress("eval", 0, episodes))
 
     def describe_devices(self) -> str:
-        calls = [worker.call(HostInterface.device) for worker in self.fleet.workers]
-        return describe(self.fleet.assignments, self.fleet.get_all(calls))
+        calls = [worker.call(HostInterface.worker_device) for worker in self.fleet.workers]
+        return describe_placement(self.fleet.assignments, self.fleet.get_all(calls))
 
     def progress(self, phase: str, done: int, total: int) -> tuple[str, int, int]:
-        return self.fleet.progress(self.spec, self.info, phase, done, total)
+        return self.fleet.describe_progress(self.spec, self.info, phase, done, total)
 
     def record(self, kind: str, step: int, env_steps: int, folder: Path, final: bool) -> None:
         fleet = self.fleet
         trace = self.trace
         if not trace.clock_offsets:
             for worker in fleet.workers:
-                trace.clock_offsets[worker.worker] = clock_ahead(partial(self._read_clock, worker))
-            trace.sizes = self.memory.sizes()
+                trace.clock_offsets[worker.worker_index] = clock_ahead(partial(self._read_clock, worker))
+            trace.sizes = self.memory.measure_sizes()
         drained = fleet.get_all([worker.call(HostInterface.drain_trace) for worker in fleet.workers])
-        trace.add(kind, step, env_steps, {w.worker: events for w, events in zip(fleet.workers, drained, strict=True)})
-        trace.write(folder, final=final)
+        trace.add_events(
+            kind, step, env_steps, {w.worker_index: events for w, events in zip(fleet.workers, drained, strict=True)}
+        )
+        trace.write_file(folder, final=final)
 
     def time_shares(self) -> dict[str, dict[str, Any]]:
-        return self.trace.roles()
+        return self.trace.role_shares()
 
     def notes(self) -> tuple[str, ...]:
         return (*self.info.notes, *_success_notes(self.spec), *self.compilation.notes)
@@ -98,7 +100,7 @@ class RunWorkers:
         self.fleet.backend.close()
 
     def _read_clock(self, worker: Handle[HostInterface]) -> tuple[str, float]:
-        return self.fleet.get(worker.call(HostInterface.clock))
+        return self.fleet.get(worker.call(HostInterface.read_clock))
 
 
 def _success_notes(spec: Spec) -> tuple[str, ...]:

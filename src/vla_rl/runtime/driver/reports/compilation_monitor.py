@@ -30,16 +30,16 @@ class CompilationMonitor:
         self.notes: tuple[str, ...] = ()
         """Remarks of the compilers so far."""
 
-    def metrics(self) -> dict[str, float]:
+    def collect_metrics(self) -> dict[str, float]:
         """Return what the workers' compilers did since the last time, and log their remarks. Empty if no model is
         compiled.
         """
-        answers = self._fleet.get_all([worker.call(HostInterface.compilation) for worker in self._workers])
+        answers = self._fleet.get_all([worker.call(HostInterface.compilation_report) for worker in self._workers])
         reports = [report for report in answers if report is not None]
         if not reports:
             return {}
-        merged = CompilationReport.merged(reports)
+        merged = CompilationReport.merge_reports(reports)
         for note in merged.notes if self._remote else ():  # in this process the workers have logged them
             logger.warning("%s", note)
         self.notes = (*self.notes, *merged.notes)
-        return merged.metrics()
+        return merged.to_metrics()

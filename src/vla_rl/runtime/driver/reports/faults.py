@@ -18,7 +18,7 @@ class FaultLog:
         """Number of envs that broke and were replaced."""
         self.on_fault: Callable[[str], None] = lambda text: None
 
-    def report(self, texts: list[str]) -> None:
+    def report_faults(self, texts: list[str]) -> None:
         """Report these faults and clear the list, so that each is reported once. Raises EnvError when there were too
         many.
         """
@@ -29,6 +29,6 @@ class FaultLog:
             raise too_many_faults(self.count, self.limit, self.env_type, texts[-1])
         texts.clear()
 
-    def announce(self, text: str) -> None:
+    def announce_fault(self, text: str) -> None:
         """Report a fault that does not count towards the limit."""
         self.on_fault(text)

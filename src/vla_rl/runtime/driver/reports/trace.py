@@ -74,7 +74,7 @@ class Segment:
     """Chunk steps of each ticket that the step consumed."""
 
     @property
-    def size(self) -> int:
+    def event_count(self) -> int:
         return sum(map(len, self.tracks.values()))
 
 
@@ -92,8 +92,8 @@ class Usage:
     else `MESSAGES`.
     """
 
-    def shares(self) -> dict[str, Any]:
-        """Return the shares of the workers' time, as `Trace.roles`."""
+    def compute_shares(self) -> dict[str, Any]:
+        """Return the shares of the workers' time, as `Trace.role_shares`."""
         total = self.seconds or 1.0
         return {
             "workers": self.workers,
@@ -126,7 +126,7 @@ class Trace:
         self.ticket_chunk_steps: Sequence[int] = ()
         """Chunk steps of each ticket that the running step consumes."""
 
-    def add(self, kind: str, step: int, env_steps: int, drained: Mapping[int, tuple[list[Event], int]]) -> None:
+    def add_events(self, kind: str, step: int, env_steps: int, drained: Mapping[int, tuple[list[Event], int]]) -> None:
         """Add what every worker recorded since the last call.
 
         Args:
@@ -156,50 +156,50 @@ class Trace:
         self.ticket_chunk_steps = ()
         if kind == "training":
             self._sum_up(segment)
-        phases = {DRIVER: self.driver_calls.drain()[0]}
-        self.segments.append(_newest(evolve(segment, tracks={**phases, **tracks})))
-        while sum(s.size for s in self.segments) > KEPT_EVENTS:
+        phases = {DRIVER: self.driver_calls.drain_events()[0]}
+        self.segments.append(_newest_events(evolve(segment, tracks={**phases, **tracks})))
+        while sum(s.event_count for s in self.segments) > KEPT_EVENTS:
             self.segments.popleft()
 
-    def roles(self) -> dict[str, dict[str, Any]]:
+    def role_shares(self) -> dict[str, dict[str, Any]]:
         """Return role -> {"workers", "busy", "waits_for": {role: share}, "bubbles"}: shares of its workers' time in all
         training iterations so far.
         """
-        return {role: self.usage[role].shares() for role in ROLES if role in self.usage}
+        return {role: self.usage[role].compute_shares() for role in ROLES if role in self.usage}
 
-    def write(self, folder: Path, *, final: bool = False) -> None:
+    def write_file(self, folder: Path, *, final: bool = False) -> None:
         """Write the file, unless that was done so recently that it would cost more than a hundredth of the run."""
         start = monotonic()
         if not final and start - self.written_at < self.write_seconds / WRITING_SHARE:
             return
         partial = folder / f".{FILE}.partial"
-        partial.write_text(json.dumps(self.chrome(), separators=(",", ":")), encoding="utf-8")
+        partial.write_text(json.dumps(self.to_chrome_format(), separators=(",", ":")), encoding="utf-8")
         os.replace(partial, folder / FILE)
         self.written_at = monotonic()
         self.write_seconds = self.written_at - start
 
-    def chrome(self) -> dict[str, Any]:
+    def to_chrome_format(self) -> dict[str, Any]:
         """Return the kept iterations in Chrome's trace format: a process for each worker, a thread for each role; times
         in microseconds.
         """
         others = {track for segment in self.segments for track in segment.tracks if track[1] in CONCURRENT_TRACKS}
-        events = [*_names([DRIVER, *self.tracks, *sorted(others)])]
+        events = [*_track_names([DRIVER, *self.tracks, *sorted(others)])]
         lanes = {(s.index, "sim"): s.lanes for s in self.assignments if s.concurrent_lanes}
         events += [name for track, slices in lanes.items() for name in _lane_names(track, slices)]
         for segment in self.segments:
             label = segment.kind if segment.kind == "start" else f"{segment.kind} {segment.step}"
-            events.append(self._slice(DRIVER, "iteration", label, segment.begin, segment.end))
+            events.append(self._make_slice(DRIVER, "iteration", label, segment.begin, segment.end))
             for track, calls in segment.tracks.items():
                 kind = "concurrent" if track[1] in CONCURRENT_TRACKS else "work"
                 for call in calls:
                     where = None if call.lane is None else {"lane": call.lane}
-                    events.append(self._slice(track, kind, call.method, call.start, call.end, where))
+                    events.append(self._make_slice(track, kind, call.method, call.start, call.end, where))
                     if where is not None and track in lanes:
                         events[-1]["tid"] = LANE_THREADS + call.lane
-            for track, start, end, parts in waits(segment):
+            for track, start, end, parts in find_gaps(segment):
                 main_cause = max(parts, key=lambda role: parts[role])
                 milliseconds = {f"{role}_ms": round(1e3 * seconds, 3) for role, seconds in parts.items()}
-                events.append(self._slice(track, "wait", f"waits for {main_cause}", start, end, milliseconds))
+                events.append(self._make_slice(track, "wait", f"waits for {main_cause}", start, end, milliseconds))
         iterations = [
             {"kind": s.kind, "step": s.step, "seconds": s.end - s.begin, "env_steps": s.env_steps, "tickets": s.tickets}
             for s in self.segments
@@ -210,7 +210,7 @@ class Trace:
                 "roles": s.slot.roles,
                 "device": s.slot.device,
                 "cpus": s.slot.cpus,
-                "local": s.local,
+                "local": s.is_local,
                 "concurrent_lanes": s.concurrent_lanes,
                 "lanes": {lane.index: lane.num_envs for lane in s.lanes},
                 "served": {lane.index: lane.num_envs for lane in s.served},
@@ -221,18 +221,18 @@ class Trace:
             "assignments": assignments,
             "sizes": self.sizes,
             "iterations": iterations,
-            "roles": self.roles(),
+            "roles": self.role_shares(),
             "dropped_events": self.dropped,
         }
         return {"displayTimeUnit": "ms", "otherData": other, "traceEvents": events}
 
-    def _slice(
+    def _make_slice(
         self, track: Track, category: str, name: str, start: float, end: float, args: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         # Whole nanoseconds, so that slices nest.
         first = round(1e9 * (start - self.begin))
         last = round(1e9 * (end - self.begin))
-        event = {"ph": "X", "pid": track[0] + 1, "tid": _thread(track[1]), "cat": category, "name": name}
+        event = {"ph": "X", "pid": track[0] + 1, "tid": _thread_id(track[1]), "cat": category, "name": name}
         return {**event, "ts": first / 1e3, "dur": (last - first) / 1e3, **({"args": args} if args else {})}
 
     def _sum_up(self, segment: Segment) -> None:
@@ -241,13 +241,13 @@ class Trace:
         for track in self.tracks:
             tracks_of_role.setdefault(track[1], []).append(track)
         seconds_of_mask: dict[int, float] = {}
-        for start, end, mask in _states(segment, self.tracks):
+        for start, end, mask in _track_states(segment, self.tracks):
             seconds_of_mask[mask] = seconds_of_mask.get(mask, 0.0) + end - start
         for role, tracks in tracks_of_role.items():
             usage = self.usage.setdefault(role, Usage(workers=len(tracks)))
             usage.seconds += len(tracks) * (segment.end - segment.begin)
             calls = [call for track in tracks for call in segment.tracks[track]]
-            spans = [span for track in tracks for span in _spans(segment.tracks[track])]
+            spans = [span for track in tracks for span in _busy_spans(segment.tracks[track])]
             usage.busy += sum(end - start for start, end in spans)
             main = [call for call in calls if call.main]
             if main:
@@ -261,14 +261,16 @@ class Trace:
                     waited[cause] = waited.get(cause, 0.0) + share * seconds
 
 
-def waits(segment: Segment) -> Iterator[tuple[Track, float, float, dict[str, float]]]:
+def find_gaps(segment: Segment) -> Iterator[tuple[Track, float, float, dict[str, float]]]:
     """Yield every gap between two calls of a track: (track, start, end, role waited for -> seconds)."""
     tracks = [track for track in segment.tracks if track[1] in ROLES]
     open_gaps: dict[Track, tuple[float, dict[str, float]]] = {}
     blamed: dict[int, list[tuple[Track, dict[str, float]]]] = {}
-    for start, end, mask in _states(segment, tracks):
+    for start, end, mask in _track_states(segment, tracks):
         if mask not in blamed:
-            blamed[mask] = [(t, causes(t, _busy(mask, tracks))) for i, t in enumerate(tracks) if not mask >> i & 1]
+            blamed[mask] = [
+                (t, find_causes(t, _busy_tracks(mask, tracks))) for i, t in enumerate(tracks) if not mask >> i & 1
+            ]
         idle = dict(blamed[mask])
         for track in [track for track in open_gaps if track not in idle]:
             began, parts = open_gaps.pop(track)
@@ -281,7 +283,7 @@ def waits(segment: Segment) -> Iterator[tuple[Track, float, float, dict[str, flo
         yield track, began, segment.end, parts
 
 
-def causes(track: Track, busy: Sequence[Track]) -> dict[str, float]:
+def find_causes(track: Track, busy: Sequence[Track]) -> dict[str, float]:
     """Return the roles that an idle track waits for while `busy` ones work, as shares that add up to 1."""
     roles = {role for _, role in busy if role in SUPPLIERS.get(track[1], ())} or {role for _, role in busy}
     return {role: 1.0 / len(roles) for role in sorted(roles)} if roles else {MESSAGES: 1.0}
@@ -292,20 +294,20 @@ def _waited_for(mask: int, tracks: Sequence[Track]) -> dict[str, dict[str, float
     busy.
     """
     result: dict[str, dict[str, float]] = {}
-    busy = _busy(mask, tracks)
+    busy = _busy_tracks(mask, tracks)
     for i, track in enumerate(tracks):
         if not mask >> i & 1:
             total = result.setdefault(track[1], {})
-            for role, share in causes(track, busy).items():
+            for role, share in find_causes(track, busy).items():
                 total[role] = total.get(role, 0.0) + share
     return result
 
 
-def _busy(mask: int, tracks: Sequence[Track]) -> list[Track]:
+def _busy_tracks(mask: int, tracks: Sequence[Track]) -> list[Track]:
     return [track for i, track in enumerate(tracks) if mask >> i & 1]
 
 
-def _spans(calls: Iterable[Event]) -> list[tuple[float, float]]:
+def _busy_spans(calls: Iterable[Event]) -> list[tuple[float, float]]:
     """Return the intervals in which at least one of the calls was running."""
     spans: list[tuple[float, float]] = []
     for start, end in sorted((call.start, call.end) for call in calls):
@@ -316,11 +318,11 @@ def _spans(calls: Iterable[Event]) -> list[tuple[float, float]]:
     return spans
 
 
-def _states(segment: Segment, tracks: Sequence[Track]) -> Iterator[tuple[float, float, int]]:
+def _track_states(segment: Segment, tracks: Sequence[Track]) -> Iterator[tuple[float, float, int]]:
     """Yield (start, end, bits of the busy tracks), from the segment's begin to its end."""
     changes = []
     for i, track in enumerate(tracks):
-        for start, end in _spans(segment.tracks[track]):
+        for start, end in _busy_spans(segment.tracks[track]):
             changes += [(max(start, segment.begin), 1 << i), (min(end, segment.end), 1 << i)]
     changes.sort()
     now, mask = segment.begin, 0
@@ -333,9 +335,9 @@ def _states(segment: Segment, tracks: Sequence[Track]) -> Iterator[tuple[float, 
         yield now, segment.end, mask
 
 
-def _newest(segment: Segment) -> Segment:
+def _newest_events(segment: Segment) -> Segment:
     """Return the segment, or as much of its end as can be kept."""
-    if segment.size <= KEPT_EVENTS:
+    if segment.event_count <= KEPT_EVENTS:
         return segment
     ends = sorted(call.end for calls in segment.tracks.values() for call in calls)
     since = ends[-KEPT_EVENTS // 2]
@@ -343,9 +345,9 @@ def _newest(segment: Segment) -> Segment:
     return evolve(segment, begin=since, tracks=tracks)
 
 
-def _names(tracks: Iterable[Track]) -> Iterator[dict[str, Any]]:
+def _track_names(tracks: Iterable[Track]) -> Iterator[dict[str, Any]]:
     for worker, role in tracks:
-        track = {"ph": "M", "pid": worker + 1, "tid": _thread(role)}
+        track = {"ph": "M", "pid": worker + 1, "tid": _thread_id(role)}
         yield {**track, "name": "process_name", "args": {"name": "driver" if worker < 0 else f"worker {worker}"}}
         yield {**track, "name": "thread_name", "args": {"name": role}}
 
@@ -358,5 +360,5 @@ def _lane_names(track: Track, lanes: Iterable[LaneSlice]) -> Iterator[dict[str, 
         yield {**thread, "name": "thread_name", "args": {"name": f"{track[1]}, lane {lane.index}"}}
 
 
-def _thread(role: str) -> int:
+def _thread_id(role: str) -> int:
     return (*ROLES, "driver", *CONCURRENT_TRACKS).index(role) + 1

@@ -24,25 +24,25 @@ class MicroBatchStream:
         self._unsent: list[OrderedSamples] = []
         """Samples that no learner has yet: too few for a micro-batch of every rank."""
 
-    def add(self, samples: OrderedSamples) -> None:
+    def queue_samples(self, samples: OrderedSamples) -> None:
         """Add samples, and send as many full micro-batches of every rank as there are. Does not wait."""
         self._unsent.append(samples)
         count = sum(map(len, self._unsent)) // self.size * self.size
         if count:
             unsent = OrderedSamples.concat(self._unsent)
-            self._send(unsent.take(slice(count)))
+            self._send_samples(unsent.take(slice(count)))
             self._unsent = [unsent.take(slice(count, None))]
 
-    def finish(self, samples: OrderedSamples) -> None:
+    def send_last(self, samples: OrderedSamples) -> None:
         """Send the last samples of the step, with those that are left. Does not wait."""
-        self._send(OrderedSamples.concat([*self._unsent, samples]))
+        self._send_samples(OrderedSamples.concat([*self._unsent, samples]))
 
     def reset(self) -> None:
         """Forget the step, which is over."""
         self.calls = []
         self._unsent = []
 
-    def _send(self, samples: OrderedSamples) -> None:
+    def _send_samples(self, samples: OrderedSamples) -> None:
         """Send samples to the learners, which run their passes as soon as they are free."""
         batches_of_ranks = round_robin(len(samples), len(self.fleet.learners), self.micro_batch)
         passes = max(map(len, batches_of_ranks))

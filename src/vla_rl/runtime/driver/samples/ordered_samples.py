@@ -37,7 +37,7 @@ class OrderedSamples:
             fields={name: None if array is None else array[index] for name, array in self.fields.items()},
         )
 
-    def total(self, name: str) -> float:
+    def sum_field(self, name: str) -> float:
         """Return the sum of a batch field, at least 1e-8, as it divides the loss."""
         array = self.fields[name]
         assert array is not None
@@ -47,15 +47,15 @@ class OrderedSamples:
     def concat(parts: Sequence[OrderedSamples]) -> OrderedSamples:
         """Join parts, one after another."""
 
-        def joined(arrays: Sequence[Any]) -> Any:
+        def join_arrays(arrays: Sequence[Any]) -> Any:
             return None if any(array is None for array in arrays) else np.concatenate(arrays)
 
         return OrderedSamples(
-            numbers=joined([part.numbers for part in parts]),
-            steps=joined([part.steps for part in parts]),
-            workers=joined([part.workers for part in parts]),
-            sample_ids=joined([part.sample_ids for part in parts]),
-            fields={name: joined([part.fields[name] for part in parts]) for name in parts[0].fields},
+            numbers=join_arrays([part.numbers for part in parts]),
+            steps=join_arrays([part.steps for part in parts]),
+            workers=join_arrays([part.workers for part in parts]),
+            sample_ids=join_arrays([part.sample_ids for part in parts]),
+            fields={name: join_arrays([part.fields[name] for part in parts]) for name in parts[0].fields},
         )
 
     @staticmethod

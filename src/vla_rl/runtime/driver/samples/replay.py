@@ -44,14 +44,16 @@ class ReplayIndex:
     groups: dict[int, _Group] = field(factory=dict, init=False)
     """Groups in the order in which they were added."""
 
-    def expire(self, version: int) -> list[int]:
+    def drop_expired(self, version: int) -> list[int]:
         """Drop the groups whose policy lag exceeds `max_lag` with these weights, and return them."""
         limit = self.section.max_lag
         if limit is None:
             return []
-        return self._drop([number for number, group in self.groups.items() if version - group.oldest_version > limit])
+        return self._drop_groups(
+            [number for number, group in self.groups.items() if version - group.oldest_version > limit]
+        )
 
-    def choose(self, step: int, new: int) -> list[int]:
+    def choose_groups(self, step: int, new: int) -> list[int]:
         """Return the groups that `step` uses again besides `new` new ones, in the order of the buffer."""
         groups = list(self.groups)
         if self.section.sampling == "oldest":
@@ -69,10 +71,12 @@ class ReplayIndex:
             self.groups[number].uses += 1
         self.groups |= {number: _Group(1, oldest_version) for number, oldest_version in new.items()}
         if self.section.sampling == "oldest":
-            return self._drop([number for number, group in self.groups.items() if group.uses >= self.section.uses])
-        return self._drop(list(self.groups)[: max(0, len(self.groups) - self.capacity)])
+            return self._drop_groups(
+                [number for number, group in self.groups.items() if group.uses >= self.section.uses]
+            )
+        return self._drop_groups(list(self.groups)[: max(0, len(self.groups) - self.capacity)])
 
-    def _drop(self, numbers: list[int]) -> list[int]:
+    def _drop_groups(self, numbers: list[int]) -> list[int]:
         for number in numbers:
             del self.groups[number]
         return numbers
@@ -92,13 +96,13 @@ class Replay(ABC):
     """Source of groups that a step trains on again, besides its new ones."""
 
     @abstractmethod
-    def draw(self, version: int, new: RolloutBatch) -> list[RolloutBatch]:
+    def draw_groups(self, version: int, new: RolloutBatch) -> list[RolloutBatch]:
         """Return the groups of earlier steps that this step trains on again, and store those of `new`. `version`:
         version of the learners' weights.
         """
 
     @abstractmethod
-    def finish(self, trained: bool) -> ReplayChanges:
+    def end_step(self, trained: bool) -> ReplayChanges:
         """End the step. `trained`: False where it had nothing to train on."""
 
     @abstractmethod
@@ -113,10 +117,10 @@ class Replay(ABC):
 class NoReplay(Replay):
     """Stand-in for a buffer in a run that trains on each group once."""
 
-    def draw(self, version: int, new: RolloutBatch) -> list[RolloutBatch]:
+    def draw_groups(self, version: int, new: RolloutBatch) -> list[RolloutBatch]:
         return []
 
-    def finish(self, trained: bool) -> ReplayChanges:
+    def end_step(self, trained: bool) -> ReplayChanges:
         return ReplayChanges()
 
     def batch_metrics(self, rollout: Rollout, repeated: Array, version: int) -> dict[str, float]:
@@ -139,14 +143,14 @@ class ReplayBuffer(Replay):
         """Groups that the step uses again."""
         self._expired: list[int] = []
 
-    def draw(self, version: int, new: RolloutBatch) -> list[RolloutBatch]:
-        self._expired = self.index.expire(version)
-        self._repeated = self.index.choose(new.rollout.step, len(new.rollout.groups.unique()))
+    def draw_groups(self, version: int, new: RolloutBatch) -> list[RolloutBatch]:
+        self._expired = self.index.drop_expired(version)
+        self._repeated = self.index.choose_groups(new.rollout.step, len(new.rollout.groups.unique()))
         repeated = [self.batches[group] for group in self._repeated]
-        self._store(new, version)
+        self._store_groups(new, version)
         return repeated
 
-    def finish(self, trained: bool) -> ReplayChanges:
+    def end_step(self, trained: bool) -> ReplayChanges:
         leaving = [*self._expired, *(self.index.record_use(self._repeated, self._new) if trained else ())]
         dropped = [self.batches.pop(group) for group in leaving if group in self.batches]
         kept_tickets = [
@@ -169,11 +173,11 @@ class ReplayBuffer(Replay):
     def buffer_metrics(self, learner_bytes: Sequence[int]) -> dict[str, float]:
         return {"replay/groups": float(len(self.batches)), "replay/mib": sum(learner_bytes) / 2**20}
 
-    def _store(self, new: RolloutBatch, version: int) -> None:
+    def _store_groups(self, new: RolloutBatch, version: int) -> None:
         """Store the trajectory records of a step's new groups."""
         rollout = new.rollout
         oldest_versions = rollout.versions.masked_fill(~rollout.samples, version).amin(0)
         for group in rollout.groups.unique().tolist():
             columns = (rollout.groups == group).nonzero().flatten().numpy()
             self._new[group] = int(oldest_versions[columns].min())
-            self.batches[group] = new.cut(take_columns(rollout, columns).evolve(episodes=()), columns)
+            self.batches[group] = new.cut_columns(take_columns(rollout, columns).evolve(episodes=()), columns)

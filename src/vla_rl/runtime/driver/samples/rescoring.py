@@ -17,7 +17,7 @@ from vla_rl.runtime.messages.ids import SampleId
 from vla_rl.runtime.messages.learning import SampleRefs, ScoreRequest
 
 
-def refreshed(
+def rescore_rollout(
     fleet: Fleet, batch: RolloutBatch, *, values: Array, log_probs: Array, version: int, size: int | None
 ) -> Rollout:
     """Return the rollout with recomputed values and log-probs.
@@ -37,29 +37,30 @@ def refreshed(
     assert batch.ranks is not None
     ended = np.zeros(len(samples.steps), bool) if batch.ended is None else batch.ended[index]
     stale = log_probs[samples.columns] & (rollout.versions.numpy()[index] != version)
-    inferences = SampleId.inferences(samples.sample_ids, samples.workers)
+    inferences = SampleId.inference_keys(samples.sample_ids, samples.workers)
     scored = stale if size else np.isin(inferences, inferences[stale])
     masks = (values[samples.columns], values[samples.columns] & ended, scored)
-    parts = [_batches(mask, samples, batch.ranks[index], len(fleet.learners), size) for mask in masks]
+    parts = [_split_batches(mask, samples, batch.ranks[index], len(fleet.learners), size) for mask in masks]
     passes = tuple(max(map(len, of_ranks)) for of_ranks in parts)
     if not any(passes):
         return rollout
 
-    def references(part: Array) -> SampleRefs:
+    def sample_refs(part: Array) -> SampleRefs:
         return samples.workers[part], samples.sample_ids[part]
 
     recorded = rollout.log_probs.numpy()[index]
     requests = [
         ScoreRequest(
-            values=[references(part) for part in value_parts],
-            finals=[references(part) for part in final_parts],
-            log_probs=[(references(part), recorded[part]) for part in log_prob_parts],
+            values=[sample_refs(part) for part in value_parts],
+            finals=[sample_refs(part) for part in final_parts],
+            log_probs=[(sample_refs(part), recorded[part]) for part in log_prob_parts],
             passes=passes,  # type: ignore[arg-type]
         )
         for value_parts, final_parts, log_prob_parts in zip(*parts, strict=True)
     ]
     calls = [
-        learner.call(LearnerInterface.score, request) for learner, request in zip(fleet.learners, requests, strict=True)
+        learner.call(LearnerInterface.score_samples, request)
+        for learner, request in zip(fleet.learners, requests, strict=True)
     ]
     changed = {name: getattr(rollout, name).clone() for name in ("values", "next_values") if any(masks[0])}
     if any(scored):
@@ -74,11 +75,13 @@ def refreshed(
     return rollout.evolve(**changed)
 
 
-def _batches(mask: Array, samples: SampleIndex, ranks: Array, world: int, size: int | None) -> Sequence[list[Array]]:
+def _split_batches(
+    mask: Array, samples: SampleIndex, ranks: Array, world: int, size: int | None
+) -> Sequence[list[Array]]:
     """Return the batches of each rank: indices of the samples in `mask` (bool [S]), sorted by worker and sample id."""
     order = np.lexsort((samples.sample_ids, samples.workers))
     order = order[mask[order]]
-    inferences = SampleId.inferences(samples.sample_ids, samples.workers)
+    inferences = SampleId.inference_keys(samples.sample_ids, samples.workers)
     batches = []
     for rank in range(world):
         of_rank = order[ranks[order] == rank]

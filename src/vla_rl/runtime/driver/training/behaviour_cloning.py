@@ -52,7 +52,7 @@ class ImitationTrainer:
 
     def batch_size(self, step: int) -> int:
         """Return the samples of an optimiser step (from 1), over all ranks."""
-        return sum(order.size(step) for order in self._orders)
+        return sum(order.sample_count(step) for order in self._orders)
 
     def train(
         self, first: int, last: int, lr: Callable[[int], float], on_step: Callable[[int], None]
@@ -70,7 +70,7 @@ class ImitationTrainer:
         for start in range(first, last + 1, STEPS_PER_CALL):
             on_step(start)
             end = min(start + STEPS_PER_CALL, last + 1)
-            steps = [self.split(step, lr(step)) for step in range(start, end)]
+            steps = [self.split_step(step, lr(step)) for step in range(start, end)]
             pending = [
                 learner.call(LearnerInterface.behaviour_cloning_update, [shards[rank] for shards in steps])
                 for rank, learner in enumerate(self._fleet.learners)
@@ -85,9 +85,9 @@ class ImitationTrainer:
         samples = sum(map(self.batch_size, range(first, last + 1)))
         return {name: total / samples for name, total in totals.items()} | maxima | read_all(statistics)
 
-    def split(self, step: int, lr: float) -> list[ImitationStep]:
+    def split_step(self, step: int, lr: float) -> list[ImitationStep]:
         """Return the shard of each rank in an optimiser step (from 1)."""
-        shards = [order.batch(step) for order in self._orders]
+        shards = [order.batch_indices(step) for order in self._orders]
         sizes = [len(shard) for shard in shards]
         return [
             ImitationStep(
@@ -153,7 +153,9 @@ def _clone_expert(
     """
     per_lane = -(-expert.episodes // len(fleet.lanes))
     calls = {
-        lane.index: fleet.sim_of[lane.index].call_for_two(EnvInterface.demonstrate, lane.index, per_lane, expert.noise)
+        lane.index: fleet.sim_of[lane.index].call_for_two(
+            EnvInterface.collect_demonstrations, lane.index, per_lane, expert.noise
+        )
         for lane in fleet.lanes
     }
     counts = {lane: fleet.get(lane_counts) for lane, (_, lane_counts) in calls.items()}
@@ -162,8 +164,8 @@ def _clone_expert(
         raise UserError(f"the expert of env {spec.env.type!r} solved none of {tries} episodes; nothing to clone")
     lanes_of_ranks: list[list[int]] = [[] for _ in fleet.learners]
     for i, lane in enumerate(fleet.lanes):
-        sim_worker = fleet.sim_of[lane.index].worker
-        ranks = [rank for rank, learner in enumerate(fleet.learners) if learner.worker == sim_worker]
+        sim_worker = fleet.sim_of[lane.index].worker_index
+        ranks = [rank for rank, learner in enumerate(fleet.learners) if learner.worker_index == sim_worker]
         lanes_of_ranks[ranks[0] if ranks else i % len(lanes_of_ranks)].append(lane.index)
     fleet.get_all(
         [
@@ -173,7 +175,7 @@ def _clone_expert(
     )
     sizes = [sum(counts[lane][0] for lane in lanes) for lanes in lanes_of_ranks]
     metrics = {"imitation/samples": float(samples), "imitation/expert_success": successes / tries}
-    orders = _epochs(spec.seed, purpose, [np.arange(size) for size in sizes], batch)
+    orders = _epochs_of_ranks(spec.seed, purpose, [np.arange(size) for size in sizes], batch)
     return ImitationTrainer(fleet, orders, metrics, augment, spec.seed)
 
 
@@ -183,7 +185,7 @@ def _clone_data(fleet: Fleet, spec: Spec, section: ImitationSpec, counts: Sequen
     metrics = {"imitation/samples": float(sum(counts))}
     samples = [[np.arange(rank, count, world) for rank in range(world)] for count in counts]
     if len(counts) == 1:
-        epochs = _epochs(spec.seed, "imitation", samples[0], section.batch)
+        epochs = _epochs_of_ranks(spec.seed, "imitation", samples[0], section.batch)
         return ImitationTrainer(fleet, epochs, metrics, section.augment, spec.seed)
     if min(counts) < world:
         raise UserError(
@@ -201,7 +203,7 @@ def _clone_data(fleet: Fleet, spec: Spec, section: ImitationSpec, counts: Sequen
     return ImitationTrainer(fleet, orders, metrics, section.augment, spec.seed)
 
 
-def _epochs(seed: int, purpose: str, samples: Sequence[Array], batch: int) -> list[Epochs]:
+def _epochs_of_ranks(seed: int, purpose: str, samples: Sequence[Array], batch: int) -> list[Epochs]:
     """Return the order of each rank. `samples`: int64 [n] for each rank; `batch`: over all ranks."""
     rank_batch = max(1, batch // len(samples))
     steps_per_epoch = max(-(-len(rank_samples) // rank_batch) for rank_samples in samples)

@@ -19,11 +19,11 @@ class SampleOrder(ABC):
     """Optimiser steps of one pass over the demonstrations; with several data sets, over the first."""
 
     @abstractmethod
-    def size(self, step: int) -> int:
+    def sample_count(self, step: int) -> int:
         """Return the number of samples of an optimiser step (from 1)."""
 
     @abstractmethod
-    def batch(self, step: int) -> Array:
+    def batch_indices(self, step: int) -> Array:
         """Return the indices, int64 [size], of an optimiser step's samples."""
 
 
@@ -43,11 +43,11 @@ class Epochs(SampleOrder):
         self._batch = batch
         self.steps_per_epoch = steps_per_epoch
 
-    def size(self, step: int) -> int:
+    def sample_count(self, step: int) -> int:
         start = (step - 1) % self.steps_per_epoch * self._batch
         return min(max(len(self._samples) - start, 0), self._batch)
 
-    def batch(self, step: int) -> Array:
+    def batch_indices(self, step: int) -> Array:
         epoch, position = divmod(step - 1, self.steps_per_epoch)
         order = generator(*self._key, epoch).permutation(len(self._samples))
         return self._samples[order[position * self._batch : (position + 1) * self._batch]]
@@ -78,16 +78,16 @@ class Mixture(SampleOrder):
         """Samples of each data set in a round of `WEIGHT_PARTS` samples."""
         self.steps_per_epoch = max(1, round(len(samples[0]) / (batch * weights[0])))
 
-    def size(self, step: int) -> int:
+    def sample_count(self, step: int) -> int:
         return self._batch
 
-    def batch(self, step: int) -> Array:
+    def batch_indices(self, step: int) -> Array:
         first, last = (step - 1) * self._batch, step * self._batch
         sets, numbers = [], []
         for number in range(first // WEIGHT_PARTS, (last - 1) // WEIGHT_PARTS + 1):
             start = number * WEIGHT_PARTS
             chosen = slice(max(first - start, 0), min(last - start, WEIGHT_PARTS))
-            set_of, number_of = self._round(number)
+            set_of, number_of = self._draw_round(number)
             sets.append(set_of[chosen])
             numbers.append(number_of[chosen])
         set_of, number_of = np.concatenate(sets), np.concatenate(numbers)
@@ -102,7 +102,7 @@ class Mixture(SampleOrder):
                 indices[rows[now]] = samples[order[positions[now]]]
         return indices
 
-    def _round(self, number: int) -> tuple[Array, Array]:
+    def _draw_round(self, number: int) -> tuple[Array, Array]:
         """Return the data set of each sample of a round, and the sample's number within its data set, int64
         [WEIGHT_PARTS] each. Samples of a data set are about evenly spaced."""
         set_of = np.repeat(np.arange(len(self._parts)), self._parts)

@@ -45,7 +45,7 @@ class RunLearners:
     ) -> None:
         """Create the learners' side of the driver. `recorded_samples`: samples of each data set that they opened."""
         self.spec = spec
-        self.shape = RunShape.of(spec)
+        self.shape = RunShape.from_spec(spec)
         self.fleet = collector.fleet
         self.collector = collector
         self.requests = requests
@@ -65,7 +65,7 @@ class RunLearners:
         samples.prepared = None
         for part in self.parts:
             batch, advantages = part.add_samples(batch, advantages)
-        metrics = samples.strategy.update(batch, advantages)
+        metrics = samples.strategy.run_update(batch, advantages)
         seconds = samples.prepare_seconds + perf_counter() - start
         return {**samples.router.metrics, **metrics, "time/update": seconds}
 
@@ -75,11 +75,11 @@ class RunLearners:
         if changed:
             self._send_weights(version)
         else:
-            self.fleet.skip(version)
+            self.fleet.skip_version(version)
         return {
             "time/publish": perf_counter() - start,
-            **self.fleet.phases.metrics(),
-            **self.compilation.metrics(),
+            **self.fleet.phases.take_metrics(),
+            **self.compilation.collect_metrics(),
         }
 
     @traced
@@ -117,7 +117,7 @@ class RunLearners:
         self.requests.load(trainer_folder)
         for part in self.parts:
             part.load(trainer_folder)
-        if self.shape.replays:
+        if self.shape.has_replay:
             logger.warning("the replay buffer is not part of a checkpoint: it is empty, and is filled again")
         if self.shape.pinned_lag:
             past_weights = trainer_folder / PAST_WEIGHTS
@@ -131,6 +131,6 @@ class RunLearners:
         Where rollouts run ahead, only tickets that need the new version wait for it; otherwise this call waits.
         """
         self.collector.wait_for_weights()
-        self.collector.publishing = self.fleet.publish(version, self.spec.runtime.check_weights)
-        if not self.shape.overlaps:
+        self.collector.publishing = self.fleet.publish_weights(version, self.spec.runtime.check_weights)
+        if not self.shape.has_overlap:
             self.collector.wait_for_weights()

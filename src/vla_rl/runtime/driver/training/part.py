@@ -57,7 +57,7 @@ class StepPart(ABC):
         return None
 
     @abstractmethod
-    def connect(self, context: StepContext) -> None:
+    def connect_to_run(self, context: StepContext) -> None:
         """Take what the part works with. Raises UserError for a run that it does not suit."""
 
     @abstractmethod

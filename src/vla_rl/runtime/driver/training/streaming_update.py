@@ -22,7 +22,7 @@ from vla_rl.core.trainers import OptimizerStep
 from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.interfaces import LearnerInterface
-from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, assemble, find_samples, joined
+from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, assemble_rollout, find_samples, join_batches
 from vla_rl.runtime.driver.collecting.collector import Collector
 from vla_rl.runtime.driver.reports.trace import Trace, traced
 from vla_rl.runtime.driver.samples.micro_batch_stream import MicroBatchStream
@@ -52,7 +52,7 @@ class StreamingUpdate(UpdateStrategy):
         self._scored_samples: list[OrderedSamples] = []
         """Samples of each scored part."""
 
-    def begin(self, step: int, tickets: Sequence[int]) -> None:
+    def begin_update(self, step: int, tickets: Sequence[int]) -> None:
         """Score the groups that are not scored yet, once they fill a micro-batch of every rank, and let learners begin
         with them. Does not wait.
         """
@@ -66,7 +66,7 @@ class StreamingUpdate(UpdateStrategy):
     def score_groups(self, step: int, tickets: Sequence[int]) -> None:
         """Score the groups of these tickets, and let learners begin with them. Does not wait."""
         trajectories = [self.collector.trajectories[number] for number in tickets]
-        batch = assemble(step, trajectories, self.spec.rollout.group_size)
+        batch = assemble_rollout(step, trajectories, self.spec.rollout.group_size)
         self._scored_tickets += batch.numbers.tolist()
         rollout = self.algorithm.shape_rewards(end_at_takeovers(batch.rollout))
         keep = self.algorithm.select(rollout) & rollout.samples.any(0)
@@ -77,9 +77,9 @@ class StreamingUpdate(UpdateStrategy):
         samples = OrderedSamples.from_batch(part, self.algorithm.advantages(part.rollout))
         self._scored_parts.append(part)
         self._scored_samples.append(samples)
-        self.stream.add(samples)
+        self.stream.queue_samples(samples)
 
-    def prepare(self, batch: RolloutBatch, selected: Rollout, columns: Array) -> RolloutBatch:
+    def prepare_batch(self, batch: RolloutBatch, selected: Rollout, columns: Array) -> RolloutBatch:
         """Return what is trained on, moved to the learners: the columns (indices) of a step's rollout that `selected`
         consists of.
 
@@ -94,10 +94,10 @@ class StreamingUpdate(UpdateStrategy):
         remaining = np.flatnonzero(~scored)
         if len(remaining):
             parts.append(self._prepare_part(batch, take_columns(selected, remaining), columns[remaining]))
-        prepared = joined(parts)
+        prepared = join_batches(parts)
         return evolve(prepared, rollout=prepared.rollout.evolve(episodes=batch.rollout.episodes))
 
-    def update(self, prepared: RolloutBatch, advantages: Advantages) -> dict[str, float]:
+    def run_update(self, prepared: RolloutBatch, advantages: Advantages) -> dict[str, float]:
         """Send the learners the samples that they do not have yet, and let them make the optimiser steps. Return
         metrics.
 
@@ -109,9 +109,9 @@ class StreamingUpdate(UpdateStrategy):
         if scored:
             parts = OrderedSamples.concat(self._scored_samples)
             check_parts(self.spec.algorithm.type, self.algorithm, parts, samples)
-        self.stream.finish(samples.take(slice(scored, None)))
-        divisor = samples.total("counts")
-        value_divisor = samples.total("value_counts")
+        self.stream.send_last(samples.take(slice(scored, None)))
+        divisor = samples.sum_field("counts")
+        value_divisor = samples.sum_field("value_counts")
         first = OptimizerStep(
             micro_batches=(), passes=0, divisor=divisor, value_divisor=value_divisor, accumulated=True
         )
@@ -126,7 +126,7 @@ class StreamingUpdate(UpdateStrategy):
         log_warnings(prepared.rollout.step, results)
         return update_metrics(len(samples), epochs, results)
 
-    def finish(self, trained: bool) -> None:
+    def finish_update(self, trained: bool) -> None:
         """Reset the state, as the step is over. Raises PluginError where `select` kept samples of parts and nothing of
         the whole step.
         """
@@ -150,7 +150,7 @@ class StreamingUpdate(UpdateStrategy):
         positions = self._scored_count + np.arange(len(order))
         ranks = np.empty(len(samples.steps), np.int64)
         ranks[order] = positions // self.spec.train.micro_batch % len(self.fleet.learners)
-        return self.router.prepare(batch, selected, columns, ranks)
+        return self.router.prepare_samples(batch, selected, columns, ranks)
 
     def _scope_error(self, reason: str) -> PluginError:
         return scope_error(self.spec.algorithm.type, reason)

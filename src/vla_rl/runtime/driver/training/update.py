@@ -27,23 +27,23 @@ class UpdateStrategy(ABC):
     """When learners get a step's samples, and what each optimiser step consists of."""
 
     @abstractmethod
-    def begin(self, step: int, tickets: Sequence[int]) -> None:
+    def begin_update(self, step: int, tickets: Sequence[int]) -> None:
         """Let learners begin with these collected tickets, the first of all that the step consumes, if they can. Does
         not wait.
         """
 
     @abstractmethod
-    def prepare(self, batch: RolloutBatch, selected: Rollout, columns: Array) -> RolloutBatch:
+    def prepare_batch(self, batch: RolloutBatch, selected: Rollout, columns: Array) -> RolloutBatch:
         """Return what is trained on, moved to the learners: replayed groups first, then the columns (indices) of a
         step's rollout that `selected` consists of.
         """
 
     @abstractmethod
-    def update(self, prepared: RolloutBatch, advantages: Advantages) -> dict[str, float]:
+    def run_update(self, prepared: RolloutBatch, advantages: Advantages) -> dict[str, float]:
         """Train on all samples of `prepared`. Return metrics."""
 
     @abstractmethod
-    def finish(self, trained: bool) -> None:
+    def finish_update(self, trained: bool) -> None:
         """End the step. `trained`: False where it had nothing to train on."""
 
 
@@ -56,19 +56,19 @@ class StepUpdate(UpdateStrategy):
         self.collector = collector
         self.router = router
 
-    def begin(self, step: int, tickets: Sequence[int]) -> None:
+    def begin_update(self, step: int, tickets: Sequence[int]) -> None:
         """Do nothing: the step is incomplete."""
 
-    def prepare(self, batch: RolloutBatch, selected: Rollout, columns: Array) -> RolloutBatch:
-        return self.router.prepare(batch, selected, columns)
+    def prepare_batch(self, batch: RolloutBatch, selected: Rollout, columns: Array) -> RolloutBatch:
+        return self.router.prepare_samples(batch, selected, columns)
 
-    def update(self, prepared: RolloutBatch, advantages: Advantages) -> dict[str, float]:
+    def run_update(self, prepared: RolloutBatch, advantages: Advantages) -> dict[str, float]:
         samples = find_samples(prepared.rollout, np.arange(len(prepared.numbers)), prepared)
         fields = batch_fields(prepared.rollout, advantages, samples)
         assert prepared.ranks is not None
         ranks = prepared.ranks[samples.steps, samples.columns]
         step = prepared.rollout.step
-        shards = self._split(step, samples, ranks, fields)
+        shards = self._split_shards(step, samples, ranks, fields)
         pending = []
         for learner, shard in zip(self.fleet.learners, shards, strict=True):
             shard_fields = {name: None if array is None else array[shard.samples] for name, array in fields.items()}
@@ -78,15 +78,17 @@ class StepUpdate(UpdateStrategy):
         log_warnings(step, results)
         return update_metrics(len(samples.steps), len(shards[0].steps), results)
 
-    def finish(self, trained: bool) -> None:
+    def finish_update(self, trained: bool) -> None:
         """Do nothing: nothing is kept from one step to the next."""
 
-    def _split(self, step: int, samples: SampleIndex, ranks: Array, fields: dict[str, Array | None]) -> list[RankShard]:
+    def _split_shards(
+        self, step: int, samples: SampleIndex, ranks: Array, fields: dict[str, Array | None]
+    ) -> list[RankShard]:
         """Return the shard of each rank (`ranks`: int64 [S], rank of each sample): first the samples of the policy in
         the rank's worker, then the others by worker, each in the order of the sample ids.
         """
         train = self.spec.train
-        learner_workers = np.array([learner.worker for learner in self.fleet.learners])
+        learner_workers = np.array([learner.worker_index for learner in self.fleet.learners])
         source = np.where(samples.workers == learner_workers[ranks], 0, samples.workers + 1)
         order = np.empty(len(ranks), np.int64)
         order[np.lexsort((samples.sample_ids, source))] = np.arange(len(ranks))
@@ -114,12 +116,12 @@ def update_metrics(samples: int, optimizer_steps: int, results: Sequence[UpdateM
     return {
         "update/samples": float(samples),
         "update/optimizer_steps": float(optimizer_steps),
-        **_merged(results),
+        **_merge_metrics(results),
         "time/learner": max(result.seconds for result in results),
     }
 
 
-def _merged(results: Sequence[UpdateMetrics]) -> dict[str, float]:
+def _merge_metrics(results: Sequence[UpdateMetrics]) -> dict[str, float]:
     """Merge the metrics of all ranks: sums are added, of maxima the largest counts, statistics are read."""
     metrics: dict[str, float] = {}
     for result in results:

@@ -28,9 +28,9 @@ def write_comparison_image(model: WorldModel, windows: Windows, file: Path) -> N
     lines = []
     for episode in range(len(windows.instructions)):
         for observations in (imagined.real, imagined.imagined):
-            frames = [_framed(first, episode)]
+            frames = [_join_cameras(first, episode)]
             for executed, obs in zip(imagined.executed, observations, strict=True):
-                frame = _framed(obs, episode)
+                frame = _join_cameras(obs, episode)
                 frames.append(frame if executed[episode] else np.full_like(frame, WHITE))
             lines.append(np.concatenate(frames, axis=1))
         lines.append(np.full_like(lines[-1][: 3 * GAP], WHITE))
@@ -38,7 +38,7 @@ def write_comparison_image(model: WorldModel, windows: Windows, file: Path) -> N
     Image.fromarray(np.concatenate(lines)).save(file)
 
 
-def _framed(obs: Observation, episode: int) -> Array:
+def _join_cameras(obs: Observation, episode: int) -> Array:
     """Return the cameras of an env side by side, with a gap to the right and below."""
     frame = np.concatenate([np.asarray(images[episode]) for images in obs.images.values()], axis=1)
     return np.pad(frame, ((0, GAP), (0, 2 * GAP), (0, 0)), constant_values=WHITE)

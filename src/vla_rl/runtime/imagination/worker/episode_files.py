@@ -43,7 +43,7 @@ class EpisodeShape:
         dims = {"state_dim": info.state_dim, "action_dim": info.action_dim}
         return EpisodeShape(cameras=dict(info.cameras), chunk=chunk, longest=longest, **dims)
 
-    def arrays(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def array_shapes(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return name -> (type, shape) of the arrays in a slot."""
         n = self.longest
         arrays: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -57,7 +57,7 @@ class EpisodeShape:
 
     @property
     def slot_bytes(self) -> int:
-        return sum(np.dtype(kind).itemsize * math.prod(shape) for kind, shape in self.arrays().values())
+        return sum(np.dtype(kind).itemsize * math.prod(shape) for kind, shape in self.array_shapes().values())
 
 
 class EpisodeFiles:
@@ -72,14 +72,16 @@ class EpisodeFiles:
         self.slots = slots
         folder.mkdir(parents=True, exist_ok=True)
         self._check_room()
-        self._arrays = {name: self._open(name, kind, of) for name, (kind, of) in shape.arrays().items() if 0 not in of}
+        self._arrays = {
+            name: self._open_array(name, kind, of) for name, (kind, of) in shape.array_shapes().items() if 0 not in of
+        }
 
     def __getitem__(self, name: str) -> Any:
         return self._arrays[name]
 
-    def write(self, slot: int, episode: RecordedEpisode) -> None:
+    def write_episode(self, slot: int, episode: RecordedEpisode) -> None:
         """Write an episode into a slot. Raises UserError where it has another shape."""
-        self._check(episode)
+        self._check_shape(episode)
         arrays = _arrays_of(episode)
         for name, array in self._arrays.items():
             array[slot, : len(arrays[name])] = arrays[name]
@@ -89,11 +91,11 @@ class EpisodeFiles:
         for array in self._arrays.values():
             array.flush()
 
-    def _check(self, episode: RecordedEpisode) -> None:
+    def _check_shape(self, episode: RecordedEpisode) -> None:
         length = len(episode.actions)
         problems = [f"{length} chunks"] if not 1 <= length <= self.shape.longest else []
         arrays = _arrays_of(episode)
-        for name, (kind, shape) in self.shape.arrays().items():
+        for name, (kind, shape) in self.shape.array_shapes().items():
             frames = length + (shape[0] > self.shape.longest)
             expected = f"{kind} {[frames, *shape[1:]]}"
             actual = f"{arrays[name].dtype} {list(arrays[name].shape)}" if name in arrays else "nothing"
@@ -114,7 +116,7 @@ class EpisodeFiles:
                     f"{what} of {self.folder} has {room / 1e9:.1f} GB; record fewer episodes, or smaller images"
                 )
 
-    def _open(self, name: str, kind: str, shape: tuple[int, ...]) -> Any:
+    def _open_array(self, name: str, kind: str, shape: tuple[int, ...]) -> Any:
         file = self.folder / f"{name}.bin"
         size = self.slots * np.dtype(kind).itemsize * math.prod(shape)
         if file.exists() and file.stat().st_size != size:

@@ -65,7 +65,7 @@ class EpisodeIndex:
         used_slots = {entry.slot for entry in remaining}.union(*self._checkpointed)
         return next((slot for slot in range(self._slots) if slot not in used_slots), None)
 
-    def add(self, slot: int, episode: RecordedEpisode) -> None:
+    def add_episode(self, slot: int, episode: RecordedEpisode) -> None:
         """Add an episode; the oldest beyond the capacity are dropped."""
         description = {name: getattr(episode, name) for name in DESCRIPTION}
         length = len(episode.actions)
@@ -73,7 +73,7 @@ class EpisodeIndex:
         self._recorded += 1
         del self.entries[: -self._capacity]
 
-    def split(self, held_out: bool) -> list[EpisodeEntry]:
+    def split_entries(self, held_out: bool) -> list[EpisodeEntry]:
         """Return the entries that are held out, or the entries to train on."""
         return [
             entry for entry in self.entries if is_held_out(entry.reset_state, entry.number, self._held_out) == held_out

@@ -50,8 +50,8 @@ class EpisodeStore:
                     f"the recorder in {self.folder} has {self._spare} slots for episodes between two "
                     "checkpoints, and they are used up; save checkpoints more often, or give it more `spare`"
                 )
-            self._files.write(slot, episode)
-            self.index.add(slot, episode)
+            self._files.write_episode(slot, episode)
+            self.index.add_episode(slot, episode)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -60,13 +60,13 @@ class EpisodeStore:
         """Write all that was recorded to disk."""
         self._files.flush()
 
-    def starts(
+    def start_windows(
         self, where: Literal["any", "first"], *, held_out: bool = False, newest: int | None = None
     ) -> tuple[ResetState, ...]:
         """Return the windows to imagine from: their newest frame is the first of an episode, or ("any") one that a
         chunk followed. They come from the `newest` episodes, or from all.
         """
-        entries = self.index.split(held_out)
+        entries = self.index.split_entries(held_out)
         return tuple(
             ResetState(id=self._window_id(entry, frame), task=entry.task)
             for entry in entries[-newest if newest else 0 :]
@@ -79,25 +79,25 @@ class EpisodeStore:
         They are the newest ones, half successes and half failures if enough of both are available, so that failures do
         not run out as a policy improves.
         """
-        entries = self.index.split(held_out=True)
-        success = [self._success(entry) for entry in entries]
+        entries = self.index.split_entries(held_out=True)
+        success = [self._is_success(entry) for entry in entries]
         successes = [entry for entry, won in zip(entries, success, strict=True) if won]
         failures = [entry for entry, won in zip(entries, success, strict=True) if not won]
         wins = min(len(successes), max(count // 2, count - len(failures)))
-        chosen = [*_newest(successes, wins), *_newest(failures, count - wins)]
+        chosen = [*_newest_entries(successes, wins), *_newest_entries(failures, count - wins)]
         return np.array(sorted(entry.serial for entry in chosen), np.int64) * self.shape.longest
 
-    def last(self, count: int) -> list[tuple[ResetState, bool]]:
+    def last_windows(self, count: int) -> list[tuple[ResetState, bool]]:
         """Return the first windows of the last `count` episodes, held out or not, and whether each was a success."""
         return [
-            (ResetState(id=self._window_id(entry, 0), task=entry.task), self._success(entry))
+            (ResetState(id=self._window_id(entry, 0), task=entry.task), self._is_success(entry))
             for entry in self.index.entries[len(self) - count :]
         ]
 
     def draw(self, count: int, *, history: int, rollout: int, seed: int, number: int) -> Windows:
         """Draw train windows for fitting, newer episodes more often. `number`: number of the draw, which keys it."""
         rng = generator(seed, "world-model/windows", number)
-        entries = self.index.split(held_out=False)
+        entries = self.index.split_entries(held_out=False)
         if not entries:
             raise UserError("no episodes have been recorded yet that a world model can be fitted to")
         bounds = [i * len(entries) // 4 for i in range(5)]
@@ -107,14 +107,14 @@ class EpisodeStore:
             low, high = (0, len(entries)) if quarter < 0 else (bounds[quarter], bounds[quarter + 1])
             entry = entries[int(rng.integers(low, high))]
             ids.append(self._window_id(entry, int(rng.integers(entry.length))))
-        return self.windows(np.array(ids), history=history, rollout=rollout)
+        return self.read_windows(np.array(ids), history=history, rollout=rollout)
 
-    def tasks(self, ids: Array) -> list[str]:
+    def window_tasks(self, ids: Array) -> list[str]:
         """Return the tasks of these windows' episodes (ids int64 [B])."""
         task_of = {entry.serial: entry.task for entry in self.index.entries}
         return [task_of[serial] for serial in (np.asarray(ids, np.int64) // self.shape.longest).tolist()]
 
-    def windows(self, ids: Array, *, history: int, rollout: int = 0) -> Windows:
+    def read_windows(self, ids: Array, *, history: int, rollout: int = 0) -> Windows:
         """Return the windows with these ids (int64 [B]): `history` frames, and the frames after the `rollout` chunks
         that followed.
 
@@ -156,10 +156,10 @@ class EpisodeStore:
     def _window_id(self, entry: EpisodeEntry, frame: int) -> int:
         return entry.serial * self.shape.longest + frame
 
-    def _success(self, entry: EpisodeEntry) -> bool:
+    def _is_success(self, entry: EpisodeEntry) -> bool:
         """Return whether the episode ended in success: an outcome within the actions of its last chunk."""
         return bool(0 < self._files["outcomes"][entry.slot, entry.length - 1] <= self.shape.chunk)
 
 
-def _newest(entries: list[EpisodeEntry], count: int) -> list[EpisodeEntry]:
+def _newest_entries(entries: list[EpisodeEntry], count: int) -> list[EpisodeEntry]:
     return entries[max(len(entries) - count, 0) :]

@@ -26,7 +26,8 @@ class ImaginedEnv(SimEnv):
 
     A reset state is a window of the episode store. The reset's seed keys everything that is drawn, so the envs of a
     group have the same window and different seeds. An env is truncated after `horizon` chunks of actions, and at the
-    step limit of the episode that it continues. Episodes recorded after the last `refresh` are not used as starts.
+    step limit of the episode that it continues. Episodes recorded after the last `refresh_starts` are not used as
+    starts.
     """
 
     def __init__(
@@ -80,13 +81,13 @@ class ImaginedEnv(SimEnv):
         self._success = np.zeros(num_envs, bool)
         self._faults: dict[int, list[str]] = {}
         self._tried: dict[tuple[int, int], int] = {}
-        """(reset state, seed) of a trajectory -> number of times it broke since `refresh`."""
-        self.refresh()
+        """(reset state, seed) of a trajectory -> number of times it broke since `refresh_starts`."""
+        self.refresh_starts()
 
-    def refresh(self) -> None:
+    def refresh_starts(self) -> None:
         """Use all episodes that are recorded by now as starts."""
         self._tried.clear()
-        self._starts = self.store.starts(self._start, newest=self._recent)
+        self._starts = self.store.start_windows(self._start, newest=self._recent)
 
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
         if split == "eval":
@@ -96,19 +97,19 @@ class ImaginedEnv(SimEnv):
     def reset(self, env_ids: ArrayOrTensor, state_ids: ArrayOrTensor, seed: ArrayOrTensor) -> Observation:
         chosen = np.array(to_numpy(env_ids), np.int64)
         ids = np.array(to_numpy(state_ids), np.int64)
-        windows = self.store.windows(ids, history=self.model.history)
+        windows = self.store.read_windows(ids, history=self.model.history)
         if self._windows is None:
             self._windows = take_rows(windows, np.zeros(self.num_envs, np.int64))
         self._windows = put_rows(self._windows, chosen, windows)
         self._ids[chosen] = ids
         self._seed[chosen] = to_numpy(seed)
-        self._tries[chosen] = [self._tried.get(key, 0) for key in self._trajectories(chosen)]
+        self._tries[chosen] = [self._tried.get(key, 0) for key in self._trajectory_keys(chosen)]
         self._steps[chosen] = self._chunks[chosen] = 0
         self._over[chosen] = self._success[chosen] = False
-        limits = np.array([self._limits[task] for task in self.store.tasks(ids)])
+        limits = np.array([self._limits[task] for task in self.store.window_tasks(ids)])
         executed_actions = (windows.first + self.model.history - 1) * self.store.shape.chunk
         self._limit[chosen] = np.minimum(self._horizon, np.maximum(limits - executed_actions, 1))
-        return self._observation(chosen)
+        return self._current_observation(chosen)
 
     def chunk_step(self, actions: ArrayOrTensor, active: ArrayOrTensor, stop_at_end: bool) -> ChunkResult:
         moves, running = np.array(to_numpy(actions), np.float32), np.array(to_numpy(active), bool)
@@ -118,7 +119,7 @@ class ImaginedEnv(SimEnv):
         left = np.where(running & ~self._over, np.minimum(self._limit - self._steps, width), 0)
         for length in np.unique(left[left > 0]):
             env_ids = np.flatnonzero(left == length)
-            for env_id, outcome in zip(env_ids, self._imagine(env_ids, moves[env_ids, :length]), strict=True):
+            for env_id, outcome in zip(env_ids, self._imagine_chunk(env_ids, moves[env_ids, :length]), strict=True):
                 won, last = bool(1 <= outcome <= length), int(outcome - 1) % length if outcome else length - 1
                 terminated[env_id, last], rewards[env_id, last] = outcome > 0, won
                 self._steps[env_id] += last + 1
@@ -128,7 +129,7 @@ class ImaginedEnv(SimEnv):
                     executed[env_id, last + 1 :] = False
                 self._success[env_id] = won
         return ChunkResult(
-            obs=self._observation(np.arange(self.num_envs)),
+            obs=self._current_observation(np.arange(self.num_envs)),
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
@@ -141,17 +142,17 @@ class ImaginedEnv(SimEnv):
         self._faults = {}
         return faults
 
-    def _imagine(self, env_ids: Array, actions: Array) -> Array:
+    def _imagine_chunk(self, env_ids: Array, actions: Array) -> Array:
         """Advance these envs by a chunk. Return the outcome class of each, int64 [R]."""
         assert self._windows is not None
         windows = take_rows(self._windows, env_ids)
-        keys = [self._keys(env_ids), self._ids[env_ids].tolist(), self._chunks[env_ids].tolist()]
+        keys = [self._noise_keys(env_ids), self._ids[env_ids].tolist(), self._chunks[env_ids].tolist()]
         after = self.model.imagine(windows, actions, Noise(self.seed, "imagination/frames", *keys)).numpy()
         chances = np.array(to_numpy(self.model.outcome(windows, actions, after)), np.float64)
         broken = ~np.isfinite(chances).all(1)
         if after.state is not None:
             broken |= ~np.isfinite(np.asarray(after.state)).all(1)
-        for env_id, key in zip(env_ids[broken], self._trajectories(env_ids[broken]), strict=True):
+        for env_id, key in zip(env_ids[broken], self._trajectory_keys(env_ids[broken]), strict=True):
             self._tried[key] = tries = self._tried.get(key, 0) + 1
             self._faults.setdefault(int(env_id), []).append("the world model gave numbers that are not finite")
             if tries == TRIES:
@@ -177,15 +178,15 @@ class ImaginedEnv(SimEnv):
         self._chunks[env_ids] += 1
         return drawn
 
-    def _trajectories(self, env_ids: Array) -> list[tuple[int, int]]:
+    def _trajectory_keys(self, env_ids: Array) -> list[tuple[int, int]]:
         return list(zip(self._ids[env_ids].tolist(), self._seed[env_ids].tolist(), strict=True))
 
-    def _keys(self, env_ids: Array) -> list[int]:
+    def _noise_keys(self, env_ids: Array) -> list[int]:
         """Return the keys of the noise: a trajectory that broke is repeated with different noise."""
         drawn = zip(self._seed[env_ids].tolist(), self._tries[env_ids].tolist(), strict=True)
         return [derived_seed(seed, "tried", tries) if tries else seed for seed, tries in drawn]
 
-    def _observation(self, env_ids: Array) -> Observation:
+    def _current_observation(self, env_ids: Array) -> Observation:
         if self._windows is None:
             raise RuntimeError("no env has been reset")
         windows = self._windows

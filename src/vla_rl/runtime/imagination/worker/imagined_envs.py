@@ -34,14 +34,14 @@ class ImaginedEnvs(EnvLanes, ImaginedEnvInterface):
         measuring: dict[int, Episodes] = {}
         for lane, count in num_envs.items():
             section = world_model.section
-            env = self._env(count, horizon=section.horizon, start=section.start)
+            env = self._make_env(count, horizon=section.horizon, start=section.start)
             world_model.training_envs.append(env)
-            training[lane] = self._episodes(env, bootstrap)
-            whole_episodes = self._env(count, horizon=world_model.store.shape.longest, start="first")
-            measuring[lane] = self._episodes(whole_episodes, False)
+            training[lane] = self._make_episodes(env, bootstrap)
+            whole_episodes = self._make_env(count, horizon=world_model.store.shape.longest, start="first")
+            measuring[lane] = self._make_episodes(whole_episodes, False)
         self.episodes_of |= {TRAINING: training, MEASURING: measuring}
 
-    def _env(self, count: int, **settings: Any) -> ImaginedEnv:
+    def _make_env(self, count: int, **settings: Any) -> ImaginedEnv:
         world_model = self._world_model
         section = world_model.section
         return ImaginedEnv(
@@ -55,7 +55,7 @@ class ImaginedEnvs(EnvLanes, ImaginedEnvInterface):
             **settings,
         )
 
-    def _episodes(self, env: ImaginedEnv, bootstrap: bool) -> Episodes:
+    def _make_episodes(self, env: ImaginedEnv, bootstrap: bool) -> Episodes:
         spec = self._world_model.spec
         assert spec.world_model is not None
         return Episodes(
@@ -70,14 +70,14 @@ class ImaginedEnvs(EnvLanes, ImaginedEnvInterface):
         )
 
     def begin(self, lane: int, purpose: str, tickets: Sequence[EpisodeRequest]) -> StepRequest:
-        self._check(tickets)
-        return in_host_memory(self.started(lane, purpose, tickets))
+        self._check_version(tickets)
+        return in_host_memory(self.begin_lane(lane, purpose, tickets))
 
     def step(self, lane: int, actions: Any, tickets: Sequence[EpisodeRequest]) -> StepRequest:
-        self._check(tickets)
-        return in_host_memory(self.stepped(lane, actions, tickets))
+        self._check_version(tickets)
+        return in_host_memory(self.step_lane(lane, actions, tickets))
 
-    def _check(self, tickets: Sequence[EpisodeRequest]) -> None:
+    def _check_version(self, tickets: Sequence[EpisodeRequest]) -> None:
         """Raises RuntimeError for a ticket that belongs to another version of the world model than the current one."""
         version = self._world_model.counts.updates
         for ticket in tickets:

@@ -34,24 +34,24 @@ class WorldModelObserver:
         self.recordings = recordings
         self._running: dict[int, _Running] = {}
 
-    def began(self, env_ids: Array, starts: Sequence[EpisodeRequest], seeds: Array, obs: Observation) -> None:
+    def on_reset(self, env_ids: Array, starts: Sequence[EpisodeRequest], seeds: Array, obs: Observation) -> None:
         for place, (env_id, start) in enumerate(zip(env_ids.tolist(), starts, strict=True)):
-            self._running[env_id] = _Running(start, int(seeds[place]), [_copy(obs, place)])
+            self._running[env_id] = _Running(start, int(seeds[place]), [_copy_observation(obs, place)])
 
-    def moved(
+    def on_chunk(
         self, env_ids: Array, actions: Array, record: Mapping[str, Array], success: Array, obs: Observation
     ) -> None:
         ended = record["terminated"] | record["truncated"]
         for env_id in env_ids.tolist():
             running, width = self._running[env_id], actions.shape[1]
-            running.frames.append(_copy(obs, env_id))
+            running.frames.append(_copy_observation(obs, env_id))
             running.actions.append(actions[env_id].copy())
             running.executed.append(record["valid"][env_id].copy())
             at = int(record["terminated"][env_id].argmax())
             outcome = 1 + at if success[env_id] else 1 + width + at
             running.outcomes.append(outcome if record["terminated"][env_id].any() else 0)
             if ended[env_id].any():
-                self.recordings[running.start.number] = _recording(self._running.pop(env_id))
+                self.recordings[running.start.number] = _build_episode(self._running.pop(env_id))
 
 
 class WorldModelRecordings(WorldModelRecordingInterface):
@@ -63,15 +63,15 @@ class WorldModelRecordings(WorldModelRecordingInterface):
         them.
         """
 
-    def observer(self) -> WorldModelObserver:
+    def create_observer(self) -> WorldModelObserver:
         """Return an observer for the episodes of a lane."""
         return WorldModelObserver(self.ended)
 
-    def take(self, last: int) -> list[RecordedEpisode]:
+    def take_episodes(self, last: int) -> list[RecordedEpisode]:
         return [self.ended.pop(number) for number in sorted(self.ended.copy()) if number <= last]
 
 
-def _copy(obs: Observation, env_id: int) -> Observation:
+def _copy_observation(obs: Observation, env_id: int) -> Observation:
     """Return the observation of one env in separate memory, because a simulator may write into what it returned."""
     env_obs = obs.take(np.array([env_id])).numpy()
     images = {camera: np.array(frames) for camera, frames in env_obs.images.items()}
@@ -79,7 +79,7 @@ def _copy(obs: Observation, env_id: int) -> Observation:
     return Observation(images=images, instructions=env_obs.instructions, state=state)
 
 
-def _recording(running: _Running) -> RecordedEpisode:
+def _build_episode(running: _Running) -> RecordedEpisode:
     start, obs = running.start, Observation.concat(running.frames)
     state = np.zeros((len(obs), 0), np.float32) if obs.state is None else to_numpy(obs.state)
     return RecordedEpisode(

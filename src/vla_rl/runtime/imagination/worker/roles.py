@@ -22,4 +22,4 @@ def build_roles(context: RoleContext, settings: ImaginationRoles) -> BuiltRoles:
         roles[WORLD_MODEL] = world_model
         roles[IMAGINED] = ImaginedEnvs(world_model, settings.lanes, context.bootstrap)
     plugin = f"world model {context.spec.world_model.type!r}"
-    return BuiltRoles(roles=roles, plugin=plugin, make_observer=recordings.observer)
+    return BuiltRoles(roles=roles, plugin=plugin, make_observer=recordings.create_observer)

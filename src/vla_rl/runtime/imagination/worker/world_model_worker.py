@@ -32,8 +32,8 @@ from vla_rl.runtime.imagination.worker.imagined_env import ImaginedEnv
 from vla_rl.runtime.messages.ids import IMAGINED_EPISODES
 from vla_rl.runtime.workers.added_roles import RoleContext
 from vla_rl.toolkit.models.checkpoints import read_pickled
-from vla_rl.toolkit.trainers.result_checks import guard
-from vla_rl.toolkit.world_models.measures import THRESHOLDS, measure, thresholds_met
+from vla_rl.toolkit.trainers.result_checks import guard_trainer
+from vla_rl.toolkit.world_models.measures import THRESHOLDS, measure_quality, thresholds_met
 
 TRAINER = "world_model"
 """Trainer that fits world models."""
@@ -77,7 +77,7 @@ class WorldModelWorker(WorldModelInterface):
         assert spec.world_model is not None and spec.imagination is not None
         self.spec = spec
         self.section = spec.imagination
-        self.info = limited(context.info, spec.rollout.max_steps)
+        self.info = limit_steps(context.info, spec.rollout.max_steps)
         self.store = EpisodeStore(
             folder / "episodes",
             EpisodeShape.of(self.info, spec.rollout.chunk),
@@ -91,7 +91,7 @@ class WorldModelWorker(WorldModelInterface):
         self.model = wrap("world_model", model, plugin.type, wrappers)
         fitting = Context(seed=spec.seed, device=device, training=self.model)
         trainer: Trainer = build("trainer", TRAINER, load("trainer", TRAINER).config(), fitting)
-        checks = guard(f"world model {plugin.type!r}", own_table=True)
+        checks = guard_trainer(f"world model {plugin.type!r}", own_table=True)
         self.trainer = wrap("trainer", trainer, TRAINER, [checks, *wrappers])
         self.training_envs: list[ImaginedEnv] = []
         """Envs for training in imagination; they start from new episodes after each fit."""
@@ -109,13 +109,13 @@ class WorldModelWorker(WorldModelInterface):
     def fit(self, step: int, *ended: list[RecordedEpisode]) -> FitResult:
         before = perf_counter()
         self.store.index.saved()
-        self._state_before = copy.deepcopy(self._state())
+        self._state_before = copy.deepcopy(self._current_state())
         episodes = [attrs.evolve(episode, step=step) for of_worker in ended for episode in of_worker]
         episodes.sort(key=lambda episode: episode.number)
         self.store.add(episodes)
-        updates, losses = self._fit()
+        updates, losses = self._fit_model()
         fitted = perf_counter()
-        measures = self._measures()
+        measures = self._measure_model()
         thresholds = thresholds_met(measures, self.counts.good) if measures else dict.fromkeys(THRESHOLDS, False)
         self.counts.good = all(thresholds.values())
         self._refresh_starts()
@@ -132,14 +132,14 @@ class WorldModelWorker(WorldModelInterface):
                 "time/measure": perf_counter() - fitted,
             },
             thresholds_met=thresholds,
-            last_episodes=tuple(self.store.last(last)),
+            last_episodes=tuple(self.store.last_windows(last)),
         )
 
-    def _fit(self) -> tuple[int, dict[str, list[float]]]:
+    def _fit_model(self) -> tuple[int, dict[str, list[float]]]:
         """Fit the model to what is recorded. Return the number of updates, and the metrics of each update."""
         section = self.section
         losses: dict[str, list[float]] = {}
-        if not self.store.starts("first"):
+        if not self.store.start_windows("first"):
             return 0, losses
         updates = section.fit_updates if self.counts.good else section.fit_updates_below_threshold
         for _ in range(updates):
@@ -155,15 +155,19 @@ class WorldModelWorker(WorldModelInterface):
             self.counts.updates += 1
         return updates, losses
 
-    def _measures(self) -> dict[str, float]:
+    def _measure_model(self) -> dict[str, float]:
         """Measure the model on held-out episodes; {} without them."""
         self._check_stop()
         windows = self._held_out(self.section.evaluated_episodes)
-        return {} if windows is None else measure(self.model, windows, self.spec.seed, action_episodes=ACTION_EPISODES)
+        return (
+            {}
+            if windows is None
+            else measure_quality(self.model, windows, self.spec.seed, action_episodes=ACTION_EPISODES)
+        )
 
     def _refresh_starts(self) -> None:
         for env in self.training_envs:
-            env.refresh()
+            env.refresh_starts()
         self._starts = self.training_envs[0].reset_states("train") if self.training_envs else ()
 
     def draw_starts(self, groups: Sequence[int]) -> list[ResetState]:
@@ -179,7 +183,7 @@ class WorldModelWorker(WorldModelInterface):
     # --------------------------------------------------------------------------------------------- checkpoints
 
     def save(self, file: Path) -> None:
-        torch.save(self._state() if self._state_before is None else self._state_before, file)
+        torch.save(self._current_state() if self._state_before is None else self._state_before, file)
         self.store.flush()
         windows = self._held_out(COMPARED_EPISODES)
         if windows is not None and self._state_before is None:
@@ -193,7 +197,7 @@ class WorldModelWorker(WorldModelInterface):
             module.load_state_dict(state["weights"])
         self.trainer.load(state["training"])
 
-    def _state(self) -> dict[str, Any]:
+    def _current_state(self) -> dict[str, Any]:
         weights = {
             name: tensor.detach().cpu()
             for module in self.trainer.modules().values()
@@ -213,7 +217,7 @@ class WorldModelWorker(WorldModelInterface):
         ids = self.store.held_out(count)
         if not len(ids):
             return None
-        return self.store.windows(ids, history=self.model.history, rollout=self.store.shape.longest)
+        return self.store.read_windows(ids, history=self.model.history, rollout=self.store.shape.longest)
 
     def _check_stop(self) -> None:
         self._heartbeat()
@@ -221,7 +225,7 @@ class WorldModelWorker(WorldModelInterface):
             raise StopRequested
 
 
-def limited(info: EnvInfo, max_steps: int | None) -> EnvInfo:
+def limit_steps(info: EnvInfo, max_steps: int | None) -> EnvInfo:
     """Return the description with the spec's step limit, if it has one."""
     if max_steps is None:
         return info
@@ -231,6 +235,6 @@ def limited(info: EnvInfo, max_steps: int | None) -> EnvInfo:
 def spare_of(spec: Spec) -> int:
     """Return how many episodes may be recorded between two checkpoints and in an unfinished step."""
     assert spec.imagination is not None
-    shape = RunShape.of(spec)
+    shape = RunShape.from_spec(spec)
     step = (shape.groups_per_step + shape.resampled_groups) * shape.group_size
     return min((spec.train.checkpoint_every or spec.train.steps) * step, spec.imagination.buffer) + step

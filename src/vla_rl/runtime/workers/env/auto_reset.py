@@ -35,7 +35,9 @@ class StreamPositions:
         self.earlier_chunks[env_id] = self._no_chunks
         self.earlier_return[env_id] = 0.0
 
-    def cursor(self, env_id: int, request: EpisodeRequest, chunks: Array, return_so_far: float) -> EpisodeRequest:
+    def stream_cursor(
+        self, env_id: int, request: EpisodeRequest, chunks: Array, return_so_far: float
+    ) -> EpisodeRequest:
         """Return where the env's stream continues after its ticket.
 
         Args:
@@ -56,7 +58,7 @@ class StreamPositions:
     def forget_observation(self, env_id: int) -> None:
         self._observations.pop(env_id, None)
 
-    def leave(self) -> None:
+    def forget_all_observations(self) -> None:
         """Forget the observations of all envs, because something else will run on the simulator."""
         self._observations.clear()
 

@@ -6,13 +6,13 @@ import traceback
 
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.runtime.comm.interfaces import CLOSE_S
-from vla_rl.toolkit.processes import limited
+from vla_rl.toolkit.processes import limit_time
 
 
 def close_env(env: SimEnv, name: str) -> str:
     """Close a simulator. Return what went wrong, in words; empty when nothing did."""
     try:
-        with limited(CLOSE_S):
+        with limit_time(CLOSE_S):
             env.close()
     except TimeoutError:
         return f"env {name!r}: close has not returned within {CLOSE_S:g} s; its end was not waited for"

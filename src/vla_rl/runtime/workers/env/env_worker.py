@@ -12,7 +12,7 @@ from attrs import evolve
 from vla_rl.core.errors import NotOffered, PluginError, UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.interrupts import StopRequested
-from vla_rl.core.manager import unwrapped
+from vla_rl.core.manager import unwrap_component
 from vla_rl.core.randomness import generator
 from vla_rl.core.reset_states import draw_state
 from vla_rl.core.reward_models import RewardModel
@@ -73,8 +73,8 @@ class EnvWorker(EnvLanes, EnvInterface):
         self.stop_requested = stop_requested
         self.reward_model = reward_model
         if reward_model is not None:
-            unwrapped(reward_model).stop_requested = stop_requested
-        for env in map(unwrapped, envs.values()):
+            unwrap_component(reward_model).stop_requested = stop_requested
+        for env in map(unwrap_component, envs.values()):
             if env.waits_s > 0:
                 env.stop_requested = stop_requested
         self._reward_lock = Lock()
@@ -101,23 +101,23 @@ class EnvWorker(EnvLanes, EnvInterface):
                 first_env=self.slices[i].first_env,
                 auto_reset=rollout.auto_reset,
                 chunk_steps=None if rollout.steps is None else rollout.steps // rollout.chunk,
-                draw=self._draw,
+                draw=self._draw_episode,
                 ignore_terminations=rollout.ignore_terminations,
                 reward=rollout.reward,
                 reward_coef=rollout.reward_coef,
                 bootstrap=bootstrap,
                 camera=camera_of(first.info, spec, camera) if framed else None,
                 observer=None if make_observer is None else make_observer(),
-                recorder=self._recorder(env, "rollout"),
-                scorer=self._scorer(judges_success=True),
-                expert=self._expert(i, env) if asks_expert(spec) else None,
+                recorder=self._make_recorder(env, "rollout"),
+                scorer=self._make_scorer(judges_success=True),
+                expert=self._make_expert(i, env) if asks_expert(spec) else None,
                 **shared,
             )
             for i, env in envs.items()
         }
-        evaluation_scorer = self._scorer(judges_success=spec.rewards is not None and spec.rewards.evaluation)
+        evaluation_scorer = self._make_scorer(judges_success=spec.rewards is not None and spec.rewards.evaluation)
         self.eval = {
-            i: Episodes(env, **shared, recorder=self._recorder(env, "evaluation"), scorer=evaluation_scorer)
+            i: Episodes(env, **shared, recorder=self._make_recorder(env, "evaluation"), scorer=evaluation_scorer)
             for i, env in envs.items()
         }
         self.running = dict(self.train)
@@ -125,7 +125,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         if not self.states:
             raise PluginError(f"env {spec.env.type!r} offers no reset states in its train split")
 
-    def swap(self, envs: dict[int, SimEnv]) -> dict[int, SimEnv]:
+    def swap_envs(self, envs: dict[int, SimEnv]) -> dict[int, SimEnv]:
         """Replace the simulators by these, or, while no rollout runs, by none. Return the previous ones."""
         before = self.envs
         self.envs = envs
@@ -142,16 +142,18 @@ class EnvWorker(EnvLanes, EnvInterface):
 
     def begin(self, lane: int, purpose: str, tickets: Sequence[EpisodeRequest]) -> Any:
         if purpose == "evaluation":
-            self.train[lane].leave()
-        return self._answer(lane, self.started(lane, purpose, tickets))
+            self.train[lane].forget_streams()
+        return self._make_answer(lane, self.begin_lane(lane, purpose, tickets))
 
     def step(self, lane: int, actions: Any, tickets: Sequence[EpisodeRequest]) -> Any:
-        return self._answer(lane, self.stepped(lane, actions, tickets))
+        return self._make_answer(lane, self.step_lane(lane, actions, tickets))
 
-    def demonstrate(self, lane: int, count: int, noise: float) -> tuple[Demonstrations | None, tuple[int, int, int]]:
+    def collect_demonstrations(
+        self, lane: int, count: int, noise: float
+    ) -> tuple[Demonstrations | None, tuple[int, int, int]]:
         env, lane_slice = self.envs[lane], self.slices[lane]
         episodes = self.eval[lane]
-        self.train[lane].leave()
+        self.train[lane].forget_streams()
         kept_obs: list[Observation] = []
         kept_actions: list[Array] = []
         sort_keys: list[Array] = []
@@ -166,7 +168,7 @@ class EnvWorker(EnvLanes, EnvInterface):
                 EpisodeRequest(state=draw_state(self.states, self.spec.seed, i, DEMONSTRATIONS), number=i)
                 for i in index
             ]
-            episodes.clear()
+            episodes.clear_tickets()
             request = episodes.step(None, starts)
             solved = np.zeros(lane_slice.num_envs, bool)
             steps: list[tuple[Array, Array, Observation, Array]] = []
@@ -176,14 +178,14 @@ class EnvWorker(EnvLanes, EnvInterface):
                 self.heartbeat()
                 if self.stop_requested():
                     raise StopRequested
-                first[request.positions[request.chunks == 0]] = len(steps)
+                first[request.positions[request.chunk_numbers == 0]] = len(steps)
                 label = to_numpy(self._expert_chunk(env))[request.positions]
                 jitter = [
                     generator(self.spec.seed, "expert-noise", int(n), 0, int(c)).standard_normal(label.shape[1:])
-                    for n, c in zip(request.numbers, request.chunks, strict=True)
+                    for n, c in zip(request.ticket_numbers, request.chunk_numbers, strict=True)
                 ]
-                steps.append((request.positions, request.chunks, request.obs.numpy(), label))
-                noisy = np.clip(label + noise * np.stack(jitter), episodes.low, episodes.high)
+                steps.append((request.positions, request.chunk_numbers, request.obs.numpy(), label))
+                noisy = np.clip(label + noise * np.stack(jitter), episodes.action_low, episodes.action_high)
                 request = episodes.step(noisy.astype(np.float32))
                 for ticket in request.finished:
                     solved[ticket.number - index[0]] = ticket.episodes[0].success_once
@@ -205,7 +207,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             observations, actions = observations.take(order), actions[order]
         return (observations, actions), (len(actions), good, tried)
 
-    def _expert(self, lane: int, env: SimEnv) -> LaneExpert:
+    def _make_expert(self, lane: int, env: SimEnv) -> LaneExpert:
         """Return the expert of a lane, which asks the lane's simulator of the moment."""
         return LaneExpert(
             lambda: self._expert_chunk(self.envs[lane]),
@@ -226,17 +228,17 @@ class EnvWorker(EnvLanes, EnvInterface):
                 f"vla-rl sft)"
             ) from exc
 
-    def _recorder(self, env: SimEnv, what: str) -> EpisodeRecorder:
+    def _make_recorder(self, env: SimEnv, what: str) -> EpisodeRecorder:
         return EpisodeRecorder(env.info, settings_in(self.spec.hooks) or RecordSettings(), self.stores[what])
 
-    def recorded(self, what: str) -> list[RecordingKey]:
+    def recorded_keys(self, what: str) -> list[RecordingKey]:
         return self.stores[what].keys()
 
-    def recording(self, what: str, key: RecordingKey) -> Recording:
+    def get_recording(self, what: str, key: RecordingKey) -> Recording:
         return self.stores[what].get(key)
 
     def forget_recordings(self, what: str, last: int | None) -> None:
-        self.stores[what].forget(last)
+        self.stores[what].forget_up_to(last)
 
     def close(self) -> list[str]:
         """Close all simulators. Return what went wrong, in words."""
@@ -247,7 +249,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         flaws = [close_env(env, self.name) for env in self.envs.values()]
         return [flaw for flaw in flaws if flaw]
 
-    def _scorer(self, *, judges_success: bool) -> RewardScorer | None:
+    def _make_scorer(self, *, judges_success: bool) -> RewardScorer | None:
         """Return the scorer of chunk steps by the spec's `rewards:`; None if the spec has none."""
         rewards = self.spec.rewards
         if rewards is None or self.reward_model is None:
@@ -260,20 +262,20 @@ class EnvWorker(EnvLanes, EnvInterface):
             judges_success=judges_success,
         )
 
-    def _draw(self, start: EpisodeRequest, episode: int) -> EpisodeRequest:
+    def _draw_episode(self, start: EpisodeRequest, episode: int) -> EpisodeRequest:
         """Return episode number `episode` of a ticket, with a drawn reset state (auto_reset)."""
-        group = start.key // self.spec.rollout.group_size
+        group = start.random_key // self.spec.rollout.group_size
         return evolve(
             start, episode=episode, state=draw_state(self.states, self.spec.seed, group, episode, start.weights)
         )
 
-    def _answer(self, lane: int, request: StepRequest) -> Any:
+    def _make_answer(self, lane: int, request: StepRequest) -> Any:
         """Return the request, or the message in which it travels."""
         if self.local and not self.observed:
             return request
         # Imagined observations are in host memory too, and samples of both kinds form one batch.
         request = in_host_memory(request)
-        return request if self.local else self.outboxes[lane].put(request, shared=self.shared.get(lane, False))
+        return request if self.local else self.outboxes[lane].make_message(request, shared=self.shared.get(lane, False))
 
 
 def camera_of(info: EnvInfo, spec: Spec, requested: str | None) -> str:

@@ -33,13 +33,13 @@ class EnvLanes:
         self.fault_count = 0
         self._counting = Lock()
 
-    def started(self, lane: int, purpose: str, tickets: Sequence[EpisodeRequest]) -> StepRequest:
+    def begin_lane(self, lane: int, purpose: str, tickets: Sequence[EpisodeRequest]) -> StepRequest:
         """Start these tickets, and forget what the lane ran before."""
         self.running[lane] = self.episodes_of[purpose][lane]
-        self.running[lane].clear()
-        return self.stepped(lane, None, tickets)
+        self.running[lane].clear_tickets()
+        return self.step_lane(lane, None, tickets)
 
-    def stepped(self, lane: int, actions: Array | None, tickets: Sequence[EpisodeRequest]) -> StepRequest:
+    def step_lane(self, lane: int, actions: Array | None, tickets: Sequence[EpisodeRequest]) -> StepRequest:
         """Execute a chunk in each env that has a ticket, and start further tickets."""
         request = self.running[lane].step(actions, tickets)
         with self._counting:

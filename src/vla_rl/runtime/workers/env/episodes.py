@@ -136,19 +136,19 @@ class Episodes:
         self.identity = np.zeros((num_envs, 4), np.int64)
         """Number, key, episode and version of these requests."""
         self.all_envs = np.arange(num_envs)
-        self.clear()
+        self.clear_tickets()
 
     @property
-    def low(self) -> Array:
+    def action_low(self) -> Array:
         """Lower bounds of the actions, float32 [A]."""
         return self.simulator.low
 
     @property
-    def high(self) -> Array:
+    def action_high(self) -> Array:
         """Upper bounds of the actions, float32 [A]."""
         return self.simulator.high
 
-    def clear(self) -> None:
+    def clear_tickets(self) -> None:
         """Drop the running tickets. The scenes that the envs have loaded and streams between two tickets are kept."""
         self.waiting = WaitingTickets()
         """Tickets that no env has started."""
@@ -160,9 +160,9 @@ class Episodes:
         self.frames.clear()
         self.trajectories.clear()
 
-    def leave(self) -> None:
+    def forget_streams(self) -> None:
         """Forget the positions of streams, because something else will run on the simulator."""
-        self.streams.leave()
+        self.streams.forget_all_observations()
 
     def step(self, actions: Array | None = None, tickets: Sequence[EpisodeRequest] = ()) -> StepRequest:
         """Execute actions, start tickets in free envs, and ask for the next chunks.
@@ -174,31 +174,31 @@ class Episodes:
         self.waiting.extend(tickets)
         self.counts.reset()
         if not self.active.any():
-            self._renew(self._start_tickets())
-            return self._request()
+            self._renew_observations(self._start_tickets())
+            return self._build_request()
         assert actions is not None
         env_ids = np.flatnonzero(self.active)
         chosen = self.simulator.all_actions(actions, env_ids)
         expert_step = None
         if self.expert is not None:
             requests = [self._request_of(env_id) for env_id in env_ids.tolist()]
-            expert_step = self.expert.advise(env_ids, requests, self.statistics.chunks[env_ids])
-            chosen = expert_step.mixed(chosen)
-        remaining = self.statistics.remaining(self.active)
+            expert_step = self.expert.advise_envs(env_ids, requests, self.statistics.chunks[env_ids])
+            chosen = expert_step.mix_actions(chosen)
+        remaining = self.statistics.remaining_actions(self.active)
         width = min(self.chunk, int(remaining.max()))
         result = self.simulator.chunk_step(chosen[:, :width], self.active, remaining)
         if expert_step is not None:
-            result = expert_step.noted(result, chosen)
-        broken = self.recovery.broken(self.active)
-        record, ends, executed = self.statistics.add(self.active, remaining, result, broken)
+            result = expert_step.mark_source(result, chosen)
+        broken = self.recovery.find_broken(self.active)
+        record, ends, executed = self.statistics.add_chunk(self.active, remaining, result, broken)
         if expert_step is not None:
             record[LABELS] = expert_step.labels
         self.counts.env_steps += executed
-        again = self._record(env_ids, broken, chosen, record, result)
+        again = self._record_chunk(env_ids, broken, chosen, record, result)
 
         last = ends
         if self.chunk_steps is not None:
-            last = self.active & (self.trajectories.lengths(self.all_envs) == self.chunk_steps)
+            last = self.active & (self.trajectories.ticket_lengths(self.all_envs) == self.chunk_steps)
         truncated = np.asarray(record["truncated"].any(1))
         cut = truncated | (last & ~ends)
         cut[broken] = False
@@ -212,24 +212,24 @@ class Episodes:
         finished = self._end_tickets(np.flatnonzero(last & self.active), result.obs)
         self.obs = result.obs
         self.obs_env_ids = self.all_envs
-        self._renew(np.concatenate([continued, broken, self._start_tickets()]))
-        return self._request(valued_identity, final, finished, again)
+        self._renew_observations(np.concatenate([continued, broken, self._start_tickets()]))
+        return self._build_request(valued_identity, final, finished, again)
 
-    def _record(
+    def _record_chunk(
         self, env_ids: Array, broken: Array, chosen: Array, record: dict[str, Array], result: ChunkResult
     ) -> list[tuple[int, int]]:
         """Record a chunk step of these envs. Return `StepRequest.again` for those that broke."""
-        self.trajectories.add({**record, ACTIONS: chosen} if self.keeps_actions else record)
+        self.trajectories.add_chunk({**record, ACTIONS: chosen} if self.keeps_actions else record)
         moved = np.setdiff1d(env_ids, broken) if len(broken) else env_ids
         executed = chosen
         if result.executed_actions is not None:
             executed = chosen.copy()
             executed[:, : result.executed_actions.shape[1]] = result.executed_actions
         if self.observer is not None:
-            self.observer.moved(moved, executed, record, self.statistics.at_end, result.obs)
+            self.observer.on_chunk(moved, executed, record, self.statistics.at_end, result.obs)
         again = [self.recovery.drop_attempt(env_id, self._request_of(env_id).number) for env_id in broken.tolist()]
-        self.recorder.add(moved, executed, result, record)
-        self.frames.add(env_ids, result.obs)
+        self.recorder.add_chunk(moved, executed, result, record)
+        self.frames.add_frames(env_ids, result.obs)
         return again
 
     # ------------------------------------------------------------------------------------- tickets and episodes
@@ -240,14 +240,14 @@ class Episodes:
         for env_id in np.flatnonzero(~self.active).tolist() if self.waiting else ():
             previous = self.requests[env_id]
             loaded = None if previous is None else previous.state.task
-            ticket = self.waiting.take(self.first_env + env_id, loaded)
+            ticket = self.waiting.take_ticket(self.first_env + env_id, loaded)
             if ticket is None:
                 continue
-            self._assign(env_id, ticket)
+            self._assign_request(env_id, ticket)
             continues = previous is not None and previous.number == ticket.follows
             self.streams.begin_ticket(env_id, ticket, continues)
             if ticket.env_id is not None and not len(self.streams.earlier_chunks[env_id]):
-                self._draw(env_id, ticket.episode)  # drawn with the task weights of this ticket
+                self._assign_drawn_episode(env_id, ticket.episode)  # drawn with the task weights of this ticket
             started.append(env_id)
         env_ids = np.array(started, np.int64)
         self.active[env_ids] = True
@@ -256,25 +256,25 @@ class Episodes:
 
     def _next_episode(self, env_id: int) -> None:
         """Continue the env's ticket, or its stream, with another episode."""
-        self._draw(env_id, self._request_of(env_id).episode + 1)
+        self._assign_drawn_episode(env_id, self._request_of(env_id).episode + 1)
         self.streams.begin_episode(env_id)
         self.trajectories.begin_episodes(env_id)
 
-    def _draw(self, env_id: int, episode: int) -> None:
+    def _assign_drawn_episode(self, env_id: int, episode: int) -> None:
         assert self.draw is not None
-        self._assign(env_id, self.draw(self._request_of(env_id), episode))
+        self._assign_request(env_id, self.draw(self._request_of(env_id), episode))
 
-    def _assign(self, env_id: int, request: EpisodeRequest) -> None:
+    def _assign_request(self, env_id: int, request: EpisodeRequest) -> None:
         self.requests[env_id] = request
-        self.identity[env_id] = request.number, request.key, request.episode, request.version
+        self.identity[env_id] = request.number, request.random_key, request.episode, request.version
         self.statistics.limit[env_id] = self.step_limits[request.state.task]
 
     def _end_episode(self, env_id: int, truncated: bool) -> None:
         """Keep the results of an episode that ended, and choose the next one of the ticket with auto_reset."""
-        episode = self.statistics.close(env_id, self._request_of(env_id), truncated)
+        episode = self.statistics.finish_episode(env_id, self._request_of(env_id), truncated)
         self.trajectories.episodes[env_id].append(episode)
-        self.recorder.end(env_id, episode)
-        self.frames.end(env_id)
+        self.recorder.end_episode(env_id, episode)
+        self.frames.end_episode(env_id)
         if self.chunk_steps is not None:
             self._next_episode(env_id)
 
@@ -290,10 +290,10 @@ class Episodes:
             cursor = None
             if request.env_id is not None:
                 chunks = self.trajectories.episode_actions(env_id)
-                cursor = self.streams.cursor(env_id, request, chunks, float(self.statistics.total[env_id]))
+                cursor = self.streams.stream_cursor(env_id, request, chunks, float(self.statistics.total[env_id]))
                 if cursor.actions is not None and len(cursor.actions):
                     amid_episode.append(env_id)
-            frames = self.frames.take(env_id)
+            frames = self.frames.take_frames(env_id)
             finished.append(self.trajectories.end_ticket(env_id, request, frames=frames, cursor=cursor))
         self.streams.keep_observations(amid_episode, obs)
         return finished
@@ -305,7 +305,7 @@ class Episodes:
 
     # ---------------------------------------------------------------------------------------------- observations
 
-    def _renew(self, env_ids: Array) -> None:
+    def _renew_observations(self, env_ids: Array) -> None:
         """Continue envs where their stream is, or else from a reset, and replace their observations by the ones from
         there.
         """
@@ -327,34 +327,34 @@ class Episodes:
         if not len(env_ids):
             return []
         has_begun = np.array([len(self.streams.earlier_chunks[env_id]) > 0 for env_id in env_ids.tolist()])
-        if not self.simulator.deterministic:
+        if not self.simulator.is_deterministic:
             for env_id in env_ids[has_begun].tolist():
                 self._next_episode(env_id)
                 self.counts.restarted += 1
             has_begun[:] = False
-        obs = self._reset(env_ids)
+        obs = self._reset_envs(env_ids)
         if not has_begun.any():
             return [(env_ids, obs)]
         replayed = env_ids[has_begun]
         return [
             (env_ids[~has_begun], obs.take(np.flatnonzero(~has_begun))),
-            (replayed, self.replay.run(replayed, self._reset, self._request_of)),
+            (replayed, self.replay.replay_actions(replayed, self._reset_envs, self._request_of)),
         ]
 
-    def _reset(self, env_ids: Array) -> Observation:
+    def _reset_envs(self, env_ids: Array) -> Observation:
         """Reset envs to the beginning of their episodes. Return their observations."""
         requests = [self._request_of(env_id) for env_id in env_ids.tolist()]
         state_ids = np.array([request.state.id for request in requests], np.int64)
-        seeds = derived_seeds(self.seed, "episode", [r.key for r in requests], [r.episode for r in requests])
-        obs = self.simulator.reset(env_ids, state_ids, seeds)
-        self.recovery.broken(self.active)  # they are repaired already: these faults are only counted
+        seeds = derived_seeds(self.seed, "episode", [r.random_key for r in requests], [r.episode for r in requests])
+        obs = self.simulator.reset_envs(env_ids, state_ids, seeds)
+        self.recovery.find_broken(self.active)  # they are repaired already: these faults are only counted
         if self.observer is not None:
-            self.observer.began(env_ids, requests, seeds, obs)
-        self.statistics.open(env_ids)
+            self.observer.on_reset(env_ids, requests, seeds, obs)
+        self.statistics.reset_episodes(env_ids)
         self.trajectories.begin_episodes(env_ids)
         for position, (env_id, request) in enumerate(zip(env_ids.tolist(), requests, strict=True)):
-            self.recorder.begin(env_id, request, obs, position)
-            self.frames.begin(env_id, request, obs, position)
+            self.recorder.begin_episode(env_id, request, obs, position)
+            self.frames.begin_episode(env_id, request, obs, position)
         return obs
 
     def _with_steps(self, obs: Observation, env_ids: Array) -> Observation:
@@ -363,7 +363,7 @@ class Episodes:
 
     # --------------------------------------------------------------------------------------------------- request
 
-    def _ending(self, env_ids: Array, lengths: Array) -> int:
+    def _count_ending(self, env_ids: Array, lengths: Array) -> int:
         """Return how many of these envs, with this many chunk steps each, certainly end their tickets with the next
         one.
         """
@@ -382,7 +382,7 @@ class Episodes:
         rows[self.obs_env_ids] = np.arange(len(self.obs_env_ids))
         return self._with_steps(self.obs.take(rows[positions]), positions)
 
-    def _request(
+    def _build_request(
         self,
         valued: Array = NO_IDENTITY,
         final: Observation | None = None,
@@ -394,7 +394,7 @@ class Episodes:
         asking[0] = positions
         asking[[1, 2, 3, 5]] = self.identity[positions].T
         asking[4] = self.statistics.chunks[positions]
-        lengths = self.trajectories.lengths(positions)
+        lengths = self.trajectories.ticket_lengths(positions)
         return StepRequest(
             asking=asking,
             obs=self._asking_obs(positions),
@@ -403,7 +403,7 @@ class Episodes:
             finished=tuple(finished),
             again=tuple(again),
             steps=int(lengths.sum()),
-            ending=self._ending(positions, lengths),
+            ending=self._count_ending(positions, lengths),
             waiting=len(self.waiting),
             seconds=self.counts.seconds,
             env_steps=self.counts.env_steps,

@@ -30,11 +30,11 @@ class ExpertStep:
     high: Array
     """Bounds of the actions, float32 [A] each."""
 
-    def mixed(self, chosen: Array) -> Array:
+    def mix_actions(self, chosen: Array) -> Array:
         """Return the policy's actions, float32 [N, C, A], or the expert's where it acts."""
         return np.where(self.acts[:, None, None], np.clip(self.labels, self.low, self.high), chosen)
 
-    def noted(self, result: ChunkResult, actions: Array) -> ChunkResult:
+    def mark_source(self, result: ChunkResult, actions: Array) -> ChunkResult:
         """Return the result of these actions, float32 [N, C, A], with the expert as their source where it acts. A
         person who took over from it stays the source.
         """
@@ -67,7 +67,7 @@ class LaneExpert:
         self._high = np.asarray(info.action_high, np.float32)
         self._seed = seed
 
-    def advise(self, env_ids: Array, requests: Sequence[EpisodeRequest], chunks: Array) -> ExpertStep:
+    def advise_envs(self, env_ids: Array, requests: Sequence[EpisodeRequest], chunks: Array) -> ExpertStep:
         """Return labels for envs in their present state, and in which of them the expert acts. Raises EnvError for
         chunks that do not fit.
 
@@ -76,21 +76,23 @@ class LaneExpert:
             requests: requests of their episodes.
             chunks: their chunk steps so far in the episode, int64 [R].
         """
-        answer = self._checked(self._ask(), env_ids)
+        answer = self._check_answer(self._ask(), env_ids)
         labels = np.zeros(self._shape, np.float32)
         labels[env_ids] = answer[env_ids]
         acts = np.zeros(self._shape[0], bool)
-        acts[env_ids] = [self._acts(request, chunk) for request, chunk in zip(requests, chunks.tolist(), strict=True)]
+        acts[env_ids] = [
+            self._is_acting(request, chunk) for request, chunk in zip(requests, chunks.tolist(), strict=True)
+        ]
         return ExpertStep(labels=labels, acts=acts, low=self._low, high=self._high)
 
-    def _acts(self, request: EpisodeRequest, chunk: int) -> bool:
+    def _is_acting(self, request: EpisodeRequest, chunk: int) -> bool:
         share = request.expert_share
         if share in (0.0, 1.0):
             return share == 1.0
-        draws = generator(self._seed, "expert-acts", request.key, request.episode, chunk)
+        draws = generator(self._seed, "expert-acts", request.random_key, request.episode, chunk)
         return bool(draws.random() < share)
 
-    def _checked(self, answer: Any, env_ids: Array) -> Array:
+    def _check_answer(self, answer: Any, env_ids: Array) -> Array:
         labels = np.asarray(to_numpy(answer), np.float32)
         if labels.shape != self._shape:
             raise EnvError(

@@ -28,9 +28,9 @@ class FaultRecovery:
         self.trajectories = trajectories
         self.on_fault = on_fault
 
-    def broken(self, active: Array) -> Array:
+    def find_broken(self, active: Array) -> Array:
         """Report new faults. Return those of the active envs that broke since the last call, int64, ascending."""
-        faults = self.simulator.faults()
+        faults = self.simulator.take_faults()
         for env_id, texts in faults.items():
             self.streams.forget_observation(env_id)
             for text in texts:

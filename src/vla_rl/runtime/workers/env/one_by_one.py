@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import Array, ChunkResult, Observation, pick, to_numpy
+from vla_rl.core.types import Array, ChunkResult, Observation, pick_rows, to_numpy
 
 Saw = Callable[[Array, Observation], None]
 
@@ -40,21 +40,21 @@ def one_by_one(
     last[~active] = len(parts) - 1
     padding = actions.shape[1] - len(parts)
 
-    def stacked(name: str) -> Array:
+    def stack_field(name: str) -> Array:
         columns = np.concatenate([to_numpy(getattr(part, name)) for part in parts], 1)
         return np.pad(columns, [(0, 0), (0, padding), *[(0, 0)] * (columns.ndim - 2)])
 
     def stacked_if_given(name: str) -> Array | None:
-        return None if getattr(parts[0], name) is None else stacked(name)
+        return None if getattr(parts[0], name) is None else stack_field(name)
 
     ends = last * len(active) + np.arange(len(active))
     result = ChunkResult(
         obs=parts[-1].obs if (last == last[0]).all() else Observation.concat([p.obs for p in parts]).take(ends),
-        success=pick(np.concatenate([to_numpy(part.success) for part in parts]), ends),
+        success=pick_rows(np.concatenate([to_numpy(part.success) for part in parts]), ends),
         succeeded=stacked_if_given("succeeded"),
         source=stacked_if_given("source"),
         executed_actions=stacked_if_given("executed_actions"),
         late=stacked_if_given("late"),
-        **{name: stacked(name) for name in ("rewards", "terminated", "truncated", "executed")},
+        **{name: stack_field(name) for name in ("rewards", "terminated", "truncated", "executed")},
     )
     return result, faults

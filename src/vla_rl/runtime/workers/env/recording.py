@@ -17,7 +17,7 @@ from attrs import define, field
 
 from vla_rl.core.types import ActionSource, Array, ChunkResult, EnvInfo, Episode, Observation, to_numpy
 from vla_rl.runtime.messages.requests import EpisodeRequest, RecordingKey
-from vla_rl.toolkit.data.recording import Recording, RecordSettings, png
+from vla_rl.toolkit.data.recording import Recording, RecordSettings, encode_png
 
 
 @define
@@ -47,7 +47,7 @@ class RecordingStore:
             recording: Recording = pickle.loads(self._file.read(length))  # noqa: S301 - this process wrote it
             return recording
 
-    def forget(self, last: int | None) -> None:
+    def forget_up_to(self, last: int | None) -> None:
         """Forget the episodes of tickets up to this number; None: all."""
         with self._lock:
             self._positions = {key: p for key, p in self._positions.items() if last is not None and key[0] > last}
@@ -89,7 +89,7 @@ class EpisodeRecorder:
         """Return whether one of the active envs (bool [N]) records every environment step."""
         return self.by_step and any(active[env_id] for env_id in self._running)
 
-    def begin(self, env_id: int, start: EpisodeRequest, obs: Observation, position: int) -> None:
+    def begin_episode(self, env_id: int, start: EpisodeRequest, obs: Observation, position: int) -> None:
         """Begin to record the episode of an env, if its request asks for it. `position`: the env's index in `obs`."""
         self._running.pop(env_id, None)
         if start.recorded:
@@ -106,11 +106,11 @@ class EpisodeRecorder:
     def _append_observation(self, env_id: int, obs: Observation, position: int) -> None:
         running = self._running[env_id]
         for camera, images in running.images.items():
-            images.append(png(to_numpy(obs.images[camera][position])))
+            images.append(encode_png(to_numpy(obs.images[camera][position])))
         state = np.zeros(0, np.float32) if obs.state is None else to_numpy(obs.state[position])
         running.states.append(np.array(state, np.float32))
 
-    def add(self, env_ids: Array, actions: Array, result: ChunkResult, record: Mapping[str, Array]) -> None:
+    def add_chunk(self, env_ids: Array, actions: Array, result: ChunkResult, record: Mapping[str, Array]) -> None:
         """Record what these envs (int64) did: the executed actions float32 [N, C, A] of all envs, and the trajectory
         record of the chunk step.
         """
@@ -131,10 +131,10 @@ class EpisodeRecorder:
                 running.executed.append(count)
                 self._append_observation(env_id, result.obs, env_id)
 
-    def end(self, env_id: int, episode: Episode) -> None:
+    def end_episode(self, env_id: int, episode: Episode) -> None:
         """Put the recording of an env's finished episode into the store, if the settings keep it."""
         running = self._running.pop(env_id, None)
-        if running is None or not self.settings.keeps(episode.success_once):
+        if running is None or not self.settings.keeps_episode(episode.success_once):
             return
         if self.settings.final_frame:
             running.actions.append(running.actions[-1])
@@ -172,25 +172,25 @@ class FrameRecorder:
         self._running: dict[int, list[dict[str, Array]]] = {}
         self._finished: dict[int, dict[str, Array]] = {}
 
-    def begin(self, env_id: int, request: EpisodeRequest, obs: Observation, position: int) -> None:
+    def begin_episode(self, env_id: int, request: EpisodeRequest, obs: Observation, position: int) -> None:
         """Begin an episode, if its request asks for frames. `position`: the env's index in `obs`."""
         if request.record:
-            self._running[env_id] = [self._frame(obs, position)]
+            self._running[env_id] = [self._read_frame(obs, position)]
 
-    def add(self, env_ids: Array, obs: Observation) -> None:
+    def add_frames(self, env_ids: Array, obs: Observation) -> None:
         """Add a frame for each of these envs; `obs` is of all envs."""
         for env_id in self._running.keys() & env_ids.tolist():
-            self._running[env_id].append(self._frame(obs, env_id))
+            self._running[env_id].append(self._read_frame(obs, env_id))
 
-    def end(self, env_id: int) -> None:
+    def end_episode(self, env_id: int) -> None:
         """End the env's episode."""
         if env_id in self._running:
             frames = self._running.pop(env_id)
             self._finished[env_id] = {camera: np.stack([frame[camera] for frame in frames]) for camera in frames[0]}
 
-    def take(self, env_id: int) -> dict[str, Array] | None:
+    def take_frames(self, env_id: int) -> dict[str, Array] | None:
         """Return the frames of the env's last episode that kept frames, and forget them; None: there is none."""
         return self._finished.pop(env_id, None)
 
-    def _frame(self, obs: Observation, position: int) -> dict[str, Array]:
+    def _read_frame(self, obs: Observation, position: int) -> dict[str, Array]:
         return {camera: to_numpy(obs.images[camera][position]) for camera in self.cameras}

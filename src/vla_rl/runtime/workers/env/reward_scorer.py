@@ -35,12 +35,12 @@ class RewardScorer:
         self.judges_success = judges_success
 
     @property
-    def watches(self) -> bool:
+    def watches_actions(self) -> bool:
         """Return whether the model watches each action."""
         return self.model.watches
 
     @property
-    def deterministic(self) -> bool:
+    def is_deterministic(self) -> bool:
         """Return whether the model answers equal observations equally."""
         return self.model.deterministic
 
@@ -49,12 +49,12 @@ class RewardScorer:
         with self.lock:
             self.model.before_reset(env_ids)
 
-    def watch(self, obs: Observation | None) -> None:
+    def watch_observations(self, obs: Observation | None) -> None:
         """Let the model see the observations of all envs, or, before a chunk, None. Raises SafetyStop."""
         with self.lock:
             self.model.watch(obs)
 
-    def score(
+    def score_chunk(
         self, result: ChunkResult, active: Array, remaining: Array, *, ignore_terminations: bool = False
     ) -> ChunkResult:
         """Return the result of a chunk step with the model's success: reward 1 and a termination at the last valid
@@ -82,8 +82,8 @@ class RewardScorer:
             obs = result.obs.take(env_ids)
             ends = stops.any(1) | (count >= remaining)
             with self.lock:
-                success[env_ids] = self._probability(obs, ends[env_ids]) >= self.threshold
-                over[env_ids] = success[env_ids] | self._failed(obs)
+                success[env_ids] = self._success_probability(obs, ends[env_ids]) >= self.threshold
+                over[env_ids] = success[env_ids] | self._failed_episodes(obs)
         solved = np.flatnonzero(success)
         ended = np.flatnonzero(over)
         rewards = np.zeros(executed.shape, np.float32)
@@ -96,7 +96,7 @@ class RewardScorer:
             result, rewards=rewards, terminated=terminated, truncated=truncated, success=success, succeeded=None
         )
 
-    def _probability(self, obs: Observation, ends: Array) -> Array:
+    def _success_probability(self, obs: Observation, ends: Array) -> Array:
         """Return the model's answers, float32 [R]."""
         probability = np.asarray(to_numpy(self.model.success_probability(obs, ends)), np.float32)
         if probability.shape != ends.shape or not ((probability >= 0) & (probability <= 1)).all():
@@ -106,7 +106,7 @@ class RewardScorer:
             )
         return probability
 
-    def _failed(self, obs: Observation) -> Array:
+    def _failed_episodes(self, obs: Observation) -> Array:
         """Return the episodes that the model ends as failures, bool [R]."""
         answer = self.model.failed(obs)
         failed = np.zeros(len(obs), bool) if answer is None else np.asarray(to_numpy(answer))

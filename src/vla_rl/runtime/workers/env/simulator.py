@@ -69,7 +69,7 @@ class LaneSimulator:
         of_all[env_ids] = checked_actions(self.name, self.info, actions, env_ids, self.chunk)
         return of_all
 
-    def reset(self, env_ids: Array, state_ids: Array, seeds: Array) -> Observation:
+    def reset_envs(self, env_ids: Array, state_ids: Array, seeds: Array) -> Observation:
         """Reset envs; arrays are int64 [R]. Return their observations. Raises EnvError."""
         if self.scorer is not None:
             self.scorer.before_reset(env_ids)
@@ -82,14 +82,14 @@ class LaneSimulator:
         """Execute actions float32 [N, C', A] in the active envs, bool [N], with `remaining` actions before their step
         limits, int64 [N]. Raises EnvError.
         """
-        watches = self.scorer is not None and self.scorer.watches and not self.info.chunk_is_one_motion
+        watches = self.scorer is not None and self.scorer.watches_actions and not self.info.chunk_is_one_motion
         if self.scorer is not None:
-            self.scorer.watch(None)
+            self.scorer.watch_observations(None)
         before = perf_counter()
         if watches or self.recorder.wants_steps(active):
             observers = [self.recorder.add_observations] if self.recorder.wants_steps(active) else []
             if watches:
-                observers.append(self._watch)
+                observers.append(self._show_to_scorer)
             result, faults = one_by_one(self.env, actions, active, self.stop_at_end, observers)
             self._faults = faults
         else:
@@ -97,19 +97,19 @@ class LaneSimulator:
         self.counts.seconds += perf_counter() - before
         result = checked_result(self.name, self.info, result, self.num_envs, actions.shape[1])
         if self.scorer is not None:
-            result = self.scorer.score(result, active, remaining, ignore_terminations=self.ignore_terminations)
+            result = self.scorer.score_chunk(result, active, remaining, ignore_terminations=self.ignore_terminations)
         return result if result.source is None else _with_own_actions(result, actions)
 
-    def _watch(self, env_ids: Array, obs: Observation) -> None:
+    def _show_to_scorer(self, env_ids: Array, obs: Observation) -> None:
         assert self.scorer is not None
-        self.scorer.watch(obs)
+        self.scorer.watch_observations(obs)
 
     @property
-    def deterministic(self) -> bool:
+    def is_deterministic(self) -> bool:
         """Return whether the same actions from the same reset give the same episode."""
-        return self.info.deterministic and (self.scorer is None or self.scorer.deterministic)
+        return self.info.deterministic and (self.scorer is None or self.scorer.is_deterministic)
 
-    def faults(self) -> dict[int, Sequence[str]]:
+    def take_faults(self) -> dict[int, Sequence[str]]:
         """Return the envs that broke since the last call, with the texts of their faults."""
         faults = {**self._faults, **self.env.faults()}
         self._faults = {}

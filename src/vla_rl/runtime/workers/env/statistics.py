@@ -32,7 +32,7 @@ class StepCounts:
 
 
 class EpisodeStatistics:
-    """Statistics of the running episodes of N envs; `add` derives the masks and rewards of a chunk step."""
+    """Statistics of the running episodes of N envs; `add_chunk` derives the masks and rewards of a chunk step."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class EpisodeStatistics:
         self.late_actions: Array | None = None
         """Valid steps of each episode that began late, int64 [N]; None: not in real time."""
 
-    def open(self, env_ids: Array) -> None:
+    def reset_episodes(self, env_ids: Array) -> None:
         """Reset the statistics of envs whose episodes begin."""
         self.steps[env_ids] = 0
         self.chunks[env_ids] = 0
@@ -75,11 +75,11 @@ class EpisodeStatistics:
         if self.late_actions is not None:
             self.late_actions[env_ids] = 0
 
-    def remaining(self, active: Array) -> Array:
+    def remaining_actions(self, active: Array) -> Array:
         """Return the number of actions before the step limit, int64 [N]; 0 for envs that are not active."""
         return np.where(active, self.limit - self.steps, 0)
 
-    def add(
+    def add_chunk(
         self, active: Array, remaining: Array, result: ChunkResult, broken: Array
     ) -> tuple[dict[str, Array], Array, int]:
         """Add a chunk step of the active envs, bool [N].
@@ -146,10 +146,10 @@ class EpisodeStatistics:
             }
         return record, (terminated | truncated).any(1), int(executed.sum())
 
-    def close(self, env_id: int, request: EpisodeRequest, truncated: bool) -> Episode:
+    def finish_episode(self, env_id: int, request: EpisodeRequest, truncated: bool) -> Episode:
         """Return the result of an env's finished episode."""
         return Episode(
-            number=request.key,
+            number=request.random_key,
             episode=request.episode,
             task=request.state.task,
             state=request.state.id,

@@ -32,7 +32,7 @@ class StreamReplay:
         self.recovery = recovery
         self.counts = counts
 
-    def run(
+    def replay_actions(
         self,
         env_ids: Array,
         reset: Callable[[Array], Observation],
@@ -53,15 +53,15 @@ class StreamReplay:
             actions = self.simulator.no_actions()
             for env_id in remaining:
                 actions[env_id] = self.streams.earlier_chunks[env_id][executed_chunks[env_id]]
-            remaining_steps = self.statistics.remaining(active)
+            remaining_steps = self.statistics.remaining_actions(active)
             result = self.simulator.chunk_step(actions, active, remaining_steps)
-            broken = self.recovery.broken(active)
-            _, ends, executed = self.statistics.add(active, remaining_steps, result, broken)
+            broken = self.recovery.find_broken(active)
+            _, ends, executed = self.statistics.add_chunk(active, remaining_steps, result, broken)
             self.counts.replayed += executed
             for env_id in set(remaining) - set(broken.tolist()):
                 executed_chunks[env_id] += 1
                 is_last = executed_chunks[env_id] == len(self.streams.earlier_chunks[env_id])
-                self._check(env_id, executed_chunks[env_id], bool(ends[env_id]), is_last, request_of)
+                self._check_deterministic(env_id, executed_chunks[env_id], bool(ends[env_id]), is_last, request_of)
                 if is_last:
                     arrived[env_id] = result.obs.take(np.array([env_id]))
             if len(broken):
@@ -69,7 +69,7 @@ class StreamReplay:
                 executed_chunks.update(dict.fromkeys(broken.tolist(), 0))
         return Observation.concat([arrived[env_id] for env_id in env_ids.tolist()])
 
-    def _check(
+    def _check_deterministic(
         self, env_id: int, count: int, ended: bool, is_last: bool, request_of: Callable[[int], EpisodeRequest]
     ) -> None:
         """Raise EnvError if the episode differs from its first execution after `count` chunks."""

@@ -47,7 +47,7 @@ class RunningTrajectories:
         """Note that the next chunk step of these envs is the first one of an episode."""
         self._episode_first[env_ids] = self._count
 
-    def add(self, record: dict[str, Array]) -> None:
+    def add_chunk(self, record: dict[str, Array]) -> None:
         """Add the record of a chunk step of all envs that run a ticket; arrays are of all envs, [N, ...]."""
         if not self._rows:
             self._rows = {key: np.empty((8, *array.shape), array.dtype) for key, array in record.items()}
@@ -80,7 +80,7 @@ class RunningTrajectories:
         self._episode_first[env_id] = self._count
         return remaining
 
-    def lengths(self, env_ids: Array) -> Array:
+    def ticket_lengths(self, env_ids: Array) -> Array:
         """Return the number of chunk steps of each of these envs' tickets, int64."""
         lengths: Array = self._count - self._first[env_ids]
         return lengths

@@ -35,7 +35,7 @@ class WaitingTickets:
             self._arrived += 1
             self._count += 1
 
-    def take(self, env: int, loaded: str | None) -> EpisodeRequest | None:
+    def take_ticket(self, env: int, loaded: str | None) -> EpisodeRequest | None:
         """Remove and return the next ticket for an env (index in the run); None: there is none.
 
         The first ticket of the task `loaded`, whose scene the env has loaded, comes before all others.
@@ -48,10 +48,10 @@ class WaitingTickets:
         if not candidates:
             return None
         place = min(candidates, key=lambda candidate: candidate[0])
-        self._remove(env, place)
+        self._remove_ticket(env, place)
         return place[1]
 
-    def _remove(self, env: int, place: tuple[int, EpisodeRequest]) -> None:
+    def _remove_ticket(self, env: int, place: tuple[int, EpisodeRequest]) -> None:
         self._count -= 1
         ticket = place[1]
         if ticket.env_id is not None:

@@ -97,19 +97,19 @@ class Learner(LearnerInterface):
         """A trainer made an update, or the run continues from a checkpoint."""
         self._look_at_states()
 
-    def listen(self, host: str) -> str:
+    def listen_for_ranks(self, host: str) -> str:
         """Open the listening socket of rank 0 at this address of the machine. Return the address for `join`."""
         self._listener = open_listener(host)
         return address_of(self._listener)
 
-    def join(self, address: str, rank: int) -> None:
+    def join_group(self, address: str, rank: int) -> None:
         if self.world == 1:
             return
         device = self.trained.device
         backend = "nccl" if device.startswith("cuda") else "gloo"
         enter_group(backend, address, rank, self.world, self._listener)
         self.rank = rank
-        self.trained.join(strategy_for(self.trained.train, device, self.world))
+        self.trained.join_ranks(strategy_for(self.trained.train, device, self.world))
         if self.trainers.collected is not None:
             self.trainers.collected.restart()
         self.trainers.demonstrations.restart()
@@ -119,20 +119,20 @@ class Learner(LearnerInterface):
     def receive(self, policy: int, part: SampleBatch, copied: bool) -> None:
         self.buffer.add(policy, [deepcopy(part) if copied else part])
 
-    def release(self, sample_ids: Mapping[int, Array]) -> int:
-        self.buffer.release(sample_ids)
+    def release_samples(self, sample_ids: Mapping[int, Array]) -> int:
+        self.buffer.release_samples(sample_ids)
         return self.buffer.bytes
 
     def sample_bytes(self) -> int:
         if self.trained.strategy.lockstep:
-            return self.trained.dummy.nbytes
+            return self.trained.dummy_inputs.nbytes
         obs, chunk = dummy_sample(self.model, self.trained.info)
         return ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras).nbytes
 
     # -------------------------------------------------------------------------------------------------- learning
 
-    def score(self, request: ScoreRequest) -> SampleScores:
-        return self._scoring.answer(request)
+    def score_samples(self, request: ScoreRequest) -> SampleScores:
+        return self._scoring.answer_request(request)
 
     def update(
         self, step: int, refs: SampleRefs, fields: SampleFields, steps: Sequence[OptimizerStep]
@@ -147,11 +147,11 @@ class Learner(LearnerInterface):
                 demonstrations=self._recording,
             )
         else:
-            rows = self.buffer.inputs(*refs)
+            rows = self.buffer.find_inputs(*refs)
             # Replayed groups are trained on more than once, so their samples stay in their batches.
             inputs = rows if self.replays else _as_one_batch(rows)
             data = TrajectoryData(step=step, version=version, inputs=inputs, fields=fields, steps=steps)
-        return self._updated_by(self._collected, data)
+        return self._updated_by(self._rollout_trainer, data)
 
     def forward_backward(
         self,
@@ -162,10 +162,10 @@ class Learner(LearnerInterface):
         passes: int,
         first: bool,
     ) -> None:
-        self._collected.accumulate(
+        self._rollout_trainer.accumulate(
             TrajectoryPart(
                 version=version,
-                inputs=_as_one_batch(self.buffer.inputs(*refs)),
+                inputs=_as_one_batch(self.buffer.find_inputs(*refs)),
                 fields=fields,
                 micro_batches=micro_batches,
                 passes=passes,
@@ -183,11 +183,11 @@ class Learner(LearnerInterface):
 
     def _look_at_states(self) -> None:
         """Raises PluginError for a trainer whose state no checkpoint can hold, hours before there is one."""
-        for trainer in self.trainers.all.values():
+        for trainer in self.trainers.named_trainers.values():
             trainer.state()
 
     @property
-    def _collected(self) -> Trainer:
+    def _rollout_trainer(self) -> Trainer:
         trainer = self.trainers.collected
         assert trainer is not None, "`vla-rl sft` collects nothing"
         return trainer
@@ -208,7 +208,7 @@ class Learner(LearnerInterface):
 
     def weight_layout(self) -> WeightLayout:
         kind = torch.device(self.trained.device).type
-        return WeightLayout.of(self.trained.published_weights(), BUCKET_BYTES[kind])
+        return WeightLayout.of_weights(self.trained.published_weights(), BUCKET_BYTES[kind])
 
     def connect_policies(self, transfer: WeightTransfer) -> None:
         self._sender = open_sender(transfer, torch.device(self.trained.device), self._listener)
@@ -218,7 +218,7 @@ class Learner(LearnerInterface):
         with self.trained.released():
             pairs = self.trained.gathered_weights()
             if self._sender is not None:
-                return self._sender.send(pairs, check)
+                return self._sender.send_version(pairs, check)
             for _ in pairs:
                 """Only take part in gathering."""
             return None, {}
@@ -230,11 +230,11 @@ class Learner(LearnerInterface):
                 save_suffix(self.model, model_folder)
                 write_env_info(model_folder.parent, self.trained.info)
         if state_file is not None:
-            save_state(self.trained, self.trainers.all, version, self.rank, state_file)
+            save_state(self.trained, self.trainers.named_trainers, version, self.rank, state_file)
 
     def load(self, state_file: Path) -> int:
         with self.trained.released():
-            version = load_state(self.trained, self.trainers.all, state_file)
+            version = load_state(self.trained, self.trainers.named_trainers, state_file)
         self._updated = True
         return version
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from attrs import define, frozen
 
-from vla_rl.core.trainers import ModelInputs, nbytes
+from vla_rl.core.trainers import ModelInputs, observation_bytes
 from vla_rl.core.types import Array, Observation
 from vla_rl.runtime.messages.model_inputs import SampleBatch
 
@@ -70,32 +70,32 @@ class SampleBuffer:
         return len(self._blocks)
 
     def add(self, worker: int, batches: Iterable[SampleBatch]) -> None:
-        """Hold samples that this worker's policy made, until `release`."""
+        """Hold samples that this worker's policy made, until `release_samples`."""
         for batch in batches:
             sample_ids = batch.sample_ids.tolist()
             block = _Block(batch, len(sample_ids))
             self.bytes += _bytes_of(batch)
             self._blocks.update({(worker, sample_id): (block, row) for row, sample_id in enumerate(sample_ids)})
 
-    def inputs(self, workers: Array, sample_ids: Array) -> ScatteredSamples[ModelInputs]:
+    def find_inputs(self, workers: Array, sample_ids: Array) -> ScatteredSamples[ModelInputs]:
         """Return the model inputs of these samples."""
-        positions = self._find(workers, sample_ids)
+        positions = self._find_blocks(workers, sample_ids)
         blocks = [block for block, _ in positions]
-        return _rows(blocks, [row for _, row in positions], lambda block: block.batch.inputs)
+        return _scatter_rows(blocks, [row for _, row in positions], lambda block: block.batch.inputs)
 
-    def finals(self, workers: Array, sample_ids: Array) -> ScatteredSamples[Observation]:
+    def find_finals(self, workers: Array, sample_ids: Array) -> ScatteredSamples[Observation]:
         """Return the final observations of these samples, each of which has one."""
-        blocks = [block for block, _ in self._find(workers, sample_ids)]
+        blocks = [block for block, _ in self._find_blocks(workers, sample_ids)]
         rows = [
             int(np.searchsorted(block.batch.final_ids, sample_id))
             for block, sample_id in zip(blocks, sample_ids.tolist(), strict=True)
         ]
-        return _rows(blocks, rows, _finals_of)
+        return _scatter_rows(blocks, rows, _finals_of)
 
-    def _find(self, workers: Array, sample_ids: Array) -> list[tuple[_Block, int]]:
+    def _find_blocks(self, workers: Array, sample_ids: Array) -> list[tuple[_Block, int]]:
         return [self._blocks[key] for key in zip(workers.tolist(), sample_ids.tolist(), strict=True)]
 
-    def release(self, sample_ids: Mapping[int, Array]) -> None:
+    def release_samples(self, sample_ids: Mapping[int, Array]) -> None:
         """Free these samples (worker -> sample ids), as far as they are held. The memory of a batch is freed with its
         last sample.
         """
@@ -107,7 +107,7 @@ class SampleBuffer:
                     self.bytes -= 0 if block.needed else _bytes_of(block.batch)
 
 
-def _rows(blocks: Sequence[_Block], rows: Sequence[int], content: Callable[[_Block], T]) -> ScatteredSamples[T]:
+def _scatter_rows(blocks: Sequence[_Block], rows: Sequence[int], content: Callable[[_Block], T]) -> ScatteredSamples[T]:
     """Return row `rows[i]` of the content of `blocks[i]`, for each i."""
     index = {block: i for i, block in enumerate(dict.fromkeys(blocks))}
     batch_of = np.array([index[block] for block in blocks], np.int64)
@@ -120,4 +120,4 @@ def _finals_of(block: _Block) -> Observation:
 
 
 def _bytes_of(batch: SampleBatch) -> int:
-    return batch.inputs.nbytes + (0 if batch.finals is None else nbytes(batch.finals))
+    return batch.inputs.nbytes + (0 if batch.finals is None else observation_bytes(batch.finals))

@@ -30,30 +30,33 @@ class Scoring:
     """Called before each batch."""
 
     @torch.no_grad()
-    def answer(self, request: ScoreRequest) -> SampleScores:
+    def answer_request(self, request: ScoreRequest) -> SampleScores:
         """Compute all scores of a request. Raises KeyError for a sample that this rank does not hold."""
-        inputs, finals = self.buffer.inputs, self.buffer.finals
+        inputs, finals = self.buffer.find_inputs, self.buffer.find_finals
         values, next_values, log_probs = request.passes
         with self.trained.released():
             return SampleScores(
-                values=self._each(
-                    lambda refs: self._values(_all(inputs(*refs)).obs), request.values, values, self._dummy_values
+                values=self._score_batches(
+                    lambda refs: self._compute_values(_take_all(inputs(*refs)).obs),
+                    request.values,
+                    values,
+                    self._dummy_values,
                 ),
-                next_values=self._each(
-                    lambda refs: _first(self._values(_all(finals(*refs)))),
+                next_values=self._score_batches(
+                    lambda refs: _first_values(self._compute_values(_take_all(finals(*refs)))),
                     request.finals,
                     next_values,
                     self._dummy_values,
                 ),
-                log_probs=self._each(
-                    lambda batch: self._log_probs(_all(inputs(*batch[0])), batch[1]),
+                log_probs=self._score_batches(
+                    lambda batch: self._log_probs(_take_all(inputs(*batch[0])), batch[1]),
                     request.log_probs,
                     log_probs,
                     self._dummy_log_probs,
                 ),
             )
 
-    def _each(
+    def _score_batches(
         self, score: Callable[[T], torch.Tensor], batches: Sequence[T], passes: int, dummy: Callable[[ModelInputs], Any]
     ) -> list[Array]:
         """Score each batch, then dummy batches while other ranks have batches left (`passes`: the most of any rank).
@@ -65,10 +68,10 @@ class Scoring:
             scores.append(score(batch))
         for _ in range(self.trained.dummy_passes(passes, len(batches))):
             self.heartbeat()
-            dummy(self.trained.dummy)
+            dummy(self.trained.dummy_inputs)
         return [to_numpy(tensor).astype(np.float32) for tensor in scores]
 
-    def _values(self, obs: Observation) -> torch.Tensor:
+    def _compute_values(self, obs: Observation) -> torch.Tensor:
         model = self.trained.model
         return self.trained.strategy.run(lambda: model.values(obs))
 
@@ -80,17 +83,17 @@ class Scoring:
         return log_probs
 
     def _dummy_values(self, inputs: ModelInputs) -> None:
-        self._values(inputs.obs)
+        self._compute_values(inputs.obs)
 
     def _dummy_log_probs(self, inputs: ModelInputs) -> None:
         tokens = self.trained.model.tokens_per_action
         self._log_probs(inputs, np.zeros((*inputs.actions.shape[:2], tokens), np.float32))
 
 
-def _all(rows: ScatteredSamples[Any]) -> Any:
+def _take_all(rows: ScatteredSamples[Any]) -> Any:
     return rows.take(np.arange(len(rows)))
 
 
-def _first(values: torch.Tensor) -> torch.Tensor:
+def _first_values(values: torch.Tensor) -> torch.Tensor:
     """Return the values of the first action of each sample, [b]."""
     return values if values.ndim == 1 else values[:, 0]

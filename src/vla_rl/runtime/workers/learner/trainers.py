@@ -10,13 +10,13 @@ from attrs import frozen
 from vla_rl.core.catalogue import build
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.manager import Named, offers, wrap
+from vla_rl.core.manager import Named, offers_method, wrap
 from vla_rl.core.spec.sections import Component, default_imitation_trainer
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.trainers import Trainer
 from vla_rl.core.types import Context
 from vla_rl.toolkit.trainers.context import TrainingContext
-from vla_rl.toolkit.trainers.result_checks import guard
+from vla_rl.toolkit.trainers.result_checks import guard_trainer
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 REPLAY = "replay"
@@ -33,7 +33,7 @@ class Trainers:
     """Trainer of `imitation:`, or of the behaviour cloning before RL."""
 
     @property
-    def all(self) -> Mapping[str, Trainer]:
+    def named_trainers(self) -> Mapping[str, Trainer]:
         """All trainers, by their names in checkpoints."""
         named = {"collected": self.collected, "demonstrations": self.demonstrations}
         return {name: trainer for name, trainer in named.items() if trainer is not None}
@@ -57,8 +57,8 @@ def trainers_of(
         folder: run folder; None: there is none.
     """
 
-    def make(trained: TrainedModel) -> Trainers:
-        def built(component: Component, part: str) -> Trainer:
+    def make_trainers(trained: TrainedModel) -> Trainers:
+        def build_trainer(component: Component, part: str) -> Trainer:
             training = TrainingContext(
                 trained=trained,
                 algorithm=algorithm,
@@ -74,18 +74,22 @@ def trainers_of(
                 training=training,
             )
             trainer: Trainer = build("trainer", component.type, component.config, context, spec.plugins)
-            if spec.asynchrony.streaming_update and component is spec.trainer and not offers(trainer, "accumulate"):
+            if (
+                spec.asynchrony.streaming_update
+                and component is spec.trainer
+                and not offers_method(trainer, "accumulate")
+            ):
                 raise UserError(
                     f"trainer {component.type!r} cannot begin with a part of a training step; set "
                     f"asynchrony.streaming_update: false"
                 )
-            return wrap("trainer", trainer, component.type, [guard(f"trainer {component.type!r}"), *wrappers])
+            return wrap("trainer", trainer, component.type, [guard_trainer(f"trainer {component.type!r}"), *wrappers])
 
         section = spec.imitation if imitation else None
         cloning = default_imitation_trainer() if section is None else section.trainer
         return Trainers(
-            collected=None if imitation else built(spec.trainer, REPLAY),
-            demonstrations=built(cloning, "demonstrations"),
+            collected=None if imitation else build_trainer(spec.trainer, REPLAY),
+            demonstrations=build_trainer(cloning, "demonstrations"),
         )
 
-    return make
+    return make_trainers

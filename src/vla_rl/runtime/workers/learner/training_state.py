@@ -27,7 +27,7 @@ def save_state(trained: TrainedModel, trainers: Mapping[str, Trainer], version: 
     strategy = trained.strategy
     weights = {name: strategy.full_tensor(tensor) for name, tensor in trained.parameters.items()}
     optimizer = trained.optimizer.state_dict()
-    optimizer["state"] = _converted(lambda value, _: strategy.full_tensor(value), optimizer["state"])
+    optimizer["state"] = _convert_state(lambda value, _: strategy.full_tensor(value), optimizer["state"])
     if rank == 0:
         owned = {name: state for name, trainer in trainers.items() if (state := owned_state(trainer))}
         state = {
@@ -54,7 +54,7 @@ def load_state(trained: TrainedModel, trainers: Mapping[str, Trainer], file: Pat
     trained.master_weights.round_weights()
     parameters = [p for group in trained.optimizer.param_groups for p in group["params"]]
     optimizer = state["optimizer"]
-    optimizer["state"] = _converted(
+    optimizer["state"] = _convert_state(
         lambda value, index: strategy.local_shard(value, parameters[index]), optimizer["state"]
     )
     for saved, group in zip(optimizer["param_groups"], trained.optimizer.param_groups, strict=False):
@@ -83,7 +83,9 @@ def _check_weights(weights: Mapping[str, torch.Tensor], trained: TrainedModel, f
             )
 
 
-def _converted(convert: Callable[[Any, int], Any], state: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+def _convert_state(
+    convert: Callable[[Any, int], Any], state: Mapping[int, Mapping[str, Any]]
+) -> dict[int, dict[str, Any]]:
     """Return an optimiser's state with `convert` applied to every value and the index of its parameter."""
     return {
         index: {name: convert(value, index) for name, value in of_parameter.items()}

@@ -18,18 +18,18 @@ def transitions_of(buffer: SampleBuffer, refs: SampleRefs, fields: SampleFields)
         refs: workers and ids of the samples, int64 [S] each.
         fields: fields of the same samples, with those of `toolkit.trainers.transition_fields`.
     """
-    columns = _field(fields, "transition_column")
+    columns = _required_field(fields, "transition_column")
     if not len(columns):
         return None
-    order = np.lexsort((_field(fields, "transition_step"), columns))
+    order = np.lexsort((_required_field(fields, "transition_step"), columns))
     workers, sample_ids = (ids[order] for ids in refs)
-    inputs = buffer.inputs(workers, sample_ids).take(np.arange(len(order)))
-    continues = _field(fields, "transition_continues")[order]
-    terminated = _field(fields, "transition_terminated")[order]
+    inputs = buffer.find_inputs(workers, sample_ids).take(np.arange(len(order)))
+    continues = _required_field(fields, "transition_continues")[order]
+    terminated = _required_field(fields, "transition_terminated")[order]
     cut = np.flatnonzero(~continues & ~terminated)
     frames = [inputs.obs.numpy()]
     if len(cut):
-        finals = buffer.finals(workers[cut], sample_ids[cut])
+        finals = buffer.find_finals(workers[cut], sample_ids[cut])
         frames.append(finals.take(np.arange(len(cut))).numpy())
     first = np.arange(len(order))
     following = np.where(continues, first + 1, first)
@@ -38,32 +38,32 @@ def transitions_of(buffer: SampleBuffer, refs: SampleRefs, fields: SampleFields)
         frames=Observation.concat(frames),
         first=first,
         following=following,
-        actions=_executed(np.asarray(to_numpy(inputs.actions), np.float32), fields, order),
-        rewards=_field(fields, "transition_rewards")[order],
-        valid=_field(fields, "valid")[order],
+        actions=_executed_actions(np.asarray(to_numpy(inputs.actions), np.float32), fields, order),
+        rewards=_required_field(fields, "transition_rewards")[order],
+        valid=_required_field(fields, "valid")[order],
         terminated=terminated,
-        source=_ordered(fields, "source", order),
-        expert_actions=_ordered(fields, "expert_actions", order),
+        source=_ordered_field(fields, "source", order),
+        expert_actions=_ordered_field(fields, "expert_actions", order),
         extras={name: np.asarray(to_numpy(extra)) for name, extra in inputs.extras.items()},
     )
 
 
-def _executed(chosen: Array, fields: SampleFields, order: Array) -> Array:
+def _executed_actions(chosen: Array, fields: SampleFields, order: Array) -> Array:
     """Return the policy's actions [S, C, A], with those of others where they took over."""
     source = fields.get("source")
     executed = fields.get("executed_actions")
     if source is None or executed is None:
         return chosen
-    taken_over = (source != ActionSource.POLICY) & _field(fields, "valid")
+    taken_over = (source != ActionSource.POLICY) & _required_field(fields, "valid")
     return np.where(taken_over[order][..., None], executed[order], chosen).astype(np.float32)
 
 
-def _ordered(fields: SampleFields, name: str, order: Array) -> Array | None:
+def _ordered_field(fields: SampleFields, name: str, order: Array) -> Array | None:
     array = fields.get(name)
     return None if array is None else array[order]
 
 
-def _field(fields: SampleFields, name: str) -> Array:
+def _required_field(fields: SampleFields, name: str) -> Array:
     array = fields[name]
     assert array is not None
     return array

@@ -37,7 +37,7 @@ class EnvClients:
     def __attrs_post_init__(self) -> None:
         self._readers = {lane.index: SharedMemoryReader() for lane in self.assignment.served}
 
-    def connect(self, peers: RayPeers) -> None:
+    def connect_peers(self, peers: RayPeers) -> None:
         """Connect to the workers of the other simulators, in place of earlier connections."""
         if self.peers is not None:
             self.peers.close()
@@ -45,12 +45,12 @@ class EnvClients:
         of_worker: dict[int, list[int]] = {}
         for lane, sim_worker in zip(self.assignment.served, self.assignment.homes, strict=True):
             of_worker.setdefault(sim_worker, []).append(lane.index)
-        peers.connect(of_worker)
+        peers.open_channels(of_worker)
 
     def through_channels(self) -> AbstractContextManager[None]:
         return nullcontext() if self.peers is None else self.peers.through_channels()
 
-    def lanes(self, role: str) -> list[Lane]:
+    def lanes_of(self, role: str) -> list[Lane]:
         """Return the lanes that this worker acts for, with calls to their simulators ("sim") or to the envs of an added
         role.
         """
@@ -65,7 +65,7 @@ class EnvClients:
         if sim_worker == self.assignment.index:
             reader = self._readers[lane]
             direct = self.direct(role)
-            return lambda method, *arguments: reader.take(direct(method, *arguments))
+            return lambda method, *arguments: reader.open_message(direct(method, *arguments))
         peers = self.peers
         assert peers is not None  # the driver connects them before the first rollout
         return lambda method, *arguments: _Remote(lane, peers.call(sim_worker, role, method, *arguments))
@@ -76,9 +76,9 @@ class EnvClients:
             return reference
         assert self.peers is not None
         self.idle()
-        return self._readers[reference.lane].take(self.peers.value_of(reference.reference))
+        return self._readers[reference.lane].open_message(self.peers.value_of(reference.reference))
 
-    def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
+    def wait_for_any(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
         """Return the answers that are there: at least one, unless the timeout (seconds) came first."""
         local = [reference for reference in references if not isinstance(reference, _Remote)]
         remote = {remote.reference: remote for remote in references if isinstance(remote, _Remote)}
@@ -86,5 +86,5 @@ class EnvClients:
             return local
         assert self.peers is not None
         self.idle()
-        answered = self.peers.ready(list(remote), 0.0 if local else timeout)
+        answered = self.peers.wait_for_any(list(remote), 0.0 if local else timeout)
         return [*local, *(remote[reference] for reference in answered)]

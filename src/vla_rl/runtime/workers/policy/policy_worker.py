@@ -16,14 +16,14 @@ import torch
 from vla_rl.core.errors import PluginError, WorkerDied
 from vla_rl.core.hookspecs import PolicyEngine
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Array, Chunk, Observation, concat, pick, to_numpy
+from vla_rl.core.types import Array, Chunk, Observation, concat_arrays, pick_rows, to_numpy
 from vla_rl.runtime.comm.interfaces import PolicyInterface
 from vla_rl.runtime.comm.weight_transfer.connect import open_receiver
 from vla_rl.runtime.comm.weight_transfer.ends import WeightReceiver
 from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.messages.requests import EnvTrajectory, PolicyMode, StepRequest
-from vla_rl.runtime.messages.weights import WeightTransfer, verify
-from vla_rl.runtime.workers.policy.sample_store import SampleStore, taken
+from vla_rl.runtime.messages.weights import WeightTransfer, verify_checksums
+from vla_rl.runtime.workers.policy.sample_store import SampleStore, select_observations
 from vla_rl.runtime.workers.policy.weight_versions import WeightVersions, load_trained
 
 NO_LOCK = nullcontext()
@@ -104,38 +104,38 @@ class PolicyWorker(PolicyInterface):
         if mode.keep:
             for request in requests:
                 for ticket, remaining in request.again:
-                    self.samples.forget(ticket, remaining)
+                    self.samples.forget_ticket(ticket, remaining)
             self._value_finals(requests)
         actions: dict[int, Array] = {}
         busy = [(lane, request) for lane, request in zip(lanes, requests, strict=True) if request.obs is not None]
         if busy:
-            chunk, versions = self._sample(mode, [request for _, request in busy])
+            chunk, versions = self._sample_chunks(mode, [request for _, request in busy])
             chosen = to_numpy(chunk.actions).astype(np.float32)
-            self._check(chosen, chunk, mode.keep)
+            self._check_chunk(chosen, chunk, mode.keep)
             start = 0
             for lane, request in busy:
                 part = slice(start, start + len(request.positions))
                 actions[lane] = chosen[part]
                 if mode.keep:
-                    self.samples.add(request, chunk, part, versions[part])
+                    self.samples.add_inference(request, chunk, part, versions[part])
                 start = part.stop
         self._add_seconds(mode.purpose, started)
         return [actions.get(lane, NO_ACTIONS) for lane in lanes]
 
-    def _sample(self, mode: PolicyMode, requests: Sequence[StepRequest]) -> tuple[Chunk, Array]:
+    def _sample_chunks(self, mode: PolicyMode, requests: Sequence[StepRequest]) -> tuple[Chunk, Array]:
         """Sample chunks for the observations of all requests. Return them with the versions of the weights, int64."""
         obs = Observation.concat([request.obs for request in requests if request.obs is not None])
         _, _, *keys, wanted = np.concatenate([request.asking for request in requests], axis=1)
 
-        def sample(rows: Array) -> Chunk:
+        def sample_rows(rows: Array) -> Chunk:
             noise = Noise(self.seed, mode.purpose, *(key[rows] for key in keys))
-            return self.engine.act(taken(obs, rows), noise, mode.greedy)
+            return self.engine.act(select_observations(obs, rows), noise, mode.greedy)
 
-        parts = self.weights.with_each(wanted, sample)
+        parts = self.weights.with_each(wanted, sample_rows)
         versions = np.empty(len(obs), np.int64)
         for rows, version, _ in parts:
             versions[rows] = version
-        return _joined([(rows, part) for rows, _, part in parts]), versions
+        return _join_chunks([(rows, part) for rows, _, part in parts]), versions
 
     def _value_finals(self, requests: Sequence[StepRequest]) -> None:
         """Keep the final observations after the previous chunk step, with their bootstrap values, which are computed
@@ -148,7 +148,9 @@ class PolicyWorker(PolicyInterface):
         wanted = np.concatenate([request.final_versions for request in due])
         values = np.zeros(len(final), np.float32)
         if self._values_finals:
-            for rows, _, part in self.weights.with_each(wanted, lambda rows: self._bootstrap(taken(final, rows))):
+            for rows, _, part in self.weights.with_each(
+                wanted, lambda rows: self._bootstrap_values(select_observations(final, rows))
+            ):
                 values[rows] = part
         start = 0
         for request in due:
@@ -156,13 +158,13 @@ class PolicyWorker(PolicyInterface):
             self.samples.add_finals(request, values[start:end])
             start = end
 
-    def _bootstrap(self, obs: Observation) -> Array:
+    def _bootstrap_values(self, obs: Observation) -> Array:
         """Return the value of the first action of each row, float32 [R]."""
         values = to_numpy(self.engine.values(obs))
         first: Array = (values if values.ndim == 1 else values[:, 0]).astype(np.float32)
         return first
 
-    def _check(self, actions: Array, chunk: Chunk, keep: bool) -> None:
+    def _check_chunk(self, actions: Array, chunk: Chunk, keep: bool) -> None:
         if keep and chunk.log_probs is None:
             raise PluginError(f"{self.name} sampled a chunk without log_probs, which training needs")
         log_probs = np.zeros(0) if chunk.log_probs is None else to_numpy(chunk.log_probs)
@@ -174,28 +176,28 @@ class PolicyWorker(PolicyInterface):
 
     # ------------------------------------------------------------------------------------------------- samples
 
-    def results(self, finished: Sequence[EnvTrajectory], framed: bool) -> list[dict[str, Any]]:
+    def ticket_results(self, finished: Sequence[EnvTrajectory], framed: bool) -> list[dict[str, Any]]:
         """Return the policy's half of each finished ticket: its fields [T, ...], and "features" [D] of its frames if
         `framed`. "ended" marks the chunks that are followed by a final observation.
         """
-        records: list[dict[str, Any]] = self.samples.records([trajectory.number for trajectory in finished])
+        records: list[dict[str, Any]] = self.samples.trajectory_records([trajectory.number for trajectory in finished])
         if framed and finished:
-            features = self._features([_only_camera(trajectory) for trajectory in finished])
+            features = self._embed_frames([_only_camera(trajectory) for trajectory in finished])
             for record, feature in zip(records, features, strict=True):
                 record["features"] = feature
         return records
 
-    def take(self, samples: Array) -> SampleBatch:
+    def take_samples(self, samples: Array) -> SampleBatch:
         return SampleBatch.concat(self.parts(samples)).numpy()
 
     def parts(self, samples: Array) -> list[SampleBatch]:
         """Return the samples of `take` where they are, by inference."""
-        return self.samples.batches(samples)
+        return self.samples.sample_batches(samples)
 
-    def release(self, tickets: Sequence[int] | None = None) -> None:
-        self.samples.release(tickets)
+    def release_tickets(self, tickets: Sequence[int] | None = None) -> None:
+        self.samples.release_tickets(tickets)
 
-    def _features(self, frames: Sequence[Array]) -> Array:
+    def _embed_frames(self, frames: Sequence[Array]) -> Array:
         started = perf_counter()
         features = to_numpy(self.embed(tuple(frames)))
         self._add_seconds("action", started)
@@ -210,37 +212,37 @@ class PolicyWorker(PolicyInterface):
 
     def connect_learner(self, transfer: WeightTransfer) -> None:
         if self.engine.model is not None:
-            transfer.layout.compare(self.engine.model.weights())
+            transfer.layout.check_layout(self.engine.model.weights())
         self._receiver = open_receiver(transfer, self._worker, self._device)
 
     def load(self, version: int, memory: Array | None) -> None:
         receiver = self._receiver
         assert receiver is not None, "connect_learner comes first"
-        receiver.wait(memory)
+        receiver.wait_for_version(memory)
         with self.between_requests:
             try:
-                pairs = receiver.pairs()
+                pairs = receiver.named_tensors()
                 self.engine.load(pairs)
                 deque(pairs, maxlen=0)  # what the engine left out is under way too
             except BaseException as exc:
                 self._partly_loaded = f"version {version} of the weights was loaded in part: {exc}"
                 raise
-            self._advance(version)
+            self._advance_version(version)
 
     def load_checkpoint(self, file: Path) -> None:
         load_trained(self.engine, file)
 
-    def verify(self, version: int, checksums: Mapping[str, int]) -> None:
+    def verify_weights(self, version: int, checksums: Mapping[str, int]) -> None:
         with self.between_requests:
             if self.engine.model is not None:
-                verify(self.engine.model.weights(), checksums, version)
+                verify_checksums(self.engine.model.weights(), checksums, version)
 
-    def adopt(self, version: int) -> None:
+    def adopt_version(self, version: int) -> None:
         with self.between_requests:
-            self._advance(version)
+            self._advance_version(version)
 
-    def _advance(self, version: int) -> None:
-        self.weights.advance(version)
+    def _advance_version(self, version: int) -> None:
+        self.weights.advance_to(version)
         self.on_version(version)
 
     def close(self) -> None:
@@ -261,7 +263,7 @@ def _only_camera(trajectory: EnvTrajectory) -> Array:
     return images
 
 
-def _joined(parts: Sequence[tuple[Array, Chunk]]) -> Chunk:
+def _join_chunks(parts: Sequence[tuple[Array, Chunk]]) -> Chunk:
     """Return one chunk of these parts, in the order of their rows."""
     if len(parts) == 1:
         return parts[0][1]
@@ -270,8 +272,10 @@ def _joined(parts: Sequence[tuple[Array, Chunk]]) -> Chunk:
     values = [chunk.values for chunk in chunks if chunk.values is not None]
     log_probs = [chunk.log_probs for chunk in chunks if chunk.log_probs is not None]
     return Chunk(
-        actions=pick(concat([chunk.actions for chunk in chunks]), order),
-        log_probs=pick(concat(log_probs), order) if log_probs else None,
-        values=pick(concat(values), order) if values else None,
-        extras={key: pick(concat([chunk.extras[key] for chunk in chunks]), order) for key in chunks[0].extras},
+        actions=pick_rows(concat_arrays([chunk.actions for chunk in chunks]), order),
+        log_probs=pick_rows(concat_arrays(log_probs), order) if log_probs else None,
+        values=pick_rows(concat_arrays(values), order) if values else None,
+        extras={
+            key: pick_rows(concat_arrays([chunk.extras[key] for chunk in chunks]), order) for key in chunks[0].extras
+        },
     )

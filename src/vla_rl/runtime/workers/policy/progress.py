@@ -16,14 +16,14 @@ class ProgressCounter:
         self._steps: dict[int, int] = {}
         """Lane -> chunk steps of its running tickets."""
 
-    def begin(self) -> None:
+    def reset_counts(self) -> None:
         """Reset the counts, as a rollout or an evaluation begins."""
         self._tickets = 0
         self._steps = {}
 
-    def note(self, lane: int, request: StepRequest) -> None:
+    def note_request(self, lane: int, request: StepRequest) -> None:
         self._tickets += len(request.finished)
         self._steps[lane] = request.steps
 
-    def count(self) -> RolloutProgress:
+    def current_progress(self) -> RolloutProgress:
         return RolloutProgress(self._tickets, sum(tuple(self._steps.values())))

@@ -13,7 +13,7 @@ from vla_rl.runtime.comm.tracing import BACKGROUND
 from vla_rl.runtime.messages.reports import RolloutProgress, RolloutReport, TrajectoryResult
 from vla_rl.runtime.messages.requests import EpisodeRequest, PolicyMode, StepRequest
 from vla_rl.runtime.placement.assignments import Assignment
-from vla_rl.runtime.scheduling.batching import Call, drive
+from vla_rl.runtime.scheduling.batching import Call, drive_lanes
 from vla_rl.runtime.scheduling.ticket_queue import TicketQueue
 from vla_rl.runtime.workers.policy.env_clients import EnvClients
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
@@ -57,72 +57,78 @@ class RolloutLoop(RolloutInterface):
         """Purpose -> the tickets of its rollout."""
 
     def roll_out(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
-        self.queues["action"].begin(batches)
+        self.queues["action"].begin_rollout(batches)
         with self._clients.through_channels():
-            return self._drive(PolicyMode(purpose="action", greedy=False, keep=True), self.queues["action"])
+            return self._drive_rollout(PolicyMode(purpose="action", greedy=False, keep=True), self.queues["action"])
 
     def roll_out_in_background(
         self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str, role: str
     ) -> RolloutReport:
         queue = self.queues.setdefault(purpose, TicketQueue(self._assignment.served))
-        queue.begin(batches)
-        return self._drive(PolicyMode(purpose=purpose, greedy=False, keep=True), queue, role)
+        queue.begin_rollout(batches)
+        return self._drive_rollout(PolicyMode(purpose=purpose, greedy=False, keep=True), queue, role)
 
     def evaluate(self, tickets: Sequence[EpisodeRequest], greedy: bool) -> RolloutReport:
         queue = TicketQueue(self._assignment.served, [tickets])
         with self._clients.through_channels():
-            return self._drive(PolicyMode(purpose="evaluation", greedy=greedy, keep=False), queue)
+            return self._drive_rollout(PolicyMode(purpose="evaluation", greedy=greedy, keep=False), queue)
 
     def evaluate_in_background(self, tickets: Sequence[EpisodeRequest], purpose: str, role: str) -> RolloutReport:
         queue = TicketQueue(self._assignment.served, [tickets])
-        return self._drive(PolicyMode(purpose=purpose, greedy=False, keep=False), queue, role)
+        return self._drive_rollout(PolicyMode(purpose=purpose, greedy=False, keep=False), queue, role)
 
     def add_tickets(self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str) -> bool:
-        return self.queues[purpose].give(batches)
+        return self.queues[purpose].add_tickets(batches)
 
     def wait_for_report(self, needed: Sequence[int], early: bool, purpose: str) -> RolloutReport:
         self._idle()
-        return self.queues[purpose].report(needed, early)
+        return self.queues[purpose].wait_for_report(needed, early)
 
-    def progress(self) -> RolloutProgress:
+    def simulator_progress(self) -> RolloutProgress:
         """Return the progress of the rollout or the evaluation in the simulators."""
-        return self._progress.count()
+        return self._progress.current_progress()
 
-    def _drive(self, mode: PolicyMode, queue: TicketQueue, role: str = "sim") -> RolloutReport:
+    def _drive_rollout(self, mode: PolicyMode, queue: TicketQueue, role: str = "sim") -> RolloutReport:
         """Roll out the tickets of the queue, and those that are added meanwhile, in the envs of a role. Return what was
         not reported.
         """
         real = role == "sim"
-        lanes = self._clients.lanes(role)
+        lanes = self._clients.lanes_of(role)
         infer = self._direct("policy", None if real else BACKGROUND)
         batching = self._assignment.batching
-        if self._assignment.local:
+        if self._assignment.is_local:
             batching = evolve(batching, max_wait_s=None)
         if real:
-            self._progress.begin()
+            self._progress.reset_counts()
 
-        def act(method: str, mode: PolicyMode, indices: Sequence[int], *requests: StepRequest) -> Any:
+        def act_and_report(method: str, mode: PolicyMode, indices: Sequence[int], *requests: StepRequest) -> Any:
             if real:
                 for lane, request in zip(indices, requests, strict=True):
-                    self._progress.note(lane, request)
+                    self._progress.note_request(lane, request)
             report = self._work_of(indices, requests)
             actions = infer(method, mode, indices, *requests)
             self._add_results(report, mode, requests)
-            queue.add(report)
+            queue.add_report(report)
             return actions
 
         with self._policy().acting():
             try:
-                while not queue.end():
+                while not queue.end_if_empty():
                     if self._stop_requested():
                         raise StopRequested
-                    for _ in drive(
-                        lanes, act, mode, batching, queue.tickets, self._clients.value_of, self._clients.ready
+                    for _ in drive_lanes(
+                        lanes,
+                        act_and_report,
+                        mode,
+                        batching,
+                        queue.take_tickets,
+                        self._clients.value_of,
+                        self._clients.wait_for_any,
                     ):
                         pass  # nothing to do at a yield: `value_of` and `ready` wait by themselves
             finally:
-                queue.stop()
-        return queue.report((), False)
+                queue.end_rollout()
+        return queue.wait_for_report((), False)
 
     def _work_of(self, lanes: Sequence[int], requests: Sequence[StepRequest]) -> RolloutReport:
         """Return the simulators' work that these requests report."""
@@ -140,7 +146,7 @@ class RolloutLoop(RolloutInterface):
         """Add the tickets that these requests finished, with the policy's half of their trajectories."""
         policy = self._policy()
         finished = [trajectory for request in requests for trajectory in request.finished]
-        policy_fields = policy.results(finished, self._frames) if mode.keep else [{} for _ in finished]
+        policy_fields = policy.ticket_results(finished, self._frames) if mode.keep else [{} for _ in finished]
         report.collected = [
             TrajectoryResult(env_part=trajectory, policy_part=fields)
             for trajectory, fields in zip(finished, policy_fields, strict=True)

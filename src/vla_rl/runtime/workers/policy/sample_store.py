@@ -35,12 +35,12 @@ class Inference:
     finals: Observation | None = None
     """Final observations of these samples, where learners recompute their values."""
 
-    def batch(self, rows: Array) -> SampleBatch:
+    def make_batch(self, rows: Array) -> SampleBatch:
         """Return the samples of these rows, int64 ascending."""
         finals = self.finals
         rows_with_final = rows[self.has_final[rows]]
         if finals is not None:
-            finals = taken(finals, np.searchsorted(np.flatnonzero(self.has_final), rows_with_final))
+            finals = select_observations(finals, np.searchsorted(np.flatnonzero(self.has_final), rows_with_final))
         return SampleBatch(
             sample_ids=SampleId.pack(self.number, rows),
             inputs=self.inputs.take(rows),
@@ -62,7 +62,7 @@ class SampleStore:
         self.tickets: dict[int, list[int]] = {}
         """Ticket -> ids of its samples, one for each chunk step."""
 
-    def add(self, request: StepRequest, chunk: Chunk, part: slice, versions: Array) -> None:
+    def add_inference(self, request: StepRequest, chunk: Chunk, part: slice, versions: Array) -> None:
         """Keep what was inferred for a lane's request: this part of the chunk, with weights of these versions."""
         assert request.obs is not None and chunk.log_probs is not None
         size = len(request.positions)
@@ -83,7 +83,7 @@ class SampleStore:
         self.count += 1
         self.inferences[inference.number] = inference
         ids = SampleId.pack(inference.number, np.arange(size)).tolist()
-        for ticket, sample in zip(request.numbers.tolist(), ids, strict=True):
+        for ticket, sample in zip(request.ticket_numbers.tolist(), ids, strict=True):
             self.tickets.setdefault(ticket, []).append(sample)
 
     def add_finals(self, request: StepRequest, values: Array) -> None:
@@ -96,23 +96,23 @@ class SampleStore:
         inference.next_values[rows] = values
         inference.has_final[rows] = True
         if self.keeps_finals and request.final is not None:
-            inference.finals = taken(request.final, np.argsort(rows))
+            inference.finals = select_observations(request.final, np.argsort(rows))
 
-    def forget(self, ticket: int, remaining: int = 0) -> None:
+    def forget_ticket(self, ticket: int, remaining: int = 0) -> None:
         """Drop a ticket's chunk steps except the first `remaining`."""
         samples = self.tickets.get(ticket, [])
-        self._drop(samples[remaining:])
+        self._drop_samples(samples[remaining:])
         del samples[remaining:]
 
-    def release(self, tickets: Sequence[int] | None) -> None:
+    def release_tickets(self, tickets: Sequence[int] | None) -> None:
         """Drop the samples of these tickets; None: all samples."""
         if tickets is None:
             self.tickets.clear()
             self.inferences.clear()
             return
-        self._drop([sample for ticket in tickets for sample in self.tickets.pop(ticket, ())])
+        self._drop_samples([sample for ticket in tickets for sample in self.tickets.pop(ticket, ())])
 
-    def _drop(self, samples: Sequence[int]) -> None:
+    def _drop_samples(self, samples: Sequence[int]) -> None:
         """Drop the inferences of which none but these samples was needed."""
         numbers, _ = SampleId.unpack(np.array(samples, np.int64))
         for number, count in zip(*(array.tolist() for array in np.unique(numbers, return_counts=True)), strict=True):
@@ -121,19 +121,19 @@ class SampleStore:
             if not inference.needed:
                 del self.inferences[number]
 
-    def batches(self, samples: Array) -> list[SampleBatch]:
+    def sample_batches(self, samples: Array) -> list[SampleBatch]:
         """Return samples by their ids, int64 ascending, where they are, by inference. Nothing is copied of an inference
         that is needed in full.
         """
         numbers, rows = SampleId.unpack(samples)
         cuts = np.flatnonzero(np.diff(numbers)) + 1
         return [
-            self.inferences[int(numbers[indices[0]])].batch(rows[indices])
+            self.inferences[int(numbers[indices[0]])].make_batch(rows[indices])
             for indices in np.split(np.arange(len(samples)), cuts)
             if len(indices)
         ]
 
-    def records(self, tickets: Sequence[int]) -> list[dict[str, Array]]:
+    def trajectory_records(self, tickets: Sequence[int]) -> list[dict[str, Array]]:
         """Return the policy's fields of each ticket's trajectory record, [T, ...]."""
         lengths = [len(self.tickets[ticket]) for ticket in tickets]
         samples = np.array([sample for ticket in tickets for sample in self.tickets[ticket]], np.int64)
@@ -142,7 +142,7 @@ class SampleStore:
         groups = np.split(by_inference, np.flatnonzero(np.diff(numbers[by_inference])) + 1)
         parts = [(self.inferences[int(numbers[group[0]])], rows[group]) for group in groups if len(group)]
 
-        def gather(of_inference: Callable[[Inference], Array]) -> Array:
+        def gather_field(of_inference: Callable[[Inference], Array]) -> Array:
             """Return a field of all samples, [samples, ...]."""
             sorted_values = np.concatenate([of_inference(inference)[part] for inference, part in parts])
             values = np.empty_like(sorted_values)
@@ -152,15 +152,15 @@ class SampleStore:
         if not parts:
             return []
         fields = {
-            "log_probs": gather(lambda inference: inference.log_probs),
-            "versions": gather(lambda inference: inference.versions),
+            "log_probs": gather_field(lambda inference: inference.log_probs),
+            "versions": gather_field(lambda inference: inference.versions),
             "sample": samples,
         }
         if parts[0][0].values is not None:
-            fields["values"] = gather(_values)
-            fields["next_values"] = gather(lambda inference: inference.next_values)
+            fields["values"] = gather_field(_inference_values)
+            fields["next_values"] = gather_field(lambda inference: inference.next_values)
         if self.keeps_finals:
-            fields["ended"] = gather(lambda inference: inference.has_final)
+            fields["ended"] = gather_field(lambda inference: inference.has_final)
         ends = np.cumsum(lengths).tolist()
         return [
             {name: values[end - length : end] for name, values in fields.items()}
@@ -168,11 +168,11 @@ class SampleStore:
         ]
 
 
-def taken(obs: Observation, rows: Array) -> Observation:
+def select_observations(obs: Observation, rows: Array) -> Observation:
     """Return these rows of an observation, without a copy if they are all of it."""
     return obs if len(rows) == len(obs) else obs.take(rows)
 
 
-def _values(inference: Inference) -> Array:
+def _inference_values(inference: Inference) -> Array:
     assert inference.values is not None
     return inference.values

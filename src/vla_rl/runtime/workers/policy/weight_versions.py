@@ -33,18 +33,18 @@ class WeightVersions:
         self._past: deque[tuple[int, Weights]] = deque(maxlen=lag + 1)
         """The last versions, the newest included; empty without `lag`."""
 
-    def advance(self, version: int) -> None:
+    def advance_to(self, version: int) -> None:
         """Note that the engine has the weights of this version now."""
         self.version = version
         if self.lag:
-            self._remember()
+            self._keep_weights()
 
     def with_each(self, wanted: Array, act: Callable[[Array], T]) -> list[tuple[Array, int, T]]:
         """Act for the rows [R] of a batch with the versions that they want (below 0: the newest), and leave the newest
         loaded. Return (rows, version, result of `act`) for each version.
         """
         if self.lag and not self._past:
-            self._remember()
+            self._keep_weights()
         newest = self.version
         if (wanted < 0).all():
             rows = np.arange(len(wanted))
@@ -55,12 +55,12 @@ class WeightVersions:
         try:
             for version in np.unique(wanted)[::-1].tolist():
                 if version != self.version:
-                    self._load(version, past[version])
+                    self._load_version(version, past[version])
                 rows = np.flatnonzero(wanted == version)
                 results.append((rows, version, act(rows)))
         finally:
             if self.version != newest:
-                self._load(newest, past[newest])
+                self._load_version(newest, past[newest])
         return results
 
     def save(self, file: Path) -> None:
@@ -71,14 +71,14 @@ class WeightVersions:
         if file.exists():
             self._past.extend(read_file(file, lambda path: torch.load(path, weights_only=True)))
 
-    def _remember(self) -> None:
+    def _keep_weights(self) -> None:
         if self._past and self._past[-1][0] == self.version:
             self._past.pop()  # the version was published again: after behaviour cloning, or from a checkpoint
         assert self.engine.model is not None
         weights = [(name, weight.detach().to("cpu", copy=True)) for name, weight in self.engine.model.weights()]
         self._past.append((self.version, weights))
 
-    def _load(self, version: int, weights: Weights) -> None:
+    def _load_version(self, version: int, weights: Weights) -> None:
         self.engine.load(weights)
         self.version = version
 

@@ -18,7 +18,7 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.manager import wrap
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.spec.sections import TrainSpec
-from vla_rl.core.spec.spec import component
+from vla_rl.core.spec.spec import make_component
 from vla_rl.core.trainers import ImitationStep, ModelInputs
 from vla_rl.core.types import Context
 from vla_rl.runtime.messages.learning import ScoreRequest
@@ -64,8 +64,8 @@ class DeepModel(LinearModel):
             for block in self.module.blocks:
                 block.shift = nn.Parameter(torch.tensor(1e-3), requires_grad=False)
 
-    def _features(self, obs):
-        x = super()._features(obs).to(self.dtype)
+    def _compute_features(self, obs):
+        x = super()._compute_features(obs).to(self.dtype)
         for block in self.module.blocks:
             x = block(x)
         return x
@@ -74,7 +74,7 @@ class DeepModel(LinearModel):
         logits = self.module.policy(features).view(-1, CHUNK, self.tokens_per_action, self._bins)
         return torch.log_softmax(logits.float(), -1)
 
-    def _critic(self, features):
+    def _compute_values(self, features):
         return self.module.value_head(features).squeeze(-1).float()
 
 
@@ -123,7 +123,7 @@ def learn(work: Work, rank: int, address: str) -> dict:
     """One rank. -> its part of the loss at each step, gradient norms, whole weights, what it would publish, and how
     many numbers it holds of weights and optimiser."""
     torch.set_num_threads(1)
-    algorithm = build("algorithm", "ppo", component("algorithm", "ppo").config, Context(chunk=CHUNK))
+    algorithm = build("algorithm", "ppo", make_component("algorithm", "ppo").config, Context(chunk=CHUNK))
     narrow = [("precision", Autocast("cpu"))] if work.precision == "bf16" else []
     model = wrap("model", DeepModel(getattr(torch, work.dtype)), "deep", narrow)
     blocks = CompiledBlocks(model.module, model.blocks, backend="aot_eager") if work.compiled else None
@@ -139,7 +139,7 @@ def learn(work: Work, rank: int, address: str) -> dict:
         acting=work.acting,
         heartbeat=lambda: None,
     )
-    role.join(address, rank)
+    role.join_group(address, rank)
     done = role.load(work.load) if work.load else 0
     losses, norms = [], []
     changed = []
@@ -175,7 +175,7 @@ def learn(work: Work, rank: int, address: str) -> dict:
         for _ in range(rank + 1):  # each rank by itself, and not as often as the others
             acting = model.sample_chunk(synthetic.observation(INFO, 2), Noise(0, "test", [0, 1], [0, 0], [0, 0]), False)
     if work.save:
-        role.save(work.save / "model", work.save / "learner.pt")
+        role.save(work.save / "model", work.save / "learner.pt", work.steps)
     layout = role.weight_layout()
     if rank == 0:
         role.connect_policies(stored(layout))
@@ -212,7 +212,7 @@ def score(role: Learner, heavy: ModelInputs, rank: int, world: int) -> dict:
         return [(np.full(len(part), 3), part) for part in np.split(places, range(2, len(places), 2))]
 
     recorded = np.zeros((2, CHUNK, role.model.tokens_per_action), np.float32)
-    found = role.score(
+    found = role.score_samples(
         ScoreRequest(
             values=batches(places),
             finals=batches(ended),
@@ -220,7 +220,7 @@ def score(role: Learner, heavy: ModelInputs, rank: int, world: int) -> dict:
             passes=passes,
         )
     )
-    assert role.release({3: places, 4: places}) == 0
+    assert role.release_samples({3: places, 4: places}) == 0
     scored = {"values": found.values, "next_values": found.next_values, "log_probs": found.log_probs}
     return {name: np.concatenate(parts) for name, parts in scored.items()}
 

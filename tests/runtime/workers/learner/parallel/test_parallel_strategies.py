@@ -213,7 +213,7 @@ def test_a_bug_in_a_loss_is_not_taken_for_a_loss_that_is_not_offered():
             return len(None)
 
     with pytest.raises(TypeError, match="NoneType"):
-        FullyShardedParallel("cpu", 2).prepare(Buggy(), INFO)
+        FullyShardedParallel("cpu", 2).prepare_model(Buggy(), INFO)
 
 
 def test_a_torch_that_cannot_shard_is_named(monkeypatch):
@@ -227,7 +227,7 @@ def test_a_torch_that_cannot_shard_is_named(monkeypatch):
         check_spec(parse_spec(given), training=True)
     check_spec(parse_spec({**given, "train": {**given["train"], "sharding": "replicated"}}), training=True)
     with pytest.raises(UserError, match=text):
-        FullyShardedParallel("cpu", 2).shard(DeepModel().module, [])
+        FullyShardedParallel("cpu", 2).shard_module(DeepModel().module, [])
 
 
 def test_weights_of_several_types_in_a_block_are_refused():
@@ -235,4 +235,4 @@ def test_weights_of_several_types_in_a_block_are_refused():
     module = DeepModel().module
     module.blocks[1][0].bias.data = module.blocks[1][0].bias.data.bfloat16()
     with pytest.raises(UserError, match=r"has torch.bfloat16, torch.float32 in 'blocks.1'; set train.sharding: repl"):
-        FullyShardedParallel("cpu", 2).shard(module, module.blocks)
+        FullyShardedParallel("cpu", 2).shard_module(module, module.blocks)

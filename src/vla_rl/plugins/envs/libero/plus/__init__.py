@@ -11,7 +11,7 @@ from typing import Any, Literal
 from attrs import field, frozen, validators
 
 from vla_rl.core.errors import did_you_mean
-from vla_rl.core.paths import expanded
+from vla_rl.core.paths import expand_tilde
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 DIMENSIONS = {
@@ -29,8 +29,8 @@ ASSETS_VARIABLE = "LIBERO_PLUS_ASSETS"
 """Environment variable that names the unpacked assets where the key `assets` does not."""
 
 
-def _among(known: Collection[Any], what: str) -> Any:
-    def check(instance: Any, attribute: Any, values: tuple[Any, ...] | None) -> None:
+def _build_value_check(known: Collection[Any], what: str) -> Any:
+    def check_values(instance: Any, attribute: Any, values: tuple[Any, ...] | None) -> None:
         if values is None:
             return
         if not values:
@@ -42,29 +42,29 @@ def _among(known: Collection[Any], what: str) -> Any:
         if len(set(values)) < len(values):
             raise ValueError(f"a {what} is named twice: {', '.join(map(str, values))}")
 
-    return check
+    return check_values
 
 
-def _assets(folder: str | Path | None) -> Path | None:
+def _resolve_assets(folder: str | Path | None) -> Path | None:
     """Return the folder of the assets as an absolute path, since workers run in other folders. The spec records that of
     the environment variable, so that results of a run with assets are not taken for those of a run without."""
     named = folder or os.environ.get(ASSETS_VARIABLE)
-    return expanded(named).absolute() if named else None
+    return expand_tilde(named).absolute() if named else None
 
 
 @frozen(kw_only=True)
 class PlusConfig:
     """Variants of LIBERO-Plus that are evaluated, one episode each. Training states are those of the base tasks."""
 
-    suites: tuple[str, ...] | None = field(default=None, validator=_among(SUITES, "suite"))
+    suites: tuple[str, ...] | None = field(default=None, validator=_build_value_check(SUITES, "suite"))
     """Suites: libero_spatial, libero_object, libero_goal, libero_10; null: all four."""
-    dimensions: tuple[str, ...] | None = field(default=None, validator=_among(DIMENSIONS, "dimension"))
+    dimensions: tuple[str, ...] | None = field(default=None, validator=_build_value_check(DIMENSIONS, "dimension"))
     """Dimensions: camera, robot, language, light, background, noise, layout; null: all. Without `assets`, light,
     background and 829 layouts are left out, and results.json says how many."""
-    assets: Path | None = field(default=None, converter=_assets)
+    assets: Path | None = field(default=None, converter=_resolve_assets)
     """Folder of the authors' unpacked assets.zip (data set Sylvest/LIBERO-plus), which light, background and 829
     layouts need; null: the folder that the environment variable LIBERO_PLUS_ASSETS names, if it is set."""
-    levels: tuple[int, ...] | None = field(default=None, validator=_among(LEVELS, "level"))
+    levels: tuple[int, ...] | None = field(default=None, validator=_build_value_check(LEVELS, "level"))
     """Difficulty levels, 1 to 5; null: all, and the 121 light variants without a level."""
     sample: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     """Number of variants, sampled in proportion to the number of each dimension and level; null: all."""

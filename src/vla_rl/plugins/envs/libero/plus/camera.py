@@ -31,16 +31,16 @@ def camera_pose(position: Array, orientation: Array, view: Sequence[int]) -> tup
     place, direction = position, orientation
     if vertical:
         rotation = _about_y(vertical)
-        place = _rounded(rotation.apply(place - PIVOT) + PIVOT)
-        direction = _turned(direction, rotation)
+        place = _round_values(rotation.apply(place - PIVOT) + PIVOT)
+        direction = _turn_orientation(direction, rotation)
     rotation = _about_z(horizontal)
-    place, direction = _rounded(rotation.apply(place)), _turned(direction, rotation)
+    place, direction = _round_values(rotation.apply(place)), _turn_orientation(direction, rotation)
     if distance != 100:
-        place = _rounded(PIVOT + (place - PIVOT) * (distance / 100))
+        place = _round_values(PIVOT + (place - PIVOT) * (distance / 100))
     if turn:
-        direction = _turned(direction, _about_z(turn))
+        direction = _turn_orientation(direction, _about_z(turn))
     if tilt:
-        direction = _turned(direction, _about_y(tilt))
+        direction = _turn_orientation(direction, _about_y(tilt))
     return compiled_pose(place, direction)
 
 
@@ -52,11 +52,11 @@ def _about_z(degrees: int) -> Rotation:
     return Rotation.from_euler("z", degrees, degrees=True)
 
 
-def _turned(orientation: Array, rotation: Rotation) -> Array:
-    return _rounded((rotation * Rotation.from_quat(orientation[XYZW])).as_quat()[WXYZ])
+def _turn_orientation(orientation: Array, rotation: Rotation) -> Array:
+    return _round_values((rotation * Rotation.from_quat(orientation[XYZW])).as_quat()[WXYZ])
 
 
-def _rounded(values: Array) -> Array:
+def _round_values(values: Array) -> Array:
     return np.array([round(value, 4) for value in values.tolist()])
 
 

@@ -62,7 +62,7 @@ QUANTUM = 65535
 """Largest value of a channel in ImageMagick's usual build (Q16)."""
 
 
-def noisy(frame: Array, noise: int, draws: Draws) -> Array:
+def add_noise(frame: Array, noise: int, draws: Draws) -> Array:
     """Return a frame with sensor noise, uint8 [H, W, 3].
 
     Args:
@@ -92,11 +92,11 @@ def motion_blur(frame: Array, severity: int, draws: Draws) -> Array:
         right, down = math.ceil(i * y / length - 0.5), math.ceil(i * x / length - 0.5)
         total += weight * values[np.clip(rows + down, 0, height - 1), np.clip(cells + right, 0, columns - 1)]
     quanta = np.clip(np.floor(total + 0.5), 0, QUANTUM).astype(np.int64)
-    return _bytes(quanta // (QUANTUM // 255))
+    return _to_bytes(quanta // (QUANTUM // 255))
 
 
 def gaussian_blur(frame: Array, severity: int, draws: Draws) -> Array:
-    return _bytes(np.clip(_blurred(frame / 255.0, severity + 1), 0, 1) * 255)
+    return _to_bytes(np.clip(_blur_image(frame / 255.0, severity + 1), 0, 1) * 255)
 
 
 def zoom_blur(frame: Array, severity: int, draws: Draws) -> Array:
@@ -105,19 +105,19 @@ def zoom_blur(frame: Array, severity: int, draws: Draws) -> Array:
     image = (frame / 255.0).astype(np.float32)
     total = np.zeros_like(image)
     for factor in factors:
-        total += _enlarged(image, factor)
-    return _bytes(np.clip((image + total) / (len(factors) + 1), 0, 1) * 255)
+        total += _zoom_image(image, factor)
+    return _to_bytes(np.clip((image + total) / (len(factors) + 1), 0, 1) * 255)
 
 
-def fog(frame: Array, severity: int, draws: Draws) -> Array:
+def add_fog(frame: Array, severity: int, draws: Draws) -> Array:
     """Lighten the frame by a random cloud."""
     thickness, roughness = FOG[severity]
     image = frame / 255.0
     brightest = image.max()
     height, width = image.shape[:2]
     side = max(FOG_SIZE, 1 << (max(height, width) - 1).bit_length())
-    image += thickness * _cloud(side, roughness, draws)[:height, :width, np.newaxis]
-    return _bytes(np.clip(image * brightest / (brightest + thickness), 0, 1) * 255)
+    image += thickness * _draw_cloud(side, roughness, draws)[:height, :width, np.newaxis]
+    return _to_bytes(np.clip(image * brightest / (brightest + thickness), 0, 1) * 255)
 
 
 def glass_blur(frame: Array, severity: int, draws: Draws) -> Array:
@@ -127,7 +127,7 @@ def glass_blur(frame: Array, severity: int, draws: Draws) -> Array:
     value, and the other keeps it.
     """
     sigma, most, passes = GLASS[severity]
-    image = _bytes(_blurred(frame / 255.0, sigma) * 255)
+    image = _to_bytes(_blur_image(frame / 255.0, sigma) * 255)
     height, width = image.shape[:2]
     rows, columns = np.arange(height - most, most, -1), np.arange(width - most, most, -1)
     targets = (rows[:, None] * width + columns[None]).ravel()
@@ -137,22 +137,22 @@ def glass_blur(frame: Array, severity: int, draws: Draws) -> Array:
         for target, source in zip(targets.tolist(), (targets + shifts @ [1, width]).tolist(), strict=True):
             source_of[target] = source_of[source]
     image = image.reshape(-1, 3)[source_of].reshape(image.shape)
-    return _bytes(np.clip(_blurred(image / 255.0, sigma), 0, 1) * 255)
+    return _to_bytes(np.clip(_blur_image(image / 255.0, sigma), 0, 1) * 255)
 
 
-KINDS: tuple[Callable[[Array, int, Draws], Array], ...] = (motion_blur, gaussian_blur, zoom_blur, fog, glass_blur)
+KINDS: tuple[Callable[[Array, int, Draws], Array], ...] = (motion_blur, gaussian_blur, zoom_blur, add_fog, glass_blur)
 """Kinds of noise, in official order."""
 
 
-def _bytes(image: Array) -> Array:
+def _to_bytes(image: Array) -> Array:
     return image.astype(np.uint8)
 
 
-def _blurred(image: Array, sigma: float) -> Array:
+def _blur_image(image: Array, sigma: float) -> Array:
     return np.asarray(gaussian_filter(image, (sigma, sigma, 0), mode="nearest", truncate=4.0))
 
 
-def _enlarged(image: Array, factor: float) -> Array:
+def _zoom_image(image: Array, factor: float) -> Array:
     """Return the middle of a frame, enlarged to the frame's size."""
     side = image.shape[0]
     part = math.ceil(side / float(factor))
@@ -162,7 +162,7 @@ def _enlarged(image: Array, factor: float) -> Array:
     return np.asarray(middle[rest : rest + side, rest : rest + side])
 
 
-def _cloud(side: int, roughness: float, draws: Draws) -> Array:
+def _draw_cloud(side: int, roughness: float, draws: Draws) -> Array:
     """Return a random height map in [0, 1], float64 [side, side], by the diamond-square algorithm.
 
     Args:
@@ -172,7 +172,7 @@ def _cloud(side: int, roughness: float, draws: Draws) -> Array:
     heights = np.zeros((side, side))
     step, spread = side, FOG_SPREAD
 
-    def varied(sums: Array) -> Array:
+    def vary_heights(sums: Array) -> Array:
         return sums / 4 + spread * draws.uniform(-spread, spread, sums.shape)
 
     while step >= 2:
@@ -180,13 +180,13 @@ def _cloud(side: int, roughness: float, draws: Draws) -> Array:
         corners = heights[::step, ::step]
         sums = corners + np.roll(corners, -1, axis=0)
         sums += np.roll(sums, -1, axis=1)
-        heights[half::step, half::step] = varied(sums)
+        heights[half::step, half::step] = vary_heights(sums)
         centres = heights[half::step, half::step]
         corners = heights[::step, ::step]
         sums = (centres + np.roll(centres, 1, axis=0)) + (corners + np.roll(corners, -1, axis=1))
-        heights[::step, half::step] = varied(sums)
+        heights[::step, half::step] = vary_heights(sums)
         sums = (centres + np.roll(centres, 1, axis=1)) + (corners + np.roll(corners, -1, axis=0))
-        heights[half::step, ::step] = varied(sums)
+        heights[half::step, ::step] = vary_heights(sums)
         step, spread = half, spread / roughness
     heights -= heights.min()
     return np.asarray(heights / heights.max())

@@ -80,7 +80,7 @@ class Variant:
         return self.name.removeprefix(self.base).replace("_", " ")
 
 
-def parse(suite: str, number: int, name: str, dimension: str, level: int | None) -> Variant:
+def parse_variant(suite: str, number: int, name: str, dimension: str, level: int | None) -> Variant:
     """Return the variant that a name describes. Base names may contain words such as `_table_`, so only the end of the
     name counts."""
     match = WITH_VIEW.fullmatch(name)
@@ -120,7 +120,7 @@ def all_variants() -> tuple[Variant, ...]:
     variants = []
     for suite, name, dimension, level in csv.reader(StringIO(text)):
         numbers[suite] += 1
-        variants.append(parse(suite, numbers[suite], name, dimension, int(level) if level else None))
+        variants.append(parse_variant(suite, numbers[suite], name, dimension, int(level) if level else None))
     return tuple(variants)
 
 
@@ -133,15 +133,15 @@ def variant_of(state_id: int) -> Variant:
     return _variants_by_id()[state_id]
 
 
-def selected(config: PlusConfig) -> tuple[Variant, ...]:
+def select_variants(config: PlusConfig) -> tuple[Variant, ...]:
     """Return the variants that a spec evaluates, in official order. Raise UserError if it selects none."""
-    variants = chosen(config)
+    variants = filter_variants(config)
     if not variants:
         raise UserError("LIBERO-Plus has no variant with these suites, dimensions and levels")
     runnable = [variant for variant in variants if can_run(variant, config)]
     if not runnable:
         raise UserError(f"none of these variants can run: {left_out(variants, config)}")
-    return sampled(runnable, min(config.sample or len(runnable), len(runnable)), config.sample_seed)
+    return sample_variants(runnable, min(config.sample or len(runnable), len(runnable)), config.sample_seed)
 
 
 def can_run(variant: Variant, config: PlusConfig) -> bool:
@@ -154,13 +154,13 @@ def left_out(variants: Sequence[Variant], config: PlusConfig) -> str:
     missing = [variant for variant in variants if not can_run(variant, config)]
     if not missing:
         return ""
-    return f"{counts(missing)} {ASSETS}"
+    return f"{describe_counts(missing)} {ASSETS}"
 
 
-def remarks(config: PlusConfig) -> tuple[str, ...]:
+def list_remarks(config: PlusConfig) -> tuple[str, ...]:
     """Return what a reader of results has to know about the selection, for results.json."""
-    variants, evaluated = chosen(config), selected(config)
-    notes = [f"LIBERO-Plus: {len(evaluated)} of {len(variants)} variants are evaluated: {counts(evaluated)}"]
+    variants, evaluated = filter_variants(config), select_variants(config)
+    notes = [f"LIBERO-Plus: {len(evaluated)} of {len(variants)} variants are evaluated: {describe_counts(evaluated)}"]
     if len(evaluated) < len(variants) and config.sample is not None:
         notes.append(f"sample: stratified by dimension and level, sample_seed {config.sample_seed}")
     missing = left_out(variants, config)
@@ -168,7 +168,7 @@ def remarks(config: PlusConfig) -> tuple[str, ...]:
         notes.append(f"left out: {missing}")
     with_assets = [variant for variant in evaluated if variant.needs_assets]
     if with_assets:
-        notes.append(f"assets: {counts(with_assets)} variants are built from the files in plus.assets")
+        notes.append(f"assets: {describe_counts(with_assets)} variants are built from the files in plus.assets")
     dimensions = {variant.dimension for variant in evaluated}
     if "robot" in dimensions and config.robot_states == "official":
         notes.append(
@@ -184,7 +184,7 @@ def remarks(config: PlusConfig) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def chosen(config: PlusConfig) -> tuple[Variant, ...]:
+def filter_variants(config: PlusConfig) -> tuple[Variant, ...]:
     """Return the variants with these suites, dimensions and levels, in official order, before sampling."""
     return tuple(
         variant
@@ -195,7 +195,7 @@ def chosen(config: PlusConfig) -> tuple[Variant, ...]:
     )
 
 
-def sampled(variants: Sequence[Variant], count: int, seed: int) -> tuple[Variant, ...]:
+def sample_variants(variants: Sequence[Variant], count: int, seed: int) -> tuple[Variant, ...]:
     """Return `count` variants, stratified by dimension and level.
 
     Each stratum has its share, rounded by largest remainders, so that the plain mean estimates the mean over all
@@ -211,15 +211,15 @@ def sampled(variants: Sequence[Variant], count: int, seed: int) -> tuple[Variant
         sizes[key] += 1
     drawn = set[Variant]()
     for key, members in strata.items():
-        drawn.update(sorted(members, key=lambda variant: _draw(variant, seed))[: sizes[key]])
+        drawn.update(sorted(members, key=lambda variant: _draw_key(variant, seed))[: sizes[key]])
     return tuple(variant for variant in variants if variant in drawn)
 
 
-def _draw(variant: Variant, seed: int) -> int:
+def _draw_key(variant: Variant, seed: int) -> int:
     return derived_seed(seed, "libero_plus/sample", SUITES.index(variant.suite), variant.number)
 
 
-def counts(variants: Sequence[Variant]) -> str:
+def describe_counts(variants: Sequence[Variant]) -> str:
     """Return the number of variants of each dimension, in the authors' order: "1599 camera, 696 layout"."""
     by_dimension = Counter(variant.dimension for variant in variants)
     return ", ".join(f"{by_dimension[name]} {name}" for name in DIMENSIONS if by_dimension[name])

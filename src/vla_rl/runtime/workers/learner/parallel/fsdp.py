@@ -58,7 +58,7 @@ class FullyShardedParallel(ParallelStrategy):
         self.world = world
         self._device = device
 
-    def prepare(self, model: VLAModel, info: EnvInfo) -> ModelInputs:
+    def prepare_model(self, model: VLAModel, info: EnvInfo) -> ModelInputs:
         """Shard the model, as the base class says.
 
         Blocks may be compiled before: FSDP's hooks run around the compiled code. What happens here stays in eager mode,
@@ -78,12 +78,12 @@ class FullyShardedParallel(ParallelStrategy):
                     except NotOffered:  # the model cannot be trained in this way
                         continue
                     passes.append(forward)
-            self.shard(model.module, blocks)
+            self.shard_module(model.module, blocks)
             self.run(passes[0])  # FSDP finds its blocks in the first pass
-        self.release()
+        self.release_weights()
         return ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras)
 
-    def shard(self, module: nn.Module, blocks: Iterable[nn.Module]) -> None:
+    def shard_module(self, module: nn.Module, blocks: Iterable[nn.Module]) -> None:
         """Shard a module. Raises UserError for a block whose trainable weights differ in type, and for a torch that
         cannot shard.
         """
@@ -103,7 +103,7 @@ class FullyShardedParallel(ParallelStrategy):
         self.root: Any = self._shard_unit(_RunModule(module))
         self._acting_types = {id(p): acting_types[name] for name, p in module.named_parameters()}
         """Id of a parameter -> its type when it is gathered."""
-        for unit in self._units:
+        for unit in self._gathered_units:
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)  # not an average, as every backend has a plain sum
         self.root.set_reduce_scatter_unused_params(True)
@@ -124,7 +124,7 @@ class FullyShardedParallel(ParallelStrategy):
         return fully_shard(unit, mesh=self.mesh, mp_policy=precision, ignored_params=self._whole)
 
     @property
-    def _units(self) -> tuple[Any, ...]:
+    def _gathered_units(self) -> tuple[Any, ...]:
         """Modules that FSDP gathers one at a time."""
         return self.root, *self.blocks
 
@@ -135,13 +135,13 @@ class FullyShardedParallel(ParallelStrategy):
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         """Do nothing: the backward pass has reduced the gradients."""
 
-    def gather(self) -> None:
-        for unit in self._units:
+    def gather_weights(self) -> None:
+        for unit in self._gathered_units:
             unit.unshard()
         self.root.set_reshard_after_forward(False)
 
-    def release(self) -> None:
-        for unit in self._units:
+    def release_weights(self) -> None:
+        for unit in self._gathered_units:
             unit.reshard()
         self.root.set_reshard_after_forward(True)
 
@@ -157,14 +157,14 @@ class FullyShardedParallel(ParallelStrategy):
         for module, name, p in sharded:
             if id(p) not in full:
                 weight = p.detach().to(self._acting_types[id(p)])
-                full[id(p)] = nn.Parameter(_gathered(weight), requires_grad=p.requires_grad)
+                full[id(p)] = nn.Parameter(_gather_tensor(weight), requires_grad=p.requires_grad)
             setattr(module, name, full[id(p)])
         yield
         for module, name, p in sharded:
             setattr(module, name, p)
 
-    def unsharded(self, tensor: Any) -> Any:
-        return _gathered(tensor)
+    def unshard_tensor(self, tensor: Any) -> Any:
+        return _gather_tensor(tensor)
 
     def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -189,7 +189,7 @@ class FullyShardedParallel(ParallelStrategy):
         )
 
 
-def _gathered(value: Any) -> Any:
+def _gather_tensor(value: Any) -> Any:
     """Return the full tensor of all ranks' shares; other values unchanged."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
