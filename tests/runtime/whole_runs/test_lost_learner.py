@@ -44,7 +44,7 @@ class Absence:
 
     def _stop(self, fleet) -> int:
         (learner,) = fleet.learners
-        _, pid = fleet.backend.get(fleet.backend.processes[learner.worker])
+        _, pid = fleet.backend.get(fleet.backend.processes[learner.worker_index])
         os.kill(pid, signal.SIGSTOP)
         return pid
 

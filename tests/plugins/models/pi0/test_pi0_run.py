@@ -46,4 +46,4 @@ def test_a_run_on_the_built_in_simulator(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints" / "step_000002" / "model"
     env = plugins.build("env", "tabletop", parse_spec(spec).env.config, Context(num_envs=1))
     model = build_policy(Pi0Config(checkpoint=str(folder), denoise_steps=2), Context(env=env.info, chunk=4))
-    assert model.sample_chunk(env.observe(), noise(1), True).actions.shape == (1, 4, 3)
+    assert model.sample_chunk(env.observe_envs(), noise(1), True).actions.shape == (1, 4, 3)
