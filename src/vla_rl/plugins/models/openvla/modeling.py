@@ -200,7 +200,7 @@ def insert_columns(mask: Tensor, count: int) -> Tensor:
 
 
 def hollow_model(config: OpenVLAConfig) -> OpenVLAForActionPrediction:
-    """Return the network on the meta device, for `weights.fill` or `weights.allocate`; only the rotary frequencies have
+    """Return the network on the meta device, for `fill_network` or `allocate_network`; only the rotary frequencies have
     memory."""
     with torch.device("meta"):
         network = OpenVLAForActionPrediction(config)
