@@ -122,7 +122,7 @@ class WorkerHost(HostInterface):
             self.roles |= one.roles
             self._calls.plugins |= dict.fromkeys(one.roles, one.plugin)
         observers = [one.make_observer for one in built if one.make_observer is not None]
-        self.roles["sim"] = self._builder.env_worker(envs, observers[0] if observers else None)
+        self.roles["sim"] = self._builder.env_worker(envs, observers)
         return info
 
     def open_data(self, info: EnvInfo) -> list[int]:

@@ -5,7 +5,7 @@ Every process builds its components itself; live components are never pickled.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class RoleBuilder:
             run_preflight(self.spec)
         return {lane.index: self.make_env(lane.index) for lane in self.assignment.lanes}
 
-    def env_worker(self, envs: dict[int, SimEnv], make_observer: Callable[[], RolloutObserver] | None) -> EnvWorker:
+    def env_worker(self, envs: dict[int, SimEnv], make_observers: Sequence[Callable[[], RolloutObserver]]) -> EnvWorker:
         """Build the sim role. Raises UserError for a wait that would be reported as hung."""
         waits_s = max(unwrap_component(env).waits_s for env in envs.values())
         limit = self.spec.runtime.deadline_s
@@ -78,7 +78,7 @@ class RoleBuilder:
             framed=self.algorithm.needs.frames,
             camera=self.algorithm.camera,
             local=self.assignment.is_local,
-            make_observer=make_observer,
+            make_observers=make_observers,
             reward_model=self._reward_model(next(iter(envs.values())).info),
             heartbeat=self.heartbeat,
             stop_requested=self.stop_requested,

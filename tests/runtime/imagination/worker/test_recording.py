@@ -40,7 +40,7 @@ class Stumbling:
 def played(env) -> tuple[dict[int, RecordedEpisode], dict[int, EnvTrajectory], dict[tuple[int, int], np.ndarray]]:
     """Tickets that are played by the disturbed expert: recordings, what came of them, and what was seen."""
     recordings: dict[int, RecordedEpisode] = {}
-    episodes = Episodes(env, name="tabletop", seed=0, chunk=CHUNK, observer=WorldModelObserver(recordings))
+    episodes = Episodes(env, name="tabletop", seed=0, chunk=CHUNK, observers=[WorldModelObserver(recordings)])
     states = env.reset_states("train")
     request = episodes.step(None, [EpisodeRequest(state=states[n], number=n) for n in range(TICKETS)])
     finished, seen = {}, {}

@@ -46,7 +46,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         framed: bool,
         camera: str | None,
         local: bool,
-        make_observer: Callable[[], RolloutObserver] | None = None,
+        make_observers: Sequence[Callable[[], RolloutObserver]] = (),
         reward_model: RewardModel | None = None,
         heartbeat: Callable[[], None],
         stop_requested: Callable[[], bool] = lambda: False,
@@ -59,7 +59,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             framed: the algorithm embeds the frames of training episodes.
             camera: camera of these frames; None: the first one.
             local: the policy is in this process, so observations stay on their device.
-            make_observer: makes an observer for the training episodes of a lane.
+            make_observers: each makes an observer for the training episodes of a lane.
             reward_model: model of the spec's `rewards:`; None: the simulator judges success.
             heartbeat: called within long calls.
             stop_requested: whether demonstrations have to end early, with StopRequested.
@@ -78,7 +78,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             if env.waits_s > 0:
                 env.stop_requested = stop_requested
         self._reward_lock = Lock()
-        self.observed = make_observer is not None
+        self.observed = bool(make_observers)
         self.solved: dict[int, int] = {}
         """Lane -> number of episodes in which the scripted expert succeeded."""
         self.outboxes = {s.index: SharedMemoryWriter() for s in slices}
@@ -107,7 +107,7 @@ class EnvWorker(EnvLanes, EnvInterface):
                 reward_coef=rollout.reward_coef,
                 bootstrap=bootstrap,
                 camera=camera_of(first.info, spec, camera) if framed else None,
-                observer=None if make_observer is None else make_observer(),
+                observers=[make() for make in make_observers],
                 recorder=self._make_recorder(env, "rollout"),
                 scorer=self._make_scorer(judges_success=True),
                 expert=self._make_expert(i, env) if asks_expert(spec) else None,

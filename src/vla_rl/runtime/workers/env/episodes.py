@@ -75,7 +75,7 @@ class Episodes:
         reward_coef: float = 1.0,
         bootstrap: bool = False,
         camera: str | None = None,
-        observer: RolloutObserver | None = None,
+        observers: Sequence[RolloutObserver] = (),
         on_fault: Callable[[str], None] = lambda text: None,
         recorder: EpisodeRecorder | None = None,
         scorer: RewardScorer | None = None,
@@ -88,7 +88,7 @@ class Episodes:
             chunk_steps: chunk steps of a ticket, with auto_reset.
             draw: (ticket, e) -> its episode e, from a separate reset state, with auto_reset.
             camera: camera whose frames are kept of an episode that keeps frames; None: all cameras.
-            observer: observer of all that the envs see and do.
+            observers: observers of all that the envs see and do.
             on_fault: called with the text of each fault; it may raise to stop.
             recorder: recorder of episodes as data.
             scorer: judge of success and rewards; None: the simulator.
@@ -102,7 +102,7 @@ class Episodes:
         self.chunk_steps = chunk_steps
         self.draw = draw
         self.bootstrap = bootstrap
-        self.observer = observer
+        self.observers = observers
         self.expert = expert
         self.step_limits = {task.name: max_steps or task.max_steps for task in env.info.tasks}
         self.recorder = recorder or EpisodeRecorder(env.info, RecordSettings(), RecordingStore())
@@ -225,8 +225,8 @@ class Episodes:
         if result.executed_actions is not None:
             executed = chosen.copy()
             executed[:, : result.executed_actions.shape[1]] = result.executed_actions
-        if self.observer is not None:
-            self.observer.on_chunk(moved, executed, record, self.statistics.at_end, result.obs)
+        for observer in self.observers:
+            observer.on_chunk(moved, executed, record, self.statistics.at_end, result.obs)
         again = [self.recovery.drop_attempt(env_id, self._request_of(env_id).number) for env_id in broken.tolist()]
         self.recorder.add_chunk(moved, executed, result, record)
         self.frames.add_frames(env_ids, result.obs)
@@ -348,8 +348,8 @@ class Episodes:
         seeds = derived_seeds(self.seed, "episode", [r.random_key for r in requests], [r.episode for r in requests])
         obs = self.simulator.reset_envs(env_ids, state_ids, seeds)
         self.recovery.find_broken(self.active)  # they are repaired already: these faults are only counted
-        if self.observer is not None:
-            self.observer.on_reset(env_ids, requests, seeds, obs)
+        for observer in self.observers:
+            observer.on_reset(env_ids, requests, seeds, obs)
         self.statistics.reset_episodes(env_ids)
         self.trajectories.begin_episodes(env_ids)
         for position, (env_id, request) in enumerate(zip(env_ids.tolist(), requests, strict=True)):
