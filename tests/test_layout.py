@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from import_graph import find_circles
 from vla_rl.core.catalogue import KINDS
 
 ROOT = Path(__file__).parents[1]
@@ -132,24 +133,6 @@ def test_every_plugin_is_in_a_folder_of_an_entry_point():
     assert not [name for name in loose if not plugin_of(name)]
 
 
-def circles(edges: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that import each other, directly or by others."""
-
-    def reach(start: str) -> set[str]:
-        seen: set[str] = set()
-        todo = list(edges[start])
-        while todo:
-            module = todo.pop()
-            if module not in seen:
-                seen.add(module)
-                todo.extend(edges[module])
-        return seen
-
-    reached = {module: reach(module) for module in edges}
-    groups = {tuple(sorted(m for m in found if module in reached[m])) for module, found in reached.items()}
-    return sorted(map(list, groups - {()}))
-
-
 RUNTIME = {
     "messages": set(),
     "placement": set(),
@@ -206,14 +189,14 @@ def test_no_folder_imports_what_imports_it():
         others = {name if name in packages else name.rpartition(".")[0] for name in imports(file)}
         if folder in edges:
             edges[folder] |= (others & edges.keys()) - {folder}
-    assert not circles(edges)
+    assert not find_circles(edges)
 
 
 def test_no_import_circles():
     """Late imports and imports for type checking count. The package itself, which loads its public names lazily, is
     left out."""
     edges = {name_of(file): edges_of(file) - {name_of(file)} for file in FILES}
-    assert not circles(edges)
+    assert not find_circles(edges)
 
 
 def test_a_plugin_declares_names():

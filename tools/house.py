@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from import_graph import ImportGraph
+from import_graph import ImportGraph, find_circles
 
 TURNS = {
     "picture": r"\bpictures?\b",
@@ -179,34 +179,6 @@ def imports_of(root: Path) -> dict[str, set[str]]:
         file: {other for module, name in source.imports for other in graph.imported_files(module, name)} - {file}
         for file, source in graph.sources.items()
     }
-
-
-def find_circles(edges: dict[str, set[str]]) -> list[list[str]]:
-    """Return the strongly connected components of more than one node (Tarjan's algorithm)."""
-    order: dict[str, int] = {}
-    lowest: dict[str, int] = {}
-    stack: list[str] = []
-    circles = []
-
-    def visit(node: str) -> None:
-        order[node] = lowest[node] = len(order)
-        stack.append(node)
-        for other in sorted(edges.get(node, ())):
-            if other not in order:
-                visit(other)
-                lowest[node] = min(lowest[node], lowest[other])
-            elif other in stack:
-                lowest[node] = min(lowest[node], order[other])
-        if lowest[node] == order[node]:
-            component = stack[stack.index(node) :]
-            del stack[stack.index(node) :]
-            if len(component) > 1:
-                circles.append(sorted(component))
-
-    for node in sorted(edges):
-        if node not in order:
-            visit(node)
-    return circles
 
 
 def main() -> None:

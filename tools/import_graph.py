@@ -264,6 +264,34 @@ class ImportGraph:
         ]
 
 
+def find_circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups of nodes that lead to each other, and nodes that lead to themselves (Tarjan's algorithm)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    circles = []
+
+    def visit(node: str) -> None:
+        order[node] = lowest[node] = len(order)
+        stack.append(node)
+        for other in sorted(edges.get(node, ())):
+            if other not in order:
+                visit(other)
+                lowest[node] = min(lowest[node], lowest[other])
+            elif other in stack:
+                lowest[node] = min(lowest[node], order[other])
+        if lowest[node] == order[node]:
+            component = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(component) > 1 or node in edges.get(node, ()):
+                circles.append(sorted(component))
+
+    for node in sorted(edges):
+        if node not in order:
+            visit(node)
+    return circles
+
+
 def name_module(file: str) -> str:
     """Return the name under which a file is imported: tests, tools and benchmarks go by the file's name alone."""
     path = PurePosixPath(file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from import_graph import ImportGraph
+from import_graph import ImportGraph, find_circles
 
 FILES = {
     "pyproject.toml": """
@@ -123,3 +123,8 @@ def test_the_nearest_tests_of_a_file_are_its_readers_and_those_in_the_fewest_ste
     nearest = graph.find_nearest("src/vla_rl/plugins/table/env.py")
     assert set(nearest) == {"tests/test_words.py", "tests/plugins/test_table.py", "tests/plugins/test_text.py"}
     assert graph.find_nearest("docs/one.md") == ["tests/test_one_page.py", "tests/test_pages.py"]
+
+
+def test_circles_are_found():
+    edges = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": {"e"}, "f": {"d"}}
+    assert find_circles(edges) == [["a", "b", "c"], ["e"]]
