@@ -68,8 +68,8 @@ def main(
 
     fitted = fit_and_save(data, to, settings, cameras=cameras, label=label, device=device, report=print_loss)
     typer.echo(
-        f"held-out episodes ({fitted['held_out_episodes']}): {fitted['episode_accuracy']:.1%} told right; frames: "
-        f"{fitted['frame_accuracy']:.1%} told right, {fitted['missed_successes']:.1%} of those of success missed, "
+        f"held-out episodes ({fitted['held_out_episodes']}): {fitted['episode_accuracy']:.1%} correct; frames: "
+        f"{fitted['frame_accuracy']:.1%} correct, {fitted['missed_successes']:.1%} of those with success missed, "
         f"{fitted['false_successes']:.1%} of the others taken for success"
     )
     typer.echo(f"wrote {to}; use it with: rewards: {{type: classifier, folder: {to}}}")

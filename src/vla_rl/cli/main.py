@@ -152,6 +152,25 @@ def fit_rewards(
 
 @app.command()
 @report_errors
+def data(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A data set: LeRobot, RLDS or LIBERO's HDF5 files.")],
+    kind: Annotated[
+        str | None, typer.Option("--type", metavar="PLUGIN", help="Data plugin; default: the one that knows the files.")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page with curves and images, as HTML.")
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say what is in a data set and what is wrong with it: clocks, numbers, images. Exit with 1 if anything is."""
+    from vla_rl.cli.inspect_data import main as inspect
+
+    raise typer.Exit(inspect(folder, kind, page, json))
+
+
+@app.command()
+@report_errors
 def check(
     spec: SpecFile,
     overrides: Overrides = None,

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from vla_rl.core.errors import PluginError, did_you_mean
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vla_rl.core.types import Context, EnvInfo
 
 T = TypeVar("T")
@@ -200,6 +202,10 @@ class DataPlugin(Declaration):
 
     build: Target[Callable[[Any, Context], Any]] = Target()
     """Class or function (config, context) -> `Demonstrations`."""
+    inspect: Target[Callable[[Path], Any] | None] = Target(None)
+    """Function (folder) -> `vla_rl.toolkit.data.inspection.recorded.RecordedData`, for `vla-rl data`."""
+    files: tuple[str, ...] = ()
+    """Patterns of files, as `Path.glob` reads them, by which `vla-rl data` knows a folder of this format."""
 
 
 @dataclass(kw_only=True, repr=False, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +19,10 @@ from vla_rl.core.types import Context, EnvInfo, TaskInfo
 from vla_rl.plugins.data.lerobot import plugin
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.toolkit.data.episodes import Exclusion
+from vla_rl.toolkit.data.inspection.recorded import DataFinding
+from vla_rl.toolkit.data.inspection.report import inspect_recordings
 
+av = pytest.importorskip("av", reason="needs the extra: pip install -e '.[data]'")
 recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 
@@ -102,12 +106,26 @@ def opened(folder: Path, **keys: Any) -> Any:
     return plugin.build(LeRobotConfig(folder=folder, **keys), Context(env=ENV, chunk=1))
 
 
+def _is_reported(folder: Path, message: str) -> bool:
+    """Return whether there are findings, or nothing of the folder can be read, with this message."""
+    try:
+        return bool(findings_of(folder))
+    except UserError as exc:
+        return re.search(message, str(exc)) is not None
+
+
 def samples_of(data: Any) -> int:
     return int(data.num_samples())
 
 
+def findings_of(folder: Path) -> list[DataFinding]:
+    return inspect_recordings(plugin.inspect(folder)).findings
+
+
 def refused(folder: Path, message: str, **keys: Any) -> None:
-    """By `check` and when it is opened."""
+    """By `check` and when it is opened; and `vla-rl data` reports it."""
+    if "episodes" not in keys:
+        assert _is_reported(folder, message)
     with pytest.raises(UserError, match=message):
         opened(folder, **keys)
     with pytest.raises(Problems, match=message):
@@ -121,6 +139,7 @@ def test_sound_folders_pass(folders: Any, caplog: pytest.LogCaptureFixture) -> N
     for folder in folders.values():
         plugin.check(LeRobotConfig(folder=folder, cameras={"top": TOP}), Context(chunk=1))
         assert samples_of(opened(folder)) == COUNT * STEPS
+        assert findings_of(folder) == []
     assert not caplog.records
 
 
@@ -360,3 +379,64 @@ def test_rows_without_an_end_are_named_as_lost(folders: Any, tmp_path: Path, cap
 def test_videos_that_do_not_go_with_unlisted_episodes_are_refused(folders: Any, tmp_path: Path) -> None:
     folder = changed(folders[3, True], tmp_path / "copy", unfinished(0), shorten(3))
     refused(folder, rf"episodes 0-3 have no video of '{TOP}'")
+
+
+# ------------------------------------------------------------------------- what is read, and `vla-rl data` reports
+
+
+def text_file(name: str, change: Callable[[Any], Any]) -> Damage:
+    """Another content of a JSON file."""
+
+    def damage(folder: Path) -> None:
+        file = folder / name
+        file.write_text(json.dumps(change(json.loads(file.read_text()) if file.exists() else {})))
+
+    return damage
+
+
+def skip_a_frame(folder: Path) -> None:
+    """Leave a frame out of the video, so that its times have a gap."""
+    file = folder / f"videos/{TOP}/chunk-000/file-000.mp4"
+    cut = file.with_suffix(".cut.mp4")
+    with av.open(str(file)) as source, av.open(str(cut), "w") as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for number, packet in enumerate(p for p in source.demux(video=0) if p.pts is not None):
+            if number != STEPS + 7:  # of episode 1; every other frame is a key, so no other refers to it
+                packet.stream = stream
+                target.mux(packet)
+    cut.replace(file)
+
+
+@pytest.mark.parametrize(
+    ("damages", "text"),
+    [
+        ([text_file("meta/info.json", lambda info: info | {"total_frames": 99})], "total_frames 99, and there are 32"),
+        ([text_file("meta/stats.json", lambda _: {"action": {"std": [9.0] * 3}})], "states std 9 for number 0"),
+        ([skip_a_frame], r"holds 7 frames in the 0\.80 s of episode 1, which has 8"),
+        ([column("action", lambda row: [np.nan] * 3 if row["episode_index"] == 2 else row["action"])], "2.*is nan"),
+        ([feature(TOP, info={"video.is_depth_map": True})], "is a depth map"),
+    ],
+)
+def test_faults_that_training_would_not_notice_are_reported(
+    damages: list[Damage], text: str, folders: Any, tmp_path: Path
+) -> None:
+    (finding,) = findings_of(changed(folders[3, True], tmp_path / "copy", *damages))
+    assert re.search(text, finding.describe())
+
+
+def test_an_image_that_cannot_be_decoded_is_reported(folders: Any, tmp_path: Path) -> None:
+    broken = column(
+        TOP, lambda row: {"bytes": row[TOP]["bytes"][:60], "path": "x"} if row["episode_index"] == 1 else row[TOP]
+    )
+    (finding,) = findings_of(changed(folders[3, False], tmp_path / "copy", broken))
+    assert finding.episodes == (1,) and "cannot be decoded" in finding.message and finding.subject == TOP
+
+
+def test_all_that_is_wrong_is_reported_at_once(folders: Any, tmp_path: Path) -> None:
+    damages = (
+        column("timestamp", lambda row: row["timestamp"] + (row["episode_index"] == 1)),
+        column("task_index", lambda row: 7 if row["episode_index"] == 2 else row["task_index"]),
+        feature(SIDE_CAMERA, shape=[4, 4, 3]),
+    )
+    findings = findings_of(changed(folders[3, True], tmp_path / "copy", *damages))
+    assert {finding.subject for finding in findings} >= {"clock", "task", SIDE_CAMERA}

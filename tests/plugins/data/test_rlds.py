@@ -16,6 +16,7 @@ from vla_rl.plugins.data.rlds import plugin
 from vla_rl.plugins.data.rlds.config import RLDSConfig
 from vla_rl.testing import check_data
 from vla_rl.toolkit.data.episodes import Exclusion
+from vla_rl.toolkit.data.inspection.report import inspect_recordings
 
 recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")
 protobuf = pytest.importorskip("google.protobuf")
@@ -132,6 +133,23 @@ def test_what_was_recorded_is_read(folder: Path, recorded: Any) -> None:
             assert np.array_equal(obs.images[camera][i], episode["images"][camera][t])
     every = np.concatenate([episode["actions"] for episode in episodes])
     assert data.data_statistics()["action"]["q99"] == pytest.approx(np.quantile(every, 0.99, axis=0), abs=1e-6)
+
+
+def test_a_folder_is_inspected(folder: Path, recorded: Any, tmp_path: Path) -> None:
+    inspected = inspect_recordings(plugin.inspect(folder))
+    assert inspected.findings == []
+    episode = inspected.data.episodes[1]
+    assert np.array_equal(episode.vectors["action"], recorded[1][1]["actions"])
+    assert episode.task == recorded[1][1]["instruction"] and len(episode) == STEPS
+    image = inspected.data.read_image(episode, "observation/image", 2)
+    assert np.array_equal(image, recorded[1][1]["images"]["overhead"][2])
+    features = [features_of(one) for one in recorded[1]]
+    features[1]["steps/action"] = np.full((STEPS, 3), np.nan)
+    del features[2]["steps/action"]
+    write(tmp_path, [features])
+    findings = {finding.episodes: finding.message for finding in inspect_recordings(plugin.inspect(tmp_path)).findings}
+    assert set(findings) == {(1,), (2,)}
+    assert "is nan" in findings[(1,)] and "has no action; it has: observation/state, reward" in findings[(2,)]
 
 
 def test_settings(folder: Path, recorded: Any) -> None:

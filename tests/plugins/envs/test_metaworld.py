@@ -286,7 +286,7 @@ def test_a_training_step(tmp_path: Path) -> None:
 def test_a_machine_without_drawing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from vla_rl.toolkit.envs import rendering as machine
 
-    monkeypatch.setattr(machine, "_probe_once", lambda name: machine.ProbeResult(False, "libEGL knows no device"))
+    monkeypatch.setattr(machine, "probe_once", lambda name: machine.ProbeResult(False, "libEGL knows no device"))
     monkeypatch.setenv("MUJOCO_GL", "egl")
     with pytest.raises(
         UserError, match="metaworld draws with egl, which does not work on this machine: libEGL knows no device"

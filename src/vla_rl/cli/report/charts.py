@@ -89,7 +89,7 @@ def small_chart(name: str, pairs: Pairs, band: Sequence[Pairs] = ()) -> str:
     low, high = min(values), max(values)
     room = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
     frame = Frame(
-        width=250, height=125, left=46, right=8, top=10, bottom=24, x=_x_range(pairs), y=(low - room, high + room)
+        width=250, height=125, left=46, right=14, top=10, bottom=24, x=_x_range(pairs), y=(low - room, high + room)
     )
     parts = [*_draw_grid(frame, axis_ticks(*frame.y, 3), format_number, "")]
     if band:

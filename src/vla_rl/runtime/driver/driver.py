@@ -125,7 +125,7 @@ class Driver:
         fault_log = FaultLog(spec)
         compilation = CompilationMonitor(fleet, spec)
         memory = SampleMemory(fleet, spec, self.plan, self.info)
-        restarts = Restarts(fleet, spec.runtime.restarts, fault_log.announce_fault, stateful=bool(self.parts))
+        restarts = Restarts(fleet, spec.runtime.restarts, fault_log, stateful=bool(self.parts))
         router = SampleRouter(fleet, spec, self.algorithm.needs)
         self.collector = Collector(
             fleet,

@@ -175,7 +175,7 @@ class WorkerHost(HostInterface):
     # The group "concurrent" reads the policy's samples without `between_requests`: they belong to finished tickets,
     # which no inference changes.
     def share_samples(self, sample_ids: Array, host: bool) -> None:
-        batches = self.roles["policy"].parts(sample_ids)
+        batches = self.roles["policy"].samples.sample_batches(sample_ids)
         if host:
             batches = [batch.numpy() for batch in batches]
         self.roles["learner"].buffer.add(self.assignment.index, batches)
@@ -232,7 +232,7 @@ class WorkerHost(HostInterface):
     def rollout_progress(self) -> RolloutProgress:
         sim: EnvWorker | None = self.roles.get("sim")
         solved = sum(sim.solved.values()) if sim else 0
-        return evolve(self._rollouts.simulator_progress(), solved=solved, works=works_now())
+        return evolve(self._rollouts.progress.current_progress(), solved=solved, works=works_now())
 
     def read_clock(self) -> tuple[str, float]:
         return read_machine_clock()

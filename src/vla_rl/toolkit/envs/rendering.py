@@ -68,9 +68,7 @@ def probe_rendering(name: str, seconds: float = PROBE_SECONDS) -> ProbeResult:
     return ProbeResult(done.returncode == 0, lines[-1] if lines else "said nothing")
 
 
-@lru_cache
-def _probe_once(name: str) -> ProbeResult:
-    return probe_rendering(name)
+probe_once = lru_cache(probe_rendering)
 
 
 def require_rendering(name: str, user: str) -> None:
@@ -79,7 +77,7 @@ def require_rendering(name: str, user: str) -> None:
     Args:
         user: who needs it, for the message.
     """
-    result = _probe_once(name)
+    result = probe_once(name)
     if not result.works:
         raise UserError(
             f"{user} draws with {name}, which does not work on this machine: {result.detail}\n"

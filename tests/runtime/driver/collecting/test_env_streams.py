@@ -84,7 +84,7 @@ def segments(mode, count=4, left=()):
     for number in range(count):
         episodes.clear_tickets()
         if number in left:
-            episodes.forget_streams()
+            episodes.streams.forget_all_observations()
         request = episodes.step(None, tickets)
         done = []
         while not request.done:

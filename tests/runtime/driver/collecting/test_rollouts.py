@@ -347,7 +347,7 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
     recorded, none_chosen = gathered.rollout.log_probs, np.zeros(3, bool)
     learner = learner_of(donor, "grpo")
     (sample_ids,) = gathered.ids_by_worker().values()
-    learner.buffer.add(0, policy.parts(np.sort(sample_ids)))
+    learner.buffer.add(0, policy.samples.sample_batches(np.sort(sample_ids)))
     chosen = evolve(gathered, ranks=0 * gathered.sample_ids)
     proximal = rescore_rollout(
         Alone(learner), chosen, values=none_chosen, log_probs=~none_chosen, version=1, size=None

@@ -10,4 +10,6 @@ plugin = DataPlugin(
     summary="a data set in LeRobot's format",
     extra="data",
     check="vla_rl.plugins.data.lerobot.checks:check_data_set",
+    inspect="vla_rl.plugins.data.lerobot.inspection:open_recordings",
+    files=("meta/info.json",),
 )

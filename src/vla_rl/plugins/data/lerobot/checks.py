@@ -7,9 +7,9 @@ from vla_rl.core.types import Context
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.plugins.data.lerobot.episode_list import read_meta
 from vla_rl.plugins.data.lerobot.folder import find_folder
-from vla_rl.plugins.data.lerobot.frames import choose_episodes, read_rows
+from vla_rl.plugins.data.lerobot.frames import choose_episodes, read_rows, refuse_first
 from vla_rl.plugins.data.lerobot.meta import pixels_of
-from vla_rl.plugins.data.lerobot.video import check_clips
+from vla_rl.plugins.data.lerobot.video import find_clip_faults
 
 
 def check_data_set(config: LeRobotConfig, context: Context) -> None:
@@ -28,4 +28,4 @@ def check_data_set(config: LeRobotConfig, context: Context) -> None:
         episodes = choose_episodes(folder, meta, config.episodes, videos)
     with at("folder"):
         rows = read_rows(folder, meta, episodes, {}, videos)
-        check_clips(rows, meta.fps, videos)
+        refuse_first(str(folder), find_clip_faults(rows, meta.fps, videos))

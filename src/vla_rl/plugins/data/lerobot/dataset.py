@@ -20,9 +20,9 @@ from vla_rl.core.types import Array, Context, DataProperties, Observation, Recor
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.plugins.data.lerobot.episode_list import read_meta
 from vla_rl.plugins.data.lerobot.folder import find_folder
-from vla_rl.plugins.data.lerobot.frames import choose_episodes, read_rows
+from vla_rl.plugins.data.lerobot.frames import choose_episodes, read_rows, refuse_first
 from vla_rl.plugins.data.lerobot.meta import Meta, pixels_of
-from vla_rl.plugins.data.lerobot.video import Videos, check_clips
+from vla_rl.plugins.data.lerobot.video import Videos, find_clip_faults
 from vla_rl.toolkit.data.images import check_image, decode_image, stack_images
 from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, compute_statistics, match_cameras
 
@@ -73,7 +73,7 @@ class LeRobotData(Demonstrations):
         self._first = rows.first
         self._last = rows.last_rows
         self._clips = [episode.clips for episode in rows.episodes]
-        check_clips(rows, meta.fps, {name: self._pixels[name] for name in self._filmed})
+        refuse_first(where, find_clip_faults(rows, meta.fps, {name: self._pixels[name] for name in self._filmed}))
         every = self._whole or config.ends == "repeat"
         self._windows = StepWindows(rows.episode_lengths.tolist(), 1 if every else context.chunk)
         self._flags: Array | None = table[INTERVENTION][:, 0] > 0 if flagged else None

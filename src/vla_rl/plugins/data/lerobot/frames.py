@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,13 @@ from vla_rl.core.types import Array
 from vla_rl.plugins.data.lerobot.meta import EpisodeMeta, Meta, check_files
 from vla_rl.toolkit.data.arrow import arrow_name
 from vla_rl.toolkit.data.episodes import EpisodeChoice, EpisodeFilter, exclude_remedy, format_numbers
+from vla_rl.toolkit.data.inspection.recorded import DataFinding
 
 INDEX_COLUMNS = ("episode_index", "frame_index", "task_index", "timestamp")
 """Columns that say which episode, frame, task and time a row of the table belongs to."""
 RATE = 0.1
 """Most difference between the frame rate of an episode's clock and that of the data set, as a share of the latter."""
+CORRECT = "correct the column timestamp"
 logger = logging.getLogger(__name__)
 
 
@@ -94,11 +96,11 @@ def read_rows(
     where = str(folder)
     check_files(folder, episodes, videos)
     files = list(dict.fromkeys(episode.data for episode in episodes))
-    table = _read_columns(where, files, columns)
+    table = read_columns(where, files, columns)
     order = np.lexsort((table["frame_index"], table["episode_index"]))
     order = order[np.isin(table["episode_index"][order], [episode.index for episode in episodes])]
     table = {name: column[order] for name, column in table.items()}
-    _check_rows(where, table, episodes)
+    refuse_first(where, find_row_faults(table, episodes))
     unknown = sorted(set(table["task_index"].tolist()) - set(meta.tasks))
     if unknown:
         raise UserError(f"{where}: rows are of tasks {unknown}, which meta/ does not name; download it again")
@@ -107,11 +109,18 @@ def read_rows(
     rows = RecordedFrames(
         episodes=[of_index[index] for index in indices.tolist()], files=files, table=table, order=order, first=first
     )
-    _check_clocks(where, rows, meta.fps, bool(videos))
+    refuse_first(where, find_clock_faults(rows, meta.fps, bool(videos)))
     return rows
 
 
-def _read_columns(where: str, files: Sequence[Path], sizes: dict[str, int]) -> dict[str, Array]:
+def refuse_first(where: str, findings: Iterable[DataFinding]) -> None:
+    """Raise UserError with the first of the findings, if there is one, and the key that leaves its episodes out."""
+    for finding in findings:
+        leave_out = exclude_remedy(finding.episodes)
+        raise UserError(f"{where}: {finding.message}; {finding.remedy}, or leave such episodes out: {leave_out}")
+
+
+def read_columns(where: str, files: Sequence[Path], sizes: dict[str, int]) -> dict[str, Array]:
     """Return the columns of all rows of the files, in order: the vectors named in `sizes` as float32 [rows, size], and
     the columns `INDEX_COLUMNS` as [rows]."""
     try:
@@ -139,32 +148,36 @@ def _read_index_column(name: str, column: Any) -> Array:
     return values.astype(np.int64)  # pandas' floats
 
 
-def _check_rows(where: str, table: dict[str, Array], episodes: Sequence[EpisodeMeta]) -> None:
-    """Raise UserError where an episode has other rows than meta/ lists, or where a frame between two others is missing
-    or duplicated. Rows are sorted."""
+def find_row_faults(table: dict[str, Array], episodes: Sequence[EpisodeMeta]) -> Iterator[DataFinding]:
+    """Yield episodes with other rows than meta/ lists, and those in which a frame between two others is missing or
+    duplicated. Rows are sorted."""
     indices, counts = np.unique(table["episode_index"], return_counts=True)
     rows = dict(zip(indices.tolist(), counts.tolist(), strict=True))
     different = [e for e in episodes if not rows.get(e.index) or e.length not in (None, rows[e.index])]
     if different:
         episode = different[0]
         listed = "it" if episode.length is None else f"{episode.length} of them"
-        raise UserError(
-            f"{where}: there are {rows.get(episode.index, 'no')} rows of episode {episode.index}, meta/ lists "
-            f"{listed}; download it again, or leave such episodes out: {exclude_remedy(e.index for e in different)}"
+        yield DataFinding(
+            subject="rows",
+            message=f"there are {rows.get(episode.index, 'no')} rows of episode {episode.index}, meta/ lists {listed}",
+            remedy="download it again",
+            episodes=tuple(e.index for e in different),
         )
     jumps = np.flatnonzero((np.diff(table["episode_index"]) == 0) & (np.diff(table["frame_index"]) != 1))
     if len(jumps):
         frame, following = table["frame_index"][jumps[0] : jumps[0] + 2]
-        raise UserError(
-            f"{where}: in episode {table['episode_index'][jumps[0]]} frame {following} follows frame {frame}; a chunk "
-            "needs frames without a gap: repair such episodes, or leave them out: "
-            f"{exclude_remedy(table['episode_index'][jumps].tolist())}"
+        yield DataFinding(
+            subject="rows",
+            message=f"in episode {table['episode_index'][jumps[0]]} frame {following} follows frame {frame}, "
+            "and a chunk needs frames without a gap",
+            remedy="repair them",
+            episodes=tuple(np.unique(table["episode_index"][jumps]).tolist()),
         )
 
 
-def _check_clocks(where: str, rows: RecordedFrames, fps: float, by_clock: bool) -> None:
-    """Raise UserError for episodes with another frame rate than the data set's and, where frames of videos are found by
-    the clock (`by_clock`), for a clock that does not begin with its episode, or that jumps."""
+def find_clock_faults(rows: RecordedFrames, fps: float, by_clock: bool) -> Iterator[DataFinding]:
+    """Yield episodes with another frame rate than the data set's and, where frames of videos are found by the clock
+    (`by_clock`), those whose clock does not begin with the episode, or jumps."""
     times, frames = rows.table["timestamp"].astype(np.float64), rows.table["frame_index"]
     starts, ends, indices = times[rows.first], times[rows.last_rows], np.array([e.index for e in rows.episodes])
     spans = (frames[rows.last_rows] - frames[rows.first]) / fps
@@ -173,32 +186,36 @@ def _check_clocks(where: str, rows: RecordedFrames, fps: float, by_clock: bool) 
         episode = int(np.flatnonzero(other)[0])
         seconds = ends[episode] - starts[episode]
         rate = f"{spans[episode] * fps / seconds:.3g}" if seconds > 0 else "no"
-        raise UserError(
-            f"{where}: the clock of episode {indices[episode]} gives {rate} frames a second, meta/info.json says "
-            f"{fps:g}, and one policy cannot learn both; {_repair_advice(indices[other])}"
+        yield DataFinding(
+            subject="clock",
+            message=f"the clock of episode {indices[episode]} gives {rate} frames a second, meta/info.json says "
+            f"{fps:g}, and one policy cannot learn both",
+            remedy=CORRECT,
+            episodes=tuple(indices[other].tolist()),
         )
     if not by_clock:
         return
     running = abs(starts - frames[rows.first] / fps) > 0.5 / fps
     if running.any():
         episode = int(np.flatnonzero(running)[0])
-        raise UserError(
-            f"{where}: the clock of episode {indices[episode]} begins at {starts[episode]:.3f} s, as if it ran on from "
-            f"an episode before, and frames of its videos are found by it; {_repair_advice(indices[running])}"
+        yield DataFinding(
+            subject="clock",
+            message=f"the clock of episode {indices[episode]} begins at {starts[episode]:.3f} s, as if it ran on from "
+            "an episode before, and frames of its videos are found by it",
+            remedy=CORRECT,
+            episodes=tuple(indices[running].tolist()),
         )
     due = np.repeat(starts, rows.episode_lengths) + (frames - np.repeat(frames[rows.first], rows.episode_lengths)) / fps
     jumps = np.flatnonzero(abs(times - due) > 0.5 / fps)
     if len(jumps):
         row = jumps[0]
-        raise UserError(
-            f"{where}: in episode {rows.table['episode_index'][row]} the clock of frame {frames[row]} says "
-            f"{times[row]:.3f} s, and at {fps:g} frames a second it is due at {due[row]:.3f} s; "
-            f"{_repair_advice(rows.table['episode_index'][jumps])}"
+        yield DataFinding(
+            subject="clock",
+            message=f"in episode {rows.table['episode_index'][row]} the clock of frame {frames[row]} says "
+            f"{times[row]:.3f} s, and at {fps:g} frames a second it is due at {due[row]:.3f} s",
+            remedy=CORRECT,
+            episodes=tuple(np.unique(rows.table["episode_index"][jumps]).tolist()),
         )
-
-
-def _repair_advice(episodes: Array) -> str:
-    return f"correct the column timestamp, or leave such episodes out: {exclude_remedy(episodes.tolist())}"
 
 
 def _read_vectors(name: str, column: Any, size: int) -> Array:

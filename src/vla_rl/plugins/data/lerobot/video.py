@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import av
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
 from vla_rl.plugins.data.lerobot.frames import RecordedFrames
-from vla_rl.toolkit.data.episodes import exclude_remedy
+from vla_rl.toolkit.data.inspection.recorded import DataFinding
 
 OPEN_FILES = 32
 
@@ -67,9 +67,9 @@ class Videos:
         return self._open[path]
 
 
-def check_clips(rows: RecordedFrames, fps: float, pixels: Mapping[str, int]) -> None:
-    """Read the header of each video file. Raise UserError for files that hold less than their episodes, or other images
-    than colours of 8 bits.
+def find_clip_faults(rows: RecordedFrames, fps: float, pixels: Mapping[str, int]) -> Iterator[DataFinding]:
+    """Read the header of each video file. Yield files that hold less than their episodes. Raise UserError for those
+    with other images than colours of 8 bits.
 
     Args:
         pixels: video feature -> most pixels of a frame.
@@ -91,8 +91,11 @@ def check_clips(rows: RecordedFrames, fps: float, pixels: Mapping[str, int]) -> 
                 short[episode.index] = f"{clip.path} lacks {math.ceil(missing * fps - 0.5)} of {length} frames"
         if short:
             index, text = next(iter(short.items()))
-            raise UserError(
-                f"{text} of episode {index}; download it again, or leave such episodes out: {exclude_remedy(short)}"
+            yield DataFinding(
+                subject=name,
+                message=f"{text} of episode {index}",
+                remedy="download it again",
+                episodes=tuple(short),
             )
 
 

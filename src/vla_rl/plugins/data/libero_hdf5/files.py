@@ -25,6 +25,8 @@ CAMERAS = {"agentview": "agentview_rgb", "wrist": "eye_in_hand_rgb"}
 """Camera of the `libero` simulator -> HDF5 data set with its images."""
 MAX_NUMBERS = 10_000_000
 """Most numbers in the actions or states of one demonstration; the published ones have up to 505 steps of 8 numbers."""
+READ_ERRORS = (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError)
+"""What h5py and the checks below raise for files of other contents."""
 STILL = 1e-4
 """Norm of the motion part of an action below which it is a no-op (OpenVLA)."""
 
@@ -85,6 +87,13 @@ class LiberoFiles(Demonstrations):
         return compute_statistics({name: np.concatenate(arrays) for name, arrays in parts.items()})
 
 
+def read_whole_episode(data: Any, name: str, instruction: str) -> Recorded:
+    """Return a demonstration of the group "data" as the file has it, no-ops included. Raise one of `READ_ERRORS`, or
+    UserError for numbers that are not finite."""
+    number = int(name.rpartition("_")[2])
+    return _read_episode(_read_member(data, name), number, instruction, after=False, drop_no_ops=False)
+
+
 def _read_images(name: str, frames_at: Sequence[tuple[Recorded, int]]) -> Array:
     """Return the images of one camera for pairs of demonstration and step, uint8 [B, H, W, 3], upright."""
     frames = []
@@ -136,7 +145,7 @@ def _read_demonstrations(
             _read_episode(_read_member(data, names[n]), n, instruction, after, config.drop_no_ops) for n in numbers
         ]
         return episodes, set(names)
-    except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as exc:
+    except READ_ERRORS as exc:
         raise UserError(f"{path} is not a file of LIBERO demonstrations: {exc}") from exc
 
 

@@ -27,11 +27,11 @@ class RLDSConfig:
     """Mapping from the simulator's camera to the feature with its images, such as {agentview: observation/image}. A
     camera left out is read from `observation/CAMERA`. Names of features are those below `steps/`."""
     action: str = "action"
-    """ExampleFeature with the actions, in the simulator's units."""
+    """Feature with the actions, in the simulator's units."""
     state: str = "observation/state"
-    """ExampleFeature with the state, in the simulator's units; not read for a simulator without a state."""
+    """Feature with the state, in the simulator's units; not read for a simulator without a state."""
     instruction: str = "language_instruction"
-    """ExampleFeature with the instruction of each step; `episode_metadata/...` for one of the episode."""
+    """Feature with the instruction of each step; `episode_metadata/...` for one of the episode."""
     ends: Literal["drop", "repeat"] = "drop"
     """Handling of an episode's last C - 1 steps (C: the chunk length), which have no full chunk after them: `drop`
     leaves them out, as OpenVLA-OFT does; `repeat` pads their chunks with the last action."""

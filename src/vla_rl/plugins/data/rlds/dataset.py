@@ -62,7 +62,7 @@ class RLDSData(Demonstrations):
             if not chosen.includes_episode(number, number):
                 continue
             example = read_example(record)
-            if not _num_steps(example.features):
+            if not count_steps(example.features):
                 empty.append(number)
                 continue
             if not self._episodes:
@@ -112,7 +112,7 @@ class RLDSData(Demonstrations):
 
     def _check_first_episode(self, features: dict[str, ExampleFeature], context: Context) -> None:
         """Compare the first episode with the simulator."""
-        steps = _num_steps(features)
+        steps = count_steps(features)
         config = self._config
         sizes = [len(self._find_numbers(features, config.action)) // steps]
         sizes.append(len(self._find_numbers(features, config.state)) // steps if self._uses_state else 0)
@@ -124,7 +124,7 @@ class RLDSData(Demonstrations):
 
     def _parse_episode(self, file: Path, example: Example) -> RLDSEpisode:
         features = example.features
-        steps = _num_steps(features)
+        steps = count_steps(features)
         episode = RLDSEpisode(
             file=file,
             actions=self._read_rows(features, self._config.action, steps),
@@ -201,7 +201,7 @@ class RLDSData(Demonstrations):
             raise UserError(f"{episode.file}: an image of {feature} cannot be decoded ({exc})") from exc
 
 
-def _num_steps(features: dict[str, ExampleFeature]) -> int:
+def count_steps(features: dict[str, ExampleFeature]) -> int:
     """Return the steps of an episode, which every RLDS episode marks by `is_first`."""
     first = features.get(f"{STEPS}is_first", ExampleFeature()).numbers
     if first is None:

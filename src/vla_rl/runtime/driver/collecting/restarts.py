@@ -13,6 +13,7 @@ from typing import TypeVar
 from vla_rl.core.errors import WorkerDied
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import HostInterface
+from vla_rl.runtime.driver.reports.faults import FaultLog
 
 T = TypeVar("T")
 
@@ -20,17 +21,17 @@ T = TypeVar("T")
 class Restarts:
     """Counts and performs the restarts of sim workers."""
 
-    def __init__(self, fleet: Fleet, limit: int, on_fault: Callable[[str], None], stateful: bool = False):
+    def __init__(self, fleet: Fleet, limit: int, fault_log: FaultLog, stateful: bool = False):
         """Create the counter.
 
         Args:
             limit: `runtime.restarts`.
-            on_fault: called with a text for each restart.
+            fault_log: told of each restart, which does not count towards its limit.
             stateful: sim workers have further roles, whose state cannot be rebuilt either.
         """
         self.fleet = fleet
         self.limit = limit
-        self.on_fault = on_fault
+        self.fault_log = fault_log
         self.stateful = stateful
         self.count = 0
 
@@ -61,7 +62,7 @@ class Restarts:
         fleet.get_all([worker.call(HostInterface.start_sim) for worker in dead])
         workers = ", ".join(str(worker.worker_index) for worker in dead)
         num_lost = sum(lane.num_envs for worker in dead for lane in worker.assignment.lanes)
-        self.on_fault(
+        self.fault_log.on_fault(
             f"sim worker {workers} died with {num_lost} unfinished episodes and was started again; they are re-run: "
             f"{str(error).splitlines()[0]}"
         )

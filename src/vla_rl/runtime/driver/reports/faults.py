@@ -28,7 +28,3 @@ class FaultLog:
         if self.count > self.limit:
             raise too_many_faults(self.count, self.limit, self.env_type, texts[-1])
         texts.clear()
-
-    def announce_fault(self, text: str) -> None:
-        """Report a fault that does not count towards the limit."""
-        self.on_fault(text)

@@ -142,7 +142,7 @@ class EnvWorker(EnvLanes, EnvInterface):
 
     def begin(self, lane: int, purpose: str, tickets: Sequence[EpisodeRequest]) -> Any:
         if purpose == "evaluation":
-            self.train[lane].forget_streams()
+            self.train[lane].streams.forget_all_observations()
         return self._make_answer(lane, self.begin_lane(lane, purpose, tickets))
 
     def step(self, lane: int, actions: Any, tickets: Sequence[EpisodeRequest]) -> Any:
@@ -153,7 +153,7 @@ class EnvWorker(EnvLanes, EnvInterface):
     ) -> tuple[Demonstrations | None, tuple[int, int, int]]:
         env, lane_slice = self.envs[lane], self.slices[lane]
         episodes = self.eval[lane]
-        self.train[lane].forget_streams()
+        self.train[lane].streams.forget_all_observations()
         kept_obs: list[Observation] = []
         kept_actions: list[Array] = []
         sort_keys: list[Array] = []

@@ -160,10 +160,6 @@ class Episodes:
         self.frames.clear()
         self.trajectories.clear()
 
-    def forget_streams(self) -> None:
-        """Forget the positions of streams, because something else will run on the simulator."""
-        self.streams.forget_all_observations()
-
     def step(self, actions: Array | None = None, tickets: Sequence[EpisodeRequest] = ()) -> StepRequest:
         """Execute actions, start tickets in free envs, and ask for the next chunks.
 

@@ -188,11 +188,7 @@ class PolicyWorker(PolicyInterface):
         return records
 
     def take_samples(self, samples: Array) -> SampleBatch:
-        return SampleBatch.concat(self.parts(samples)).numpy()
-
-    def parts(self, samples: Array) -> list[SampleBatch]:
-        """Return the samples of `take` where they are, by inference."""
-        return self.samples.sample_batches(samples)
+        return SampleBatch.concat(self.samples.sample_batches(samples)).numpy()
 
     def release_tickets(self, tickets: Sequence[int] | None = None) -> None:
         self.samples.release_tickets(tickets)

@@ -10,7 +10,7 @@ from attrs import evolve
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.runtime.comm.interfaces import RolloutInterface
 from vla_rl.runtime.comm.tracing import BACKGROUND
-from vla_rl.runtime.messages.reports import RolloutProgress, RolloutReport, TrajectoryResult
+from vla_rl.runtime.messages.reports import RolloutReport, TrajectoryResult
 from vla_rl.runtime.messages.requests import EpisodeRequest, PolicyMode, StepRequest
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.scheduling.batching import Call, drive_lanes
@@ -50,7 +50,7 @@ class RolloutLoop(RolloutInterface):
         self._frames = frames
         self._idle = idle
         self._stop_requested = stop_requested
-        self._progress = ProgressCounter()
+        self.progress = ProgressCounter()
         self._worker_of = {lane.index: worker for lane, worker in zip(assignment.served, assignment.homes, strict=True)}
         """Lane -> worker of its simulator."""
         self.queues = {"action": TicketQueue(assignment.served)}
@@ -84,10 +84,6 @@ class RolloutLoop(RolloutInterface):
         self._idle()
         return self.queues[purpose].wait_for_report(needed, early)
 
-    def simulator_progress(self) -> RolloutProgress:
-        """Return the progress of the rollout or the evaluation in the simulators."""
-        return self._progress.current_progress()
-
     def _drive_rollout(self, mode: PolicyMode, queue: TicketQueue, role: str = "sim") -> RolloutReport:
         """Roll out the tickets of the queue, and those that are added meanwhile, in the envs of a role. Return what was
         not reported.
@@ -99,12 +95,12 @@ class RolloutLoop(RolloutInterface):
         if self._assignment.is_local:
             batching = evolve(batching, max_wait_s=None)
         if real:
-            self._progress.reset_counts()
+            self.progress.reset_counts()
 
         def act_and_report(method: str, mode: PolicyMode, indices: Sequence[int], *requests: StepRequest) -> Any:
             if real:
                 for lane, request in zip(indices, requests, strict=True):
-                    self._progress.note_request(lane, request)
+                    self.progress.note_request(lane, request)
             report = self._work_of(indices, requests)
             actions = infer(method, mode, indices, *requests)
             self._add_results(report, mode, requests)

@@ -157,14 +157,14 @@ class FullyShardedParallel(ParallelStrategy):
         for module, name, p in sharded:
             if id(p) not in full:
                 weight = p.detach().to(self._acting_types[id(p)])
-                full[id(p)] = nn.Parameter(_gather_tensor(weight), requires_grad=p.requires_grad)
+                full[id(p)] = nn.Parameter(self.unshard_tensor(weight), requires_grad=p.requires_grad)
             setattr(module, name, full[id(p)])
         yield
         for module, name, p in sharded:
             setattr(module, name, p)
 
     def unshard_tensor(self, tensor: Any) -> Any:
-        return _gather_tensor(tensor)
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -187,11 +187,6 @@ class FullyShardedParallel(ParallelStrategy):
             shape=tensor.shape,
             stride=tensor.stride(),
         )
-
-
-def _gather_tensor(value: Any) -> Any:
-    """Return the full tensor of all ranks' shares; other values unchanged."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def _check_types(module: nn.Module, blocks: Sequence[nn.Module]) -> None:

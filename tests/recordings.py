@@ -115,7 +115,7 @@ def write_lerobot(folder: Path, episodes: list[Episode], version: float, video: 
             for i, e in enumerate(episodes)
         ],
     }
-    mean = episodes[0]["actions"].mean(0).tolist()
+    mean = np.concatenate([episode["actions"] for episode in episodes]).mean(0).tolist()
     if version == 2.0:
         (folder / "meta" / "stats.json").write_text(json.dumps({"action": {"mean": mean}}))
     else:

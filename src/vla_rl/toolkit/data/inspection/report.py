@@ -1,0 +1,46 @@
+"""Looks at all of a recorded data set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from attrs import evolve, frozen
+
+from vla_rl.toolkit.data.inspection.images import CameraImages, find_image_faults, read_views
+from vla_rl.toolkit.data.inspection.motion import find_motion_faults
+from vla_rl.toolkit.data.inspection.outliers import find_outliers
+from vla_rl.toolkit.data.inspection.recorded import DataFinding, RecordedData
+from vla_rl.toolkit.data.inspection.values import find_number_faults
+
+
+@frozen(kw_only=True, eq=False)
+class InspectedData:
+    """A data set, what is wrong with it, and the images that were read."""
+
+    data: RecordedData
+    findings: list[DataFinding]
+    views: list[CameraImages]
+
+
+def inspect_recordings(data: RecordedData) -> InspectedData:
+    """Return what is wrong with a data set. Reads all of its numbers, and up to three images of each episode and
+    camera."""
+    findings = [*data.findings, *find_number_faults(data)]
+    subsets = data.split_tasks()
+    if all(np.isfinite(data.stack_rows(name)).all() for name in (data.action, data.state) if name is not None):
+        findings += merge_findings(finding for one in subsets for finding in find_outliers(one))
+        findings += find_motion_faults(data)
+    views, unreadable = read_views(data)
+    findings += [*unreadable, *merge_findings(finding for one in subsets for finding in find_image_faults(one, views))]
+    return InspectedData(data=data, findings=findings, views=views)
+
+
+def merge_findings(findings: Iterable[DataFinding]) -> list[DataFinding]:
+    """Return the findings, those with one subject and text as one."""
+    merged: dict[tuple[str, str], DataFinding] = {}
+    for finding in findings:
+        key = finding.subject, finding.message
+        earlier = merged.get(key)
+        merged[key] = finding if earlier is None else evolve(earlier, episodes=earlier.episodes + finding.episodes)
+    return list(merged.values())
