@@ -71,9 +71,9 @@ OLD_DATA: Keys = merged(
 METHODS: dict[str, Keys] = {
     "GIPO": {"algorithm": {"type": "gipo", "sigma": 0.5, "behaviour_kl_coef": 0.1}},
     "PPO": {"algorithm": {"type": "ppo"}},
-    "decoupled": {"algorithm": {"type": "ppo", "correction": "decoupled"}},
-    "truncated": {"algorithm": {"type": "ppo", "correction": "truncated"}},
-    "V-trace": {"algorithm": {"type": "ppo", "correction": "v-trace"}},
+    "decoupled": {"algorithm": {"type": "ppo", "correction": {"type": "decoupled"}}},
+    "truncated": {"algorithm": {"type": "ppo", "correction": {"type": "truncated"}}},
+    "V-trace": {"algorithm": {"type": "ppo", "correction": {"type": "v-trace"}}},
 }
 """What is done about old data. At lag 0 decoupled and truncated are PPO, bit for bit."""
 WITH_KL: Keys = {"algorithm": {"type": "gipo", "sigma": 0.3, "behaviour_kl_coef": 0.3}}
@@ -152,7 +152,7 @@ COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
         {
             "synchronous": example("tabletop_ppo"),
             "max_lag 1, decoupled": example("tabletop_async_ppo"),
-            "max_lag 1, no correction": example("tabletop_async_ppo", algorithm={"correction": "none"}),
+            "max_lag 1, no correction": example("tabletop_async_ppo", algorithm={"correction": None}),
         },
     ),
     "accerl": (

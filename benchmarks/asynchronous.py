@@ -92,7 +92,7 @@ class Case:
                 },
                 "rollout": {"chunk": 1, "episodes": TICKETS * ENVS},
                 "asynchrony": {"max_lag": self.max_lag, "streaming_update": self.stream},
-                "algorithm": {"type": "ppo", "normalize_advantages": not self.stream},
+                "algorithm": {"type": "ppo", "normalize_advantages": None if self.stream else "unbiased"},
                 "placement": {"type": "slots"},
                 "train": {"steps": ENDLESS, "lr": 1e-4, "micro_batch": PART if self.stream else 10 * samples},
                 "hooks": [],

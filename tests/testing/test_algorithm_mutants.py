@@ -17,6 +17,7 @@ from vla_rl.plugins.algorithms.ppo.config import PPOConfig
 from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.testing import check_algorithm
 from vla_rl.toolkit.algorithms.losses import by_action
+from vla_rl.toolkit.algorithms.settings import Decoupled, KLSettings
 
 
 class Grpo(GRPO):
@@ -31,7 +32,7 @@ class Ppo(PPO):
 
 class Kl(GRPO):
     def __init__(self):
-        super().__init__(GRPOConfig(kl_coef=0.1))
+        super().__init__(GRPOConfig(kl=KLSettings(coef=0.1)))
 
 
 MUTANTS: dict[type[Algorithm], str] = {}
@@ -493,18 +494,18 @@ class GroupStandardised(Grpo):
         self.advantage_scope = AdvantageScope.STEP
 
     def advantages(self, rollout):
-        made = GRPO(GRPOConfig(normalize_by_std=False)).advantages(rollout)
+        made = GRPO(GRPOConfig(normalize_by_std=None)).advantages(rollout)
         return attrs.evolve(made, advantages=made.advantages / (made.advantages[rollout.samples].std() + 1e-6))
 
 
 SETTINGS = [
-    PPO(PPOConfig(lam=0.0, normalize_advantages=False)),
+    PPO(PPOConfig(lam=0.0, normalize_advantages=None)),
     PPO(PPOConfig(gamma=1.0, lam=1.0, time_limit="terminal", value_clip=None, huber_delta=None)),
-    PPO(PPOConfig(aggregation="rlinf", log_prob="chunk", kl_coef=0.2, kl_estimator="k1")),
-    GIPO(GIPOConfig(sigma=0.1, kl_coef=0.1, kl_estimator="k2", aggregation="trajectory-mean")),
-    GRPO(GRPOConfig(baseline="leave-one-out", normalize_by_std=False, filter_truncated=True, kl_coef=0.1)),
-    GRPO(GRPOConfig(std_of="step")),
-    GRPO(GRPOConfig(soft_gate=SoftGate(), log_prob="chunk", correction="decoupled")),
+    PPO(PPOConfig(aggregation="rlinf", log_prob="chunk", kl=KLSettings(coef=0.2, estimator="k1"))),
+    GIPO(GIPOConfig(sigma=0.1, kl=KLSettings(coef=0.1, estimator="k2"), aggregation="trajectory-mean")),
+    GRPO(GRPOConfig(baseline="leave-one-out", normalize_by_std=None, filter_truncated=True, kl=KLSettings(coef=0.1))),
+    GRPO(GRPOConfig(normalize_by_std="step")),
+    GRPO(GRPOConfig(soft_gate=SoftGate(), log_prob="chunk", correction=Decoupled())),
 ]
 
 

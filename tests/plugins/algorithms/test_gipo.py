@@ -36,7 +36,7 @@ def test_it_keeps_the_contract(log_prob, advantage):
 
 def test_at_the_old_policy_it_is_the_policy_gradient_of_ppo():
     gradients = []
-    for algorithm in (GIPO(GIPOConfig(value_coef=0)), PPO(PPOConfig(value_coef=0, advantage_std="population"))):
+    for algorithm in (GIPO(GIPOConfig(value_coef=0)), PPO(PPOConfig(value_coef=0, normalize_advantages="population"))):
         scores, batch, new = batch_at(algorithm, 0.0)
         algorithm.loss(scores, batch).total.backward()
         gradients.append(new.grad)

@@ -9,6 +9,7 @@ from vla_rl.plugins.algorithms.grpo import plugin
 from vla_rl.plugins.algorithms.grpo.config import GRPOConfig
 from vla_rl.plugins.algorithms.grpo.impl import GRPO
 from vla_rl.testing import check_algorithm
+from vla_rl.toolkit.algorithms.settings import Decoupled, Truncated
 from vla_rl.toolkit.algorithms.settings import SuccessFilter as Filter
 
 # three chunk steps of two actions; groups {0, 1}, {2, 3}, {4, 5}
@@ -91,9 +92,9 @@ def test_bounds_in_the_wrong_order_are_refused():
 @pytest.mark.parametrize(
     "keys",
     [
-        {"correction": "decoupled", "behaviour_weight_threshold": 2.0},
-        {"correction": "decoupled", "proximal": "interpolate"},
-        {"correction": "truncated"},
+        {"correction": Decoupled(threshold=2.0)},
+        {"correction": Decoupled(proximal="interpolate")},
+        {"correction": Truncated()},
     ],
 )
 def test_it_keeps_the_contract_with_old_data(keys, log_prob):

@@ -17,7 +17,7 @@ from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
-from vla_rl.toolkit.algorithms.settings import SuccessFilter
+from vla_rl.toolkit.algorithms.settings import Decoupled, SuccessFilter, Truncated, VTrace
 from vla_rl.toolkit.algorithms.statistics import read_all
 
 INFO = synthetic.env_info()
@@ -27,10 +27,10 @@ ALGORITHMS = {
     "ppo-action-token": PPO(PPOConfig(advantage="action", dual_clip=2.0, **BONUS)),
     "ppo-chunk-chunk": PPO(PPOConfig(log_prob="chunk", aggregation="trajectory-mean", **BONUS)),
     "ppo-token-rlinf": PPO(PPOConfig(advantage="action", aggregation="rlinf")),
-    "ppo-decoupled": PPO(PPOConfig(correction="decoupled", behaviour_weight_threshold=1.05, **BONUS)),
-    "ppo-interpolated": PPO(PPOConfig(log_prob="action", correction="decoupled", proximal="interpolate")),
-    "ppo-v-trace": PPO(PPOConfig(advantage="action", correction="v-trace")),
-    "grpo-truncated": GRPO(GRPOConfig(log_prob="chunk", correction="truncated", truncation=1.05)),
+    "ppo-decoupled": PPO(PPOConfig(correction=Decoupled(threshold=1.05), **BONUS)),
+    "ppo-interpolated": PPO(PPOConfig(log_prob="action", correction=Decoupled(proximal="interpolate"))),
+    "ppo-v-trace": PPO(PPOConfig(advantage="action", correction=VTrace())),
+    "grpo-truncated": GRPO(GRPOConfig(log_prob="chunk", correction=Truncated(threshold=1.05))),
     "grpo-token": GRPO(GRPOConfig(filter=SuccessFilter(lower=0.2, upper=0.8))),
     "grpo-action-rlinf": GRPO(GRPOConfig(log_prob="action", aggregation="rlinf", baseline="leave-one-out")),
     "grpo-chunk": GRPO(GRPOConfig(log_prob="chunk", aggregation="step-mean", **BONUS)),
@@ -133,7 +133,7 @@ NAMES = {
 def test_all_algorithms_report_the_same_names(name):
     _, metrics = learn(ALGORITHMS[name], 2, 2)
     of_age = {name for name in metrics if name.startswith("policy/behaviour_")}
-    assert bool(of_age) == (getattr(ALGORITHMS[name].config, "correction", "none") != "none")
+    assert bool(of_age) == (getattr(ALGORITHMS[name].config, "correction", None) is not None)
     assert set(metrics) - of_age - {"loss/value", "value/clip_fraction"} == NAMES
     assert ("loss/value" in metrics) == ALGORITHMS[name].needs.values
     assert metrics["policy/lag_mean"] == metrics["policy/lag_max"] == 3

@@ -11,28 +11,19 @@ from vla_rl.plugins.algorithms import gipo, grpo, ppo
 from vla_rl.plugins.algorithms.grpo.config import GRPOConfig, SoftGate
 from vla_rl.plugins.algorithms.ppo.config import PPOConfig
 from vla_rl.testing import synthetic
-from vla_rl.toolkit.algorithms.settings import SuccessFilter
+from vla_rl.toolkit.algorithms.settings import Decoupled, KLSettings, SuccessFilter, Truncated, VTrace
 
 POLICY = {
     "log_prob": ("action", {}),
     "entropy_coef": (0.01, {}),
-    "kl_coef": (0.1, {}),
-    "kl_estimator": ("k1", {"kl_coef": 0.1}),
+    "kl": (KLSettings(coef=0.1), {}),
 }
-DECOUPLED = {"correction": "decoupled"}
-CORRECTION = {
-    "correction": ("decoupled", {}),
-    "proximal": ("interpolate", DECOUPLED),
-    "behaviour_weight_threshold": (1.1, DECOUPLED),
-    "truncation": (1.1, {"correction": "truncated"}),
-}
-V_TRACE = {"rho_bar": (3.0, {"correction": "v-trace"}), "c_bar": (0.5, {"correction": "v-trace"})}
+CORRECTION = {"correction": (Decoupled(), {})}
 CLIP = {"clip_low": (0.5, {}), "clip_high": (0.8, {}), "dual_clip": (1.2, {})}
 GROUP = {
     "aggregation": ("step-mean", {}),
     "baseline": ("leave-one-out", {}),
-    "normalize_by_std": (False, {}),
-    "std_of": ("step", {}),
+    "normalize_by_std": (None, {}),
     "filter": (SuccessFilter(lower=0.9, upper=1.0), {}),
     "filter_identical": (False, {}),
     "filter_truncated": (True, {}),
@@ -42,8 +33,7 @@ CRITIC = {
     "lam": (0.5, {}),
     "advantage": ("action", {}),
     "time_limit": ("terminal", {}),
-    "normalize_advantages": (False, {}),
-    "advantage_std": ("population", {}),
+    "normalize_advantages": (None, {}),
     "aggregation": ("trajectory-mean", {}),
     "value_coef": (0.7, {}),
     "value_clip": (0.05, {}),
@@ -51,13 +41,13 @@ CRITIC = {
 }
 TABLE = {
     "grpo": (grpo.plugin, {**POLICY, **CLIP, **CORRECTION, **GROUP, "soft_gate": (SoftGate(), {})}),
-    "ppo": (ppo.plugin, {**POLICY, **CLIP, **CORRECTION, **V_TRACE, **CRITIC}),
+    "ppo": (ppo.plugin, {**POLICY, **CLIP, **CORRECTION, **CRITIC}),
     "gipo": (
         gipo.plugin,
         {
             **POLICY,
             **CRITIC,
-            "advantage_std": ("unbiased", {}),
+            "normalize_advantages": ("unbiased", {}),
             "sigma": (1.0, {}),
             "behaviour_kl_coef": (0.1, {}),
             "recompute_values": (False, {}),
@@ -65,6 +55,17 @@ TABLE = {
     ),
 }
 CASES = [(name, key) for name, (_, keys) in TABLE.items() for key in keys]
+NESTED = [
+    ("grpo", "kl", KLSettings(coef=0.1), KLSettings(coef=0.1, estimator="k1")),
+    ("grpo", "normalize_by_std", "group", "step"),
+    ("ppo", "normalize_advantages", "unbiased", "population"),
+    ("grpo", "correction", Decoupled(), Decoupled(proximal="interpolate")),
+    ("grpo", "correction", Decoupled(), Decoupled(threshold=1.1)),
+    ("ppo", "correction", Truncated(), Truncated(threshold=1.1)),
+    ("ppo", "correction", VTrace(), VTrace(rho_bar=3.0)),
+    ("ppo", "correction", VTrace(), VTrace(c_bar=0.5)),
+]
+"""(Algorithm, key, a value, the same with one part changed)."""
 
 
 def fingerprint(plugin, **keys):
@@ -97,6 +98,12 @@ def test_a_key_has_an_effect(name, key):
     assert fingerprint(plugin, **other_keys, **{key: value}) != fingerprint(plugin, **other_keys)
 
 
+@pytest.mark.parametrize(("name", "key", "value", "other"), NESTED)
+def test_each_part_of_a_key_has_an_effect(name, key, value, other):
+    plugin = TABLE[name][0]
+    assert fingerprint(plugin, **{key: value}) != fingerprint(plugin, **{key: other})
+
+
 @pytest.mark.parametrize("name", TABLE)
 def test_the_table_knows_every_key(name):
     plugin, keys = TABLE[name]
@@ -114,17 +121,15 @@ def test_grpo_says_that_its_advantages_are_of_chunks():
 def test_keys_of_grpo_that_contradict():
     with pytest.raises(ValueError, match="soft_gate takes the place of the clip; leave clip_low"):
         GRPOConfig(soft_gate=SoftGate(), dual_clip=3.0)
-    with pytest.raises(ValueError, match="std_of: step chooses .*; normalize_by_std is false"):
-        GRPOConfig(std_of="step", normalize_by_std=False)
-    assert GRPOConfig(std_of="step").scope_reason.endswith("set algorithm.std_of: group")
-    assert GRPOConfig(std_of="step").advantage_scope is AdvantageScope.STEP
+    assert GRPOConfig(normalize_by_std="step").scope_reason.endswith("set algorithm.normalize_by_std: group")
+    assert GRPOConfig(normalize_by_std="step").advantage_scope is AdvantageScope.STEP
     assert GRPOConfig().advantage_scope is AdvantageScope.GROUP and not GRPOConfig().scope_reason
 
 
 def test_kl_needs_a_reference_and_only_then():
     for plugin, _ in TABLE.values():
         assert not plugin.build(plugin.config(), Context()).needs.reference
-        assert plugin.build(plugin.config(kl_coef=0.1), Context()).needs.reference
+        assert plugin.build(plugin.config(kl=KLSettings(coef=0.1)), Context()).needs.reference
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
@@ -136,38 +141,30 @@ def test_what_a_correction_needs(name):
         return algorithm.off_policy, algorithm.needs.proximal_log_probs, algorithm.needs.recomputed_values
 
     assert asked() == (False, False, False)
-    assert asked(correction="decoupled") == asked(correction="truncated") == (True, True, False)
-    assert asked(correction="decoupled", proximal="interpolate") == (True, False, False)
+    assert asked(correction=Decoupled()) == asked(correction=Truncated()) == (True, True, False)
+    assert asked(correction=Decoupled(proximal="interpolate")) == (True, False, False)
     if name == "ppo":
-        assert asked(correction="v-trace") == (True, True, True)
+        assert asked(correction=VTrace()) == (True, True, True)
     assert gipo.plugin.build(gipo.plugin.config(), Context()).off_policy  # by its trust weights
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"correction": "decoupeld"}, "correction: expected one of .*; did you mean 'decoupled'"),
-        ({"proximal": "interpolate"}, "proximal: has no effect with correction: none; set correction: decoupled or"),
-        (
-            {"correction": "v-trace", "proximal": "interpolate"},
-            "v-trace those of pi_old before it; use proximal: forward",
-        ),
-        (
-            {"behaviour_weight_threshold": 2.0},
-            "threshold: has no effect with correction: none; set correction: decoupled",
-        ),
-        (
-            {"correction": "truncated", "behaviour_weight_threshold": 2.0},
-            r"no effect with correction: truncated; .*truncated has `truncation`",
-        ),
-        ({"correction": "decoupled", "behaviour_weight_threshold": 0.5}, "'behaviour_weight_threshold' must be >= 1"),
-        ({"correction": "decoupled", "truncation": 3.0}, "truncation: has no effect with correction: decoupled"),
-        ({"correction": "truncated", "truncation": 0.5}, "'truncation' must be >= 1"),
-        ({"rho_bar": 2.0}, "rho_bar: has no effect with correction: none; set correction: v-trace"),
-        (
-            {"correction": "v-trace", "c_bar": 2.0},
-            r"c_bar \(2.0\) is above rho_bar \(1.0\); lower it, or raise rho_bar",
-        ),
+        ({"correction": {"type": "decoupeld"}}, "correction.type: expected one of .*; did you mean 'decoupled'"),
+        ({"correction": "decoupled"}, "correction: expected {type: decoupled} or .*, got str 'decoupled'"),
+        ({"correction": {"threshold": 2.0}}, "correction.type: required, but missing; one of 'decoupled', 'trunc"),
+        ({"proximal": "interpolate"}, "proximal: unknown key; now correction: {type: decoupled, proximal: ...}"),
+        ({"correction": {"type": "v-trace", "proximal": "interpolate"}}, "correction.proximal: unknown key"),
+        ({"behaviour_weight_threshold": 2.0}, "threshold: unknown key; now correction: {type: decoupled, threshold"),
+        ({"correction": {"type": "decoupled", "threshold": 0.5}}, "correction.threshold: 'threshold' must be >= 1"),
+        ({"correction": {"type": "truncated", "threshold": 0.5}}, "correction.threshold: 'threshold' must be >= 1"),
+        ({"correction": {"type": "truncated", "rho_bar": 2.0}}, "correction.rho_bar: unknown key"),
+        ({"correction": {"type": "v-trace", "c_bar": 2.0}}, r"c_bar \(2.0\) is above rho_bar \(1.0\); lower it, or"),
+        ({"kl": {"estimator": "k1"}}, "kl.coef: required, but missing"),
+        ({"kl_coef": 0.1}, "kl_coef: unknown key; now kl: {coef: ...}"),
+        ({"normalize_advantages": False}, "normalize_advantages: expected one of 'unbiased', 'population', null, got"),
+        ({"advantage_std": "population"}, "advantage_std: unknown key; now normalize_advantages: unbiased, pop"),
     ],
 )
 def test_a_key_of_another_correction_is_refused(keys, message):
@@ -180,7 +177,5 @@ def test_a_key_of_another_correction_is_refused(keys, message):
 def test_without_values_there_is_no_v_trace():
     from vla_rl.core.spec.structure import Problems, Structurer
 
-    with pytest.raises(
-        Problems, match="correction: expected one of 'none', 'decoupled', 'truncated', got str 'v-trace'"
-    ):
-        Structurer().read_class({"correction": "v-trace"}, GRPOConfig)
+    with pytest.raises(Problems, match="correction.type: expected one of 'decoupled', 'truncated', got str 'v-trace'"):
+        Structurer().read_class({"correction": {"type": "v-trace"}}, GRPOConfig)

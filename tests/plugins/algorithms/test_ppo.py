@@ -9,6 +9,7 @@ from vla_rl.plugins.algorithms.ppo import plugin
 from vla_rl.plugins.algorithms.ppo.config import PPOConfig
 from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.testing import check_algorithm
+from vla_rl.toolkit.algorithms.settings import Decoupled, Truncated, VTrace
 
 
 def rollout(values: torch.Tensor) -> Rollout:
@@ -30,14 +31,14 @@ def rollout(values: torch.Tensor) -> Rollout:
 
 
 def test_chunk_level_by_hand():
-    config = PPOConfig(gamma=0.5, lam=1.0, normalize_advantages=False)
+    config = PPOConfig(gamma=0.5, lam=1.0, normalize_advantages=None)
     result = PPO(config).advantages(rollout(torch.tensor([[0.25], [1.0]])))
     assert result.advantages.flatten().tolist() == pytest.approx([1.0 - 0.25, 0.5 + 0.5 * 4.0 - 1.0])
     assert result.returns.flatten().tolist() == pytest.approx([1.0, 2.5])
 
 
 def test_action_level_by_hand():
-    config = PPOConfig(gamma=0.5, lam=0.0, normalize_advantages=False, advantage="action")
+    config = PPOConfig(gamma=0.5, lam=0.0, normalize_advantages=None, advantage="action")
     result = PPO(config).advantages(rollout(torch.tensor([[[0.25, 9.0]], [[1.0, 2.0]]])))
     # action 0: 1 - 0.25 (terminated); action 1 was dropped; 2: 0 + 0.5 * 2 - 1; 3: 0.5 + 0.5 * 4 - 2
     assert result.advantages.flatten().tolist() == pytest.approx([0.75, 0.0, 0.0, 0.5])
@@ -86,7 +87,7 @@ def test_a_time_limit_is_bootstrapped_or_an_end(time_limit, advantage):
         truncated=torch.tensor([[[True, False]], [[False, False]]]),
         next_values=torch.tensor([[4.0], [0.0]]),
     )
-    config = PPOConfig(gamma=0.5, lam=1.0, normalize_advantages=False, time_limit=time_limit)
+    config = PPOConfig(gamma=0.5, lam=1.0, normalize_advantages=None, time_limit=time_limit)
     assert float(PPO(config).advantages(cut).advantages[0, 0]) == pytest.approx(advantage)
 
 
@@ -94,11 +95,11 @@ def test_a_time_limit_is_bootstrapped_or_an_end(time_limit, advantage):
 @pytest.mark.parametrize(
     "keys",
     [
-        {"correction": "decoupled", "behaviour_weight_threshold": 2.0},
-        {"correction": "decoupled", "proximal": "interpolate"},
-        {"correction": "truncated"},
-        {"correction": "v-trace"},
-        {"correction": "v-trace", "advantage": "action"},
+        {"correction": Decoupled(threshold=2.0)},
+        {"correction": Decoupled(proximal="interpolate")},
+        {"correction": Truncated()},
+        {"correction": VTrace()},
+        {"correction": VTrace(), "advantage": "action"},
     ],
 )
 def test_it_keeps_the_contract_with_old_data(keys, log_prob):

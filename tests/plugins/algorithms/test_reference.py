@@ -16,6 +16,7 @@ from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.checks import ShapeError
 from vla_rl.toolkit.algorithms.losses import aggregation_weights, by_action, by_chunk
+from vla_rl.toolkit.algorithms.settings import Decoupled
 from vla_rl.toolkit.algorithms.statistics import EffectiveSize, Mean
 
 LEVELS = {"chunk_level": "chunk", "action_level": "action", "token_level": "token"}
@@ -61,7 +62,7 @@ def test_generalised_advantages():
         level = LEVELS[k["reward_type"]]
         rollout = with_values(inputs, ended, level)
         config = PPOConfig(
-            gamma=k["gamma"], lam=k["gae_lambda"], advantage=level, normalize_advantages=False, time_limit="terminal"
+            gamma=k["gamma"], lam=k["gae_lambda"], advantage=level, normalize_advantages=None, time_limit="terminal"
         )
         found = PPO(config).advantages(rollout)
         mask = valid.any(-1) if level == "chunk" else valid
@@ -121,7 +122,7 @@ def test_group_advantages_of_siirl():
     for _, case in cases_of("grpo_advantage.json"):
         data = tensors(case)
         scores, groups = data["token_level_rewards"].sum(-1), data["index"]
-        found = F.group_advantages(scores, groups, normalize_by_std=data["norm_by_std"])
+        found = F.group_advantages(scores, groups, normalize_by_std="group" if data["norm_by_std"] else None)
         alone = torch.tensor([int((groups == group).sum()) == 1 for group in groups])
         close((found[:, None] * data["response_mask"])[~alone], data["advantages"][~alone])
         assert not found[alone].any()  # there is nothing to compare with; siiRL gives the raw score
@@ -219,9 +220,9 @@ def test_decoupled_losses():
             value_clip=k["value_clip"],
             huber_delta=k["huber_delta"],
             value_coef=1.0,
-            correction="decoupled",
-            proximal="forward" if "proximal_logprobs" in inputs else "interpolate",
-            behaviour_weight_threshold=threshold,
+            correction=Decoupled(
+                proximal="forward" if "proximal_logprobs" in inputs else "interpolate", threshold=threshold
+            ),
         )
         everything = torch.ones(shape[:2], dtype=torch.bool)
         fine = F.reduce_tokens((proximal_of(inputs, k) - inputs["old_logprobs"]).reshape(shape), everything, level)
@@ -393,7 +394,7 @@ def test_a_whole_pipeline_of_rlinf():
             log_prob=level,
             advantage=value_level,
             time_limit="terminal",
-            normalize_advantages=False,
+            normalize_advantages=None,
         )
         if k["adv_type"] == "grpo":
             rewards = inputs["rewards"] * mask

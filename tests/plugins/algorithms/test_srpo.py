@@ -16,7 +16,7 @@ from vla_rl.plugins.algorithms.srpo.config import RewardSettings, SRPOConfig
 from vla_rl.plugins.algorithms.srpo.impl import SRPO
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards, success_centres
 from vla_rl.testing import check_algorithm, synthetic
-from vla_rl.toolkit.algorithms.settings import SuccessFilter
+from vla_rl.toolkit.algorithms.settings import KLSettings, SuccessFilter
 
 DEFAULT = RewardSettings()
 CONFIG = SRPOConfig(encoder="tiny")
@@ -208,7 +208,7 @@ def test_the_keys_of_the_loss_count(change):
 def test_the_preset_is_the_published_recipe():
     found = make_component("algorithm", "srpo", preset="siirl-srpo", encoder="tiny", frames=8).config
     assert (found.frames, found.image_size, found.dtype, found.dual_clip) == (8, 384, "float16", 3.0)
-    assert (found.aggregation, found.filter, found.kl_coef) == ("step-mean", SuccessFilter(lower=0.1, upper=0.9), 0.0)
+    assert (found.aggregation, found.filter, found.kl) == ("step-mean", SuccessFilter(lower=0.1, upper=0.9), None)
 
 
 def test_the_encoder_is_built_by_its_keys_at_its_first_use():
@@ -224,7 +224,7 @@ def test_the_encoder_is_built_by_its_keys_at_its_first_use():
 def test_a_kl_term_needs_the_reference():
     assert SRPO(CONFIG, Context()).needs == Requirements(groups=True, frames=True)
     wanted = Requirements(groups=True, frames=True, reference=True)
-    assert SRPO(attrs.evolve(CONFIG, kl_coef=0.1), Context()).needs == wanted
+    assert SRPO(attrs.evolve(CONFIG, kl=KLSettings(coef=0.1)), Context()).needs == wanted
 
 
 def test_the_device_is_the_workers_unless_given():

@@ -26,6 +26,7 @@ from vla_rl.plugins.models.pi0 import plugin as pi0
 from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.algorithms.settings import Decoupled, KLSettings, VTrace
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.trainers.context import TrainingContext
 from vla_rl.toolkit.trainers.gradient_accumulator import MetricAccumulator
@@ -35,8 +36,8 @@ CHUNK, SAMPLES, MICRO_BATCH = 2, 4, 2
 ENV = synthetic.env_info(cameras=1)
 ALGORITHMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "ppo": (ppo, {}),
-    "v-trace": (ppo, {"correction": "v-trace"}),
-    "grpo": (grpo, {"kl_coef": 0.1, "correction": "decoupled"}),
+    "v-trace": (ppo, {"correction": VTrace()}),
+    "grpo": (grpo, {"kl": KLSettings(coef=0.1), "correction": Decoupled()}),
     "gipo": (gipo, {"entropy_coef": 0.01}),
     "srpo": (srpo, {"encoder": "not loaded"}),
 }

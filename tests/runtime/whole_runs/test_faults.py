@@ -175,5 +175,5 @@ def test_a_gradient_that_is_not_finite_stops_the_run(train):
     with pytest.raises(UserError, match="loss or gradient of model 'linear' is not finite in step 1"):
         train(
             rollout={"reward_coef": 1e38},
-            algorithm={"type": "ppo", "normalize_advantages": False, "huber_delta": None, "value_clip": None},
+            algorithm={"type": "ppo", "normalize_advantages": None, "huber_delta": None, "value_clip": None},
         )

@@ -19,16 +19,17 @@ from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.checks import NotFiniteError, ShapeError
 from vla_rl.toolkit.algorithms.corrections import interpolate_log_probs, renormalise_masked, step_log_weights, v_trace
 from vla_rl.toolkit.algorithms.losses import by_action, steps_of
+from vla_rl.toolkit.algorithms.settings import Decoupled, Truncated, VTrace
 from vla_rl.toolkit.algorithms.statistics import read_all
 
 LEVELS = ["token", "action", "chunk"]
 WEIGHED = [
-    {"correction": "decoupled"},
-    {"correction": "decoupled", "behaviour_weight_threshold": 1.1},
-    {"correction": "decoupled", "proximal": "interpolate"},
-    {"correction": "decoupled", "proximal": "interpolate", "behaviour_weight_threshold": 1.1},
-    {"correction": "truncated", "truncation": 1.1},
-    {"correction": "truncated", "truncation": 1.1, "proximal": "interpolate"},
+    {"correction": Decoupled()},
+    {"correction": Decoupled(threshold=1.1)},
+    {"correction": Decoupled(proximal="interpolate")},
+    {"correction": Decoupled(proximal="interpolate", threshold=1.1)},
+    {"correction": Truncated(threshold=1.1)},
+    {"correction": Truncated(threshold=1.1, proximal="interpolate")},
 ]
 CLIP = {"clip_low": 0.1, "clip_high": 0.15, "dual_clip": 1.3}
 
@@ -84,16 +85,17 @@ def by_hand(batch, new, level, config):
     for b, c, places, share in entry_groups(valid, level):
         mu = sum(float(batch.log_probs[b, i, m]) for i, m in places)
         pi = sum(float(new[b, i, m]) for i, m in places)
-        if config.proximal == "interpolate":
+        correction = config.correction
+        if correction.proximal == "interpolate":
             v_mu, v_old = 0, int(batch.lag[b])
             v_now = v_old + 1
             old = mu + (v_old - v_mu) / (v_now - v_mu) * (pi - mu)
         else:
             old = sum(float(batch.proximal_log_probs[b, i, m]) for i, m in places)
         w, u = math.exp(old - mu), math.exp(pi - old)
-        if config.correction == "truncated":
-            w = min(w, config.truncation)
-        elif config.behaviour_weight_threshold is not None and w > config.behaviour_weight_threshold:
+        if isinstance(correction, Truncated):
+            w = min(w, correction.threshold)
+        elif correction.threshold is not None and w > correction.threshold:
             w = 0.0
         advantage = float(batch.advantages[b] if batch.advantages.dim() == 1 else batch.advantages[b, c])
         weight = share * float(batch.weights[b] if batch.weights.dim() == 1 else batch.weights[b, c])
@@ -131,7 +133,7 @@ def test_weighted_surrogates_are_their_definition(level, keys):
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_divisor_counts_what_the_threshold_leaves(level):
     """A mean over the entries that are kept; RLinf's own aggregation, and interpolation, divide by all."""
-    keys = {"log_prob": level, "correction": "decoupled", "behaviour_weight_threshold": 1.05}
+    keys = {"log_prob": level, "correction": Decoupled(threshold=1.05)}
     rollout = synthetic.rollout(values="chunk", proximal=True)
     for aggregation in ("step-mean", "trajectory-mean"):
         algorithm = PPO(PPOConfig(**keys, aggregation=aggregation))
@@ -148,7 +150,8 @@ def test_the_divisor_counts_what_the_threshold_leaves(level):
                 wanted[at] += share * kept * plain.counts[at]
         torch.testing.assert_close(found.counts, wanted)
         assert 0 < float(wanted.sum()) < float(plain.counts.sum())
-    for config in (PPOConfig(**keys, aggregation="rlinf"), PPOConfig(**keys, proximal="interpolate")):
+    interpolated = {"log_prob": level, "correction": Decoupled(threshold=1.05, proximal="interpolate")}
+    for config in (PPOConfig(**keys, aggregation="rlinf"), PPOConfig(**interpolated)):
         plain = PPO(PPOConfig(log_prob=level, aggregation=config.aggregation)).advantages(rollout)
         assert renormalise_masked(plain, rollout, config, config.aggregation) is plain
 
@@ -157,11 +160,11 @@ def test_the_divisor_counts_what_the_threshold_leaves(level):
 @pytest.mark.parametrize(
     "keys",
     [
-        {"correction": "decoupled"},
-        {"correction": "decoupled", "behaviour_weight_threshold": 1.0},
-        {"correction": "decoupled", "proximal": "interpolate"},
-        {"correction": "truncated", "truncation": 1.0},
-        {"correction": "truncated", "proximal": "interpolate"},
+        {"correction": Decoupled()},
+        {"correction": Decoupled(threshold=1.0)},
+        {"correction": Decoupled(proximal="interpolate")},
+        {"correction": Truncated(threshold=1.0)},
+        {"correction": Truncated(proximal="interpolate")},
     ],
 )
 def test_at_lag_0_nothing_is_corrected(level, keys):
@@ -183,7 +186,7 @@ def test_at_lag_0_nothing_is_corrected(level, keys):
 
 def test_a_bound_that_is_never_reached_leaves_the_importance_weights():
     found = []
-    for keys in ({"correction": "truncated", "truncation": 1e6}, {"correction": "decoupled"}):
+    for keys in ({"correction": Truncated(threshold=1e6)}, {"correction": Decoupled()}):
         algorithm = PPO(PPOConfig(**keys))
         scores, batch, new = made(algorithm)
         algorithm.loss(scores, batch).total.backward()
@@ -193,7 +196,7 @@ def test_a_bound_that_is_never_reached_leaves_the_importance_weights():
 
 def test_no_gradient_flows_through_the_proximal_policy():
     """Also where it is made of the policy in training: else its gradient would undo half of the ratio's at lag 1."""
-    algorithm = PPO(PPOConfig(correction="decoupled", proximal="interpolate", value_coef=0.0))
+    algorithm = PPO(PPOConfig(correction=Decoupled(proximal="interpolate"), value_coef=0.0))
     scores, batch, new = made(algorithm, lag=1, shift=0.01)  # no ratio reaches the clip
     algorithm.loss(scores, batch).total.backward()
     mask = batch.valid[..., None].expand(new.shape)
@@ -218,15 +221,16 @@ def test_what_is_dropped_or_bounded_is_counted():
     weights = torch.tensor([3.0, 2.0, 1.5, 1.0]).log()
     rollout = synthetic.rollout(values="chunk", chunk=1, tokens=1, groups=1, chunk_steps=1, ends=[2] * 4)
     shares = {}
-    for keys in ({"correction": "decoupled", "behaviour_weight_threshold": 2.0}, {"correction": "truncated"}):
+    for keys in ({"correction": Decoupled(threshold=2.0)}, {"correction": Truncated()}):
         algorithm = PPO(PPOConfig(**keys))
         old = rollout.evolve(proximal_log_probs=rollout.log_probs + weights.reshape(1, 4, 1, 1))
         batch = synthetic.batch(old, algorithm.advantages(old))
         new = batch.proximal_log_probs.clone()
         loss = algorithm.loss(Scores(log_probs=new, entropy=0 * new, values=batch.values), batch)
         found = read_all([loss.statistics])
-        shares[keys["correction"]] = found["policy/behaviour_cut"], found["policy/dead_gradients"]
-        used = [0.0, 2.0, 1.5, 1.0] if keys["correction"] == "decoupled" else [2.0, 2.0, 1.5, 1.0]
+        kind = keys["correction"].type
+        shares[kind] = found["policy/behaviour_cut"], found["policy/dead_gradients"]
+        used = [0.0, 2.0, 1.5, 1.0] if kind == "decoupled" else [2.0, 2.0, 1.5, 1.0]
         size = sum(used) ** 2 / (4 * sum(u * u for u in used))
         assert found["policy/effective_sample_size"] == pytest.approx(size, rel=1e-6)
         assert found["policy/ratio_p95"] == pytest.approx(3.0, rel=0.01)  # pi / mu, as ever
@@ -234,7 +238,7 @@ def test_what_is_dropped_or_bounded_is_counted():
 
 
 def test_a_batch_without_proximal_log_probs_is_refused():
-    algorithm = PPO(PPOConfig(correction="decoupled"))
+    algorithm = PPO(PPOConfig(correction=Decoupled()))
     scores, batch, _ = made(algorithm)
     with pytest.raises(ShapeError, match="needs proximal_log_probs; set that field of the algorithm's Requirements"):
         algorithm.loss(scores, attrs.evolve(batch, proximal_log_probs=None))
@@ -350,7 +354,7 @@ def test_a_step_weighs_as_all_its_tokens_together(advantage):
     apart = torch.where(rollout.valid[..., None], rollout.proximal_log_probs - rollout.log_probs, torch.zeros(()))
     wanted = apart.sum((2, 3)) if advantage == "chunk" else apart.sum(3).permute(0, 2, 1).flatten(0, 1)
     torch.testing.assert_close(found, wanted)
-    config = PPOConfig(correction="v-trace", advantage=advantage, normalize_advantages=False, rho_bar=1.2, c_bar=0.9)
+    config = PPOConfig(correction=VTrace(rho_bar=1.2, c_bar=0.9), advantage=advantage, normalize_advantages=None)
     steps = steps_of(rollout, advantage)
     made = PPO(config).advantages(rollout)
     names = ("rewards", "values", "next_values", "terminated", "truncated", "valid")
@@ -368,7 +372,7 @@ def test_what_the_proximal_policy_would_not_do_gets_no_gradient():
     rollout = synthetic.rollout(values="chunk", proximal=True)
     unlikely = rollout.samples & (torch.rand(rollout.samples.shape, generator=torch.Generator().manual_seed(0)) < 0.5)
     proximal = torch.where(unlikely[..., None, None], rollout.log_probs - 20.0, rollout.log_probs)
-    made = PPO(PPOConfig(correction="v-trace")).advantages(rollout.evolve(proximal_log_probs=proximal))
+    made = PPO(PPOConfig(correction=VTrace())).advantages(rollout.evolve(proximal_log_probs=proximal))
     assert made.advantages[unlikely].abs().max() < 1e-6
     assert made.advantages[rollout.samples & ~unlikely].abs().min() > 1e-6
 
@@ -379,7 +383,7 @@ def by_step(tensor, granularity):
 
 def test_the_surrogate_of_v_trace_is_around_the_proximal_policy():
     """The advantages are weighted; the ratio is pi / pi_old, unweighted."""
-    algorithm = PPO(PPOConfig(correction="v-trace", value_coef=0.0, **CLIP))
+    algorithm = PPO(PPOConfig(correction=VTrace(), value_coef=0.0, **CLIP))
     scores, batch, new = made(algorithm)
     algorithm.loss(scores, batch).total.backward()
     plain = PPO(PPOConfig(value_coef=0.0, **CLIP))

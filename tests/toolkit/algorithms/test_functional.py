@@ -91,16 +91,16 @@ def test_group_advantages_by_hand():
     out = F.group_advantages(scores, groups)
     root = math.sqrt(0.5)
     assert out.tolist() == pytest.approx([0.5 / (root + 1e-6), -0.5 / (root + 1e-6), 0.0, 0.0, 0.0])
-    assert F.group_advantages(scores, groups, normalize_by_std=False).tolist() == [0.5, -0.5, 0.0, 0.0, 0.0]
+    assert F.group_advantages(scores, groups, normalize_by_std=None).tolist() == [0.5, -0.5, 0.0, 0.0, 0.0]
 
 
 def test_group_advantages_over_the_step():
     """REINFORCE++ with baseline: scores less their group's mean, normalised over all of them."""
     scores, groups = t([1.0, 0.0, 4.0, 0.0, 5.0]), t([0, 0, 1, 1, 2])
     centred = t([0.5, -0.5, 2.0, -2.0, 0.0])
-    found = F.group_advantages(scores, groups, std_of="step")
+    found = F.group_advantages(scores, groups, normalize_by_std="step")
     torch.testing.assert_close(found, centred / (centred.std() + 1e-6))
-    assert not F.group_advantages(t([1.0, 1.0, 3.0]), t([0, 0, 1]), std_of="step").any()
+    assert not F.group_advantages(t([1.0, 1.0, 3.0]), t([0, 0, 1]), normalize_by_std="step").any()
 
 
 @pytest.mark.parametrize(("advantage", "tau"), [(2.0, 1.0), (-2.0, 1.5)])
@@ -165,7 +165,7 @@ def test_a_dual_clip_takes_the_gradient_away_too():
 
 def test_leave_one_out_compares_with_the_others():
     scores, groups = t([1.0, 0.0, 0.5, 7.0]), t([0, 0, 0, 1])
-    out = F.group_advantages(scores, groups, baseline="leave-one-out", normalize_by_std=False)
+    out = F.group_advantages(scores, groups, baseline="leave-one-out", normalize_by_std=None)
     assert out.tolist() == pytest.approx([1.0 - 0.25, 0.0 - 0.75, 0.5 - 0.5, 0.0])
 
 

@@ -20,6 +20,7 @@ import cattrs
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.paths import expand_tilde
+from vla_rl.core.spec.changed_keys import describe_change
 from vla_rl.core.spec.yaml import Path, dotted_path
 
 BITS = 63
@@ -129,7 +130,8 @@ class Structurer:
         known_keys = [*extra_keys, *keys]
         unknown = [key for key in data if key not in keys]
         problems: list[tuple[Path, str]] = [
-            ((key,), f"unknown key{did_you_mean(str(key), known_keys)}") for key in unknown[:SUGGESTED]
+            ((key,), f"unknown key{describe_change(key, known_keys) or did_you_mean(str(key), known_keys)}")
+            for key in unknown[:SUGGESTED]
         ]
         if len(unknown) > SUGGESTED:
             problems.append(((unknown[SUGGESTED],), f"unknown key, as are {len(unknown) - SUGGESTED - 1} others"))
@@ -194,6 +196,10 @@ class Structurer:
         members = [member for member in get_args(as_type) if member is not types.NoneType]
         if data is None and len(members) < len(get_args(as_type)):
             return None
+        if len(members) == 1 and get_origin(members[0]) is Literal:
+            return _read_option(data, (*get_args(members[0]), None))
+        if isinstance(data, Mapping) and any(map(tag_of, members)):
+            return self.read_class(data, _tagged_member(data, members))
         failures: list[Problems] = []
         for member in members:
             try:
@@ -204,8 +210,37 @@ class Structurer:
         inside = [exc for exc in failures if any(path for path, _ in exc.items)]
         if len(members) == 1 or len(inside) == 1:
             raise (inside or failures)[0]
-        names = " or ".join(getattr(member, "__name__", str(member)) for member in members)
+        names = " or ".join(map(_name_member, members))
         raise make_problem(f"expected {names}, got {format_value(data)}")
+
+
+def tag_of(cls: Any) -> str | None:
+    """Return the `type` that selects a class in a union: the only value that its field `type` may have. None: the class
+    has no such field."""
+    if not (isinstance(cls, type) and attrs.has(cls) and "type" in attrs.fields_dict(cls)):
+        return None
+    tags = get_args(attrs.fields_dict(attrs.resolve_types(cls))["type"].type)
+    return tags[0] if len(tags) == 1 and isinstance(tags[0], str) else None
+
+
+def _tagged_member(data: Mapping[Any, Any], members: Sequence[Any]) -> type:
+    """Return the class that the mapping's `type` names. Raise Problems."""
+    tagged = {tag: member for member in members if (tag := tag_of(member)) is not None}
+    if "type" not in data:
+        raise make_problem(f"required, but missing; one of {', '.join(map(repr, tagged))}", "type")
+    with at("type"):
+        return tagged[_read_option(data["type"], list(tagged))]
+
+
+def _name_member(member: Any) -> str:
+    """Return a member of a union as a user writes it."""
+    if (tag := tag_of(member)) is not None:
+        return f"{{type: {tag}}}"
+    if attrs.has(member):
+        return f"a mapping with keys of ({', '.join(keys_of(member))})"
+    if get_origin(member) is Literal:
+        return " or ".join(map(repr, get_args(member)))
+    return getattr(member, "__name__", str(member))
 
 
 def _type_origin(as_type: Any) -> Any:
@@ -229,12 +264,16 @@ def _read_scalar(data: Any, as_type: type) -> Any:
 
 
 def _read_literal(data: Any, as_type: Any) -> Any:
-    options = get_args(as_type)
+    return _read_option(data, get_args(as_type))
+
+
+def _read_option(data: Any, options: Sequence[Any]) -> Any:
     for option in options:
         if type(option) is type(data) and option == data:
             return data
     near = did_you_mean(data, map(str, options)) if isinstance(data, str) else ""
-    raise make_problem(f"expected one of {', '.join(map(repr, options))}, got {format_value(data)}{near}")
+    names = ["null" if option is None else repr(option) for option in options]
+    raise make_problem(f"expected one of {', '.join(names)}, got {format_value(data)}{near}")
 
 
 def _read_enum(data: Any, as_type: type[enum.Enum]) -> Any:

@@ -180,10 +180,10 @@ def _algorithm_warnings(spec: Spec) -> Iterator[Item]:
     if bounds is not None and bounds.lower == 0 and bounds.upper == 1:
         yield ("algorithm", "filter"), "0 to 1 keeps every group; remove it, or give narrower bounds"
     old = asynchrony.max_lag or spec.rollout.lag or asynchrony.replay.uses > 1
-    if isinstance(config, CorrectionSettings) and config.correction != "none" and not old:
+    if isinstance(config, CorrectionSettings) and config.correction is not None and not old:
         text = (
             "nothing that is trained on is old (asynchrony.max_lag: 0, rollout.lag: 0, uses: 1), and so nothing is "
-            "corrected; set one of these, or correction: none"
+            "corrected; set one of these, or correction: null"
         )
         yield ("algorithm", "correction"), text
 

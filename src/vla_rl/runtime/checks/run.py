@@ -152,8 +152,8 @@ def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
             model.reference_log_probs(obs, chunk)
     except NotOffered as exc:
         raise UserError(
-            f"algorithm {spec.algorithm.type!r} compares the policy with a reference (kl_coef above 0), and model "
-            f"{spec.model.type!r} gives none: {exc}; set algorithm.kl_coef: 0, or give the model `lora` if it takes it"
+            f"algorithm {spec.algorithm.type!r} compares the policy with a reference (algorithm.kl), and model "
+            f"{spec.model.type!r} gives none: {exc}; set algorithm.kl: null, or give the model `lora` if it takes it"
         ) from exc
 
 

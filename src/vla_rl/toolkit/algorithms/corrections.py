@@ -18,7 +18,14 @@ from vla_rl.core.types import Advantages, Batch, Rollout, Statistic
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.checks import ShapeError
 from vla_rl.toolkit.algorithms.losses import LossTerms, by_action
-from vla_rl.toolkit.algorithms.settings import Aggregation, CorrectionSettings, Granularity
+from vla_rl.toolkit.algorithms.settings import (
+    Aggregation,
+    CorrectionSettings,
+    Decoupled,
+    Granularity,
+    Truncated,
+    VTrace,
+)
 from vla_rl.toolkit.algorithms.statistics import Mean, RatioQuantiles
 
 # ------------------------------------------------------------------------------------------------------- in the loss
@@ -61,24 +68,23 @@ class Proximal:
 
 def proximal_policy(entries: LossTerms, batch: Batch, settings: CorrectionSettings) -> Proximal:
     """Return pi_old and the loss terms' weights for the settings' `correction`: none (pi_old is mu), decoupled
-    (pi_old / mu, or 0 above the threshold), truncated (min(pi_old / mu, truncation)) or v-trace (1, since its
+    (pi_old / mu, or 0 above the threshold), truncated (min(pi_old / mu, threshold)) or v-trace (1, since its
     advantages are already weighted). If pi_old is mu, all of them equal plain PPO bit for bit."""
-    mu = entries.old_log_probs
-    if settings.correction == "none":
+    mu, correction = entries.old_log_probs, settings.correction
+    if correction is None:
         return Proximal(log_probs=mu, weights=torch.ones_like(mu))
-    if settings.proximal == "interpolate":
+    if not isinstance(correction, VTrace) and correction.proximal == "interpolate":
         old = interpolate_log_probs(entries.log_probs, mu, batch.lag)
     else:
         old = F.reduce_tokens(_require_log_probs(batch.proximal_log_probs), batch.valid, settings.log_prob)
     behaviour = F.log_ratio(old, mu)
     weights = behaviour.exp()
-    if settings.correction == "v-trace":
+    if isinstance(correction, VTrace):
         return Proximal(log_probs=old, weights=torch.ones_like(mu), behaviour=behaviour)
-    if settings.correction == "truncated":
-        limit = settings.truncation
-        return Proximal(log_probs=old, weights=weights.clamp(max=limit), behaviour=behaviour, limit=limit)
-    threshold = settings.behaviour_weight_threshold
-    if threshold is not None:
+    threshold = correction.threshold
+    if isinstance(correction, Truncated):
+        weights = weights.clamp(max=threshold)
+    elif threshold is not None:
         weights = torch.where(weights <= threshold, weights, torch.zeros_like(weights))
     return Proximal(log_probs=old, weights=weights, behaviour=behaviour, limit=threshold)
 
@@ -106,10 +112,12 @@ def renormalise_masked(
     """Return the advantages with loss terms above the behaviour threshold excluded from the loss's divisor: a mean over
     the remaining terms, as in RLinf. Two cases keep the divisor: aggregation "rlinf" divides by the number of all
     terms, and with interpolation the dropped terms are known only in the loss."""
-    threshold = settings.behaviour_weight_threshold
-    if threshold is None or settings.proximal == "interpolate" or aggregation == "rlinf":
+    correction = settings.correction
+    if not isinstance(correction, Decoupled) or correction.threshold is None:
         return advantages
-    within_threshold = (_compute_log_weights(rollout, settings.log_prob).exp() <= threshold).float()
+    if correction.proximal == "interpolate" or aggregation == "rlinf":
+        return advantages
+    within_threshold = (_compute_log_weights(rollout, settings.log_prob).exp() <= correction.threshold).float()
     share = within_threshold.mean(-1) if settings.log_prob == "token" else within_threshold
     return attrs.evolve(advantages, counts=advantages.divisors[0] * share)
 

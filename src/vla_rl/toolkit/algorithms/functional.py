@@ -228,17 +228,16 @@ def group_advantages(
     scores: Tensor,
     groups: Tensor,
     *,
-    normalize_by_std: bool = True,
-    std_of: Literal["group", "step"] = "group",
+    normalize_by_std: Literal["group", "step"] | None = "group",
     baseline: Literal["mean", "leave-one-out"] = "mean",
     eps: float = 1e-6,
 ) -> Tensor:
     """Compute GRPO advantages (Shao et al. 2024): (score - mean of its group) / (unbiased std of its group + eps); 0 in
     a group of one and in a group of equal scores.
 
-    `normalize_by_std=False` is Dr. GRPO (Liu et al. 2025). With `baseline="leave-one-out"`, the mean of the *others*,
-    that is RLOO (Ahmadian et al. 2024). `std_of="step"` divides score - mean of its group by the std over all N
-    instead, which is REINFORCE++ with baseline (Hu et al. 2025).
+    `normalize_by_std=None` is Dr. GRPO (Liu et al. 2025). With `baseline="leave-one-out"`, the mean of the *others*,
+    that is RLOO (Ahmadian et al. 2024). `normalize_by_std="step"` divides score - mean of its group by the std over all
+    N instead, which is REINFORCE++ with baseline (Hu et al. 2025).
 
     Args:
         scores: float [N].
@@ -249,8 +248,8 @@ def group_advantages(
     check_shapes(scores=scores, groups=groups)
     check_finite(scores=scores)
     check_name("baseline", baseline, ("mean", "leave-one-out"))
-    check_name("std_of", std_of, ("group", "step"))
-    by_group = normalize_by_std and std_of == "group"
+    if normalize_by_std is not None:
+        check_name("normalize_by_std", normalize_by_std, ("group", "step"))
     out = torch.zeros_like(scores)
     for group in groups.unique():
         members = groups == group
@@ -260,9 +259,10 @@ def group_advantages(
         advantages = inside - inside.mean()
         if baseline == "leave-one-out":  # s - (sum - s) / (n - 1) = n / (n - 1) * (s - mean)
             advantages = advantages * (len(inside) / (len(inside) - 1))
-        out[members] = advantages / (inside.std() + eps) if by_group else advantages
-    everywhere = normalize_by_std and not by_group
-    return normalize_masked(out, torch.ones_like(out, dtype=torch.bool), eps) if everywhere else out
+        out[members] = advantages / (inside.std() + eps) if normalize_by_std == "group" else advantages
+    if normalize_by_std != "step":
+        return out
+    return normalize_masked(out, torch.ones_like(out, dtype=torch.bool), eps)
 
 
 # ----------------------------------------------------------------------------------------------------- losses

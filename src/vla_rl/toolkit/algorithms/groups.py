@@ -50,7 +50,6 @@ def group_relative_advantages(rollout: Rollout, settings: GroupSettings) -> Adva
         rollout.groups,
         baseline=settings.baseline,
         normalize_by_std=settings.normalize_by_std,
-        std_of=settings.std_of,
     )
     weights, counts = aggregation_weights(rollout, settings.log_prob, settings.aggregation)
     return Advantages(
@@ -64,7 +63,7 @@ def group_relative_advantages(rollout: Rollout, settings: GroupSettings) -> Adva
 def score_metrics(scores: Tensor, groups: Tensor, baseline: Literal["mean", "leave-one-out"]) -> dict[str, float]:
     """Return metrics of scores [N], and of their differences from the groups' baselines before a division by the
     std."""
-    above = F.group_advantages(scores, groups, baseline=baseline, normalize_by_std=False)
+    above = F.group_advantages(scores, groups, baseline=baseline, normalize_by_std=None)
     return {
         "advantage/score_mean": float(scores.mean()) if len(scores) else 0.0,
         "advantage/std": float(above.std()) if len(scores) > 1 else 0.0,

@@ -149,9 +149,7 @@ def loss_terms(scores: Scores, batch: Batch, granularity: Granularity) -> LossTe
 def reference_log_probs(batch: Batch, granularity: Granularity) -> Tensor:
     """Return log-probs of the reference policy, for a KL term: summed to the granularity, without gradient."""
     if batch.reference_log_probs is None:
-        raise ShapeError(
-            "kl_coef needs the batch's reference_log_probs; set `reference` of the algorithm's Requirements"
-        )
+        raise ShapeError("kl needs the batch's reference_log_probs; set `reference` of the algorithm's Requirements")
     return F.reduce_tokens(batch.reference_log_probs, batch.valid, granularity)
 
 
@@ -163,10 +161,10 @@ def add_entropy_and_kl(
     objective, kl = surrogate, None
     if settings.entropy_coef:
         objective = objective - settings.entropy_coef * entries.entropy
-    if settings.kl_coef:
+    if settings.kl is not None:
         reference = reference_log_probs(batch, settings.log_prob)
-        kl = F.kl_estimate(entries.log_probs, reference, settings.kl_estimator)
-        objective = objective + settings.kl_coef * kl
+        kl = F.kl_estimate(entries.log_probs, reference, settings.kl.estimator)
+        objective = objective + settings.kl.coef * kl
     return objective, kl
 
 
@@ -237,8 +235,8 @@ def critic_advantages(
     rollout's shape, and normalised over the whole rollout if the settings say so."""
     advantages, returns = steps.unflatten_steps(flat_advantages), steps.unflatten_steps(flat_returns)
     metrics = value_metrics(rollout, advantages, returns, steps.mask)
-    if settings.normalize_advantages:
-        advantages = F.normalize_masked(advantages, steps.mask, std=settings.advantage_std)
+    if settings.normalize_advantages is not None:
+        advantages = F.normalize_masked(advantages, steps.mask, std=settings.normalize_advantages)
     weights, counts = aggregation_weights(rollout, settings.log_prob, settings.aggregation)
     value_weights, value_counts = aggregation_weights(rollout, settings.advantage, settings.aggregation)
     return Advantages(

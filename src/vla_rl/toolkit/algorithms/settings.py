@@ -11,12 +11,21 @@ from attrs import validators as v
 from vla_rl.core.types import AdvantageScope, Requirements
 
 Aggregation = Literal["step-mean", "trajectory-mean", "rlinf"]
-Correction = Literal["none", "decoupled", "truncated", "v-trace"]
 Deviation = Literal["unbiased", "population"]
 Granularity = Literal["token", "action", "chunk"]
 LARGEST = 1e6
 """Upper limit of coefficients and bounds of the losses, which are of the order of 1."""
 OF_STEP = "aggregation: rlinf weighs by its longest trajectory; set algorithm.aggregation: step-mean or trajectory-mean"
+
+
+@frozen(kw_only=True)
+class KLSettings:
+    """KL divergence from the reference policy, at the granularity of the ratio."""
+
+    coef: float = field(validator=[v.gt(0), v.le(LARGEST)])
+    """Weight of the divergence in the loss."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the divergence from the sampled tokens (Schulman 2020)."""
 
 
 @frozen(kw_only=True, slots=False)
@@ -27,23 +36,14 @@ class PolicySettings:
     """Granularity of the probability ratio."""
     entropy_coef: float = field(default=0.0, validator=[v.ge(0), v.le(LARGEST)])
     """Weight of the entropy bonus, at the granularity of the ratio."""
-    kl_coef: float = field(default=0.0, validator=[v.ge(0), v.le(LARGEST)])
-    """Weight of the KL divergence from the reference policy, at the granularity of the ratio. Above 0 the model has to
-    offer `reference_log_probs` (openvla and openvla_oft with `lora`: the same network without the adapters)."""
-    kl_estimator: Literal["k1", "k2", "k3"] = field(default="k3")
-    """Estimator of that divergence from the sampled tokens (Schulman 2020)."""
-
-    @kl_estimator.validator
-    def _of_kl(self, _: object, kl_estimator: str) -> None:
-        if kl_estimator != "k3" and not self.kl_coef:
-            raise ValueError(
-                "has no effect with kl_coef: 0, where no divergence is estimated; set kl_coef, or remove it"
-            )
+    kl: KLSettings | None = None
+    """KL divergence from the reference policy in the loss; null: none. The model has to offer `reference_log_probs`
+    (openvla and openvla_oft with `lora`: the same network without the adapters)."""
 
     @property
     def needs(self) -> Requirements:
         """Inputs that these keys require from the runtime, out of `Algorithm.needs`."""
-        return Requirements(reference=self.kl_coef > 0)
+        return Requirements(reference=self.kl is not None)
 
     @property
     def scope_reason(self) -> str:
@@ -68,82 +68,64 @@ class ClipSettings(PolicySettings):
     """Bound on the loss of negative advantages, as a factor; null: off."""
 
 
-@frozen(kw_only=True, slots=False)
-class CorrectionSettings(PolicySettings):
-    """Settings for data collected by an older version of the policy."""
+@frozen(kw_only=True)
+class Decoupled:
+    """Weights pi_old / mu on the surrogate of pi / pi_old."""
 
-    correction: Correction = "none"
-    """Off-policy correction: none (plain PPO, whose clip then mistakes age for progress), decoupled (weights pi_old /
-    mu on the surrogate of pi / pi_old), truncated (the same, with bounded weights), v-trace (weighted advantages and
-    value targets; for algorithms with a critic)."""
-    proximal: Literal["forward", "interpolate"] = field(default="forward")
+    type: Literal["decoupled"] = "decoupled"
+    proximal: Literal["forward", "interpolate"] = "forward"
     """Source of the log-probs of pi_old, the policy at the start of the training step: a forward pass over data of
-    older versions (forward), or an interpolation between mu and pi at no cost (interpolate; A-3PO; with decoupled or
-    truncated)."""
-    behaviour_weight_threshold: float | None = field(default=None, validator=v.optional(v.and_(v.ge(1), v.le(LARGEST))))
-    """decoupled: loss terms with pi_old / mu above it are dropped; null: none."""
-    truncation: float = field(default=2.0, validator=[v.ge(1), v.le(LARGEST)])
-    """truncated: the largest weight."""
-
-    @proximal.validator
-    def _has_a_use(self, _: object, proximal: str) -> None:
-        if proximal == "interpolate" and self.correction == "v-trace":
-            raise ValueError(
-                "interpolate needs log-probs of the policy in training, and v-trace those of pi_old before it; "
-                "use proximal: forward, or correction: decoupled or truncated"
-            )
-        if proximal == "interpolate" and self.correction == "none":
-            raise ValueError(
-                "has no effect with correction: none; set correction: decoupled or truncated, or remove it"
-            )
-
-    @behaviour_weight_threshold.validator
-    def _of_decoupled(self, _: object, threshold: float | None) -> None:
-        if threshold is not None and self.correction != "decoupled":
-            raise ValueError(
-                f"has no effect with correction: {self.correction}; set correction: decoupled, or remove it "
-                f"(truncated has `truncation`, v-trace `rho_bar`)"
-            )
-
-    @truncation.validator
-    def _of_truncated(self, _: object, truncation: float) -> None:
-        if truncation != 2.0 and self.correction != "truncated":
-            raise ValueError(
-                f"has no effect with correction: {self.correction}; set correction: truncated, or remove it"
-            )
-
-    @property
-    def off_policy(self) -> bool:
-        """Value of `Algorithm.off_policy`: whether the loss corrects for the age of the data."""
-        return self.correction != "none"
-
-    @property
-    def needs(self) -> Requirements:
-        return super().needs | Requirements(
-            proximal_log_probs=self.off_policy and self.proximal == "forward",
-            recomputed_values=self.correction == "v-trace",
-        )
+    older versions (forward), or an interpolation between mu and pi at no cost (interpolate; A-3PO)."""
+    threshold: float | None = field(default=None, validator=v.optional(v.and_(v.ge(1), v.le(LARGEST))))
+    """Loss terms with pi_old / mu above it are dropped; null: none."""
 
 
-@frozen(kw_only=True, slots=False)
-class VTraceSettings(CorrectionSettings):
-    """Settings of corrections for algorithms with a critic."""
+@frozen(kw_only=True)
+class Truncated:
+    """Bounded weights pi_old / mu on the surrogate of pi / pi_old."""
 
+    type: Literal["truncated"] = "truncated"
+    proximal: Literal["forward", "interpolate"] = "forward"
+    """Source of the log-probs of pi_old, as for decoupled."""
+    threshold: float = field(default=2.0, validator=[v.ge(1), v.le(LARGEST)])
+    """Largest weight; larger ones are set to it."""
+
+
+@frozen(kw_only=True)
+class VTrace:
+    """Weighted advantages and value targets, for algorithms with a critic."""
+
+    type: Literal["v-trace"] = "v-trace"
     rho_bar: float = field(default=1.0, validator=[v.gt(0), v.le(LARGEST)])
-    """v-trace: the largest weight pi_old / mu of an advantage; it determines what the critic converges to."""
+    """Largest weight pi_old / mu of an advantage; it determines what the critic converges to."""
     c_bar: float = field(default=1.0, validator=v.gt(0))
-    """v-trace: the largest weight of later value targets in an earlier one; at most rho_bar."""
-
-    @rho_bar.validator
-    @c_bar.validator
-    def _of_v_trace(self, _: object, bar: float) -> None:
-        if bar != 1.0 and self.correction != "v-trace":
-            raise ValueError(f"has no effect with correction: {self.correction}; set correction: v-trace, or remove it")
+    """Largest weight of later value targets in an earlier one; at most rho_bar."""
 
     @c_bar.validator
     def _check_bars(self, _: object, c_bar: float) -> None:
         if c_bar > self.rho_bar:
             raise ValueError(f"c_bar ({c_bar}) is above rho_bar ({self.rho_bar}); lower it, or raise rho_bar")
+
+
+@frozen(kw_only=True, slots=False)
+class CorrectionSettings(PolicySettings):
+    """Settings for data collected by an older version of the policy."""
+
+    correction: Decoupled | Truncated | VTrace | None = None
+    """Off-policy correction; null: none (plain PPO, whose clip then mistakes age for progress)."""
+
+    @property
+    def off_policy(self) -> bool:
+        """Value of `Algorithm.off_policy`: whether the loss corrects for the age of the data."""
+        return self.correction is not None
+
+    @property
+    def needs(self) -> Requirements:
+        correction = self.correction
+        forward = isinstance(correction, VTrace) or (correction is not None and correction.proximal == "forward")
+        return super().needs | Requirements(
+            proximal_log_probs=forward, recomputed_values=isinstance(correction, VTrace)
+        )
 
 
 @frozen(kw_only=True)
@@ -169,11 +151,10 @@ class GroupSettings(PolicySettings):
     """Average over loss terms; trajectory-mean weighs every trajectory equally (RLinf-VLA eq. 12)."""
     baseline: Literal["mean", "leave-one-out"] = "mean"
     """Baseline of a score: the mean of its group, or of the others in its group (RLOO)."""
-    normalize_by_std: bool = True
-    """Divide by the standard deviation of the group's scores; false gives Dr. GRPO, and RLOO with leave-one-out."""
-    std_of: Literal["group", "step"] = field(default="group")
-    """Scores behind that standard deviation: those of the group, or those of all trajectories of the step, each minus
-    its group's baseline (REINFORCE++ with baseline)."""
+    normalize_by_std: Literal["group", "step"] | None = "group"
+    """Scores by whose standard deviation advantages are divided: those of the group, or those of all trajectories of
+    the step, each minus its group's baseline (REINFORCE++ with baseline). Null: no division (Dr. GRPO, and RLOO with
+    leave-one-out)."""
     filter: SuccessFilter | None = None
     """Success-rate filter of groups; null: off."""
     filter_identical: bool = True
@@ -186,16 +167,11 @@ class GroupSettings(PolicySettings):
         """Whether any group may be dropped."""
         return self.filter is not None or self.filter_identical or self.filter_truncated
 
-    @std_of.validator
-    def _of_a_std(self, _: object, std_of: str) -> None:
-        if std_of != "group" and not self.normalize_by_std:
-            raise ValueError(f"std_of: {std_of} chooses the divisor of advantages; normalize_by_std is false")
-
     @property
     def scope_reason(self) -> str:
         """Value of `Algorithm.scope_reason`."""
-        if self.std_of == "step":
-            return "advantages are divided by a std over all of it; set algorithm.std_of: group"
+        if self.normalize_by_std == "step":
+            return "advantages are divided by a std over all of it; set algorithm.normalize_by_std: group"
         return OF_STEP if self.aggregation == "rlinf" else ""
 
 
@@ -213,11 +189,10 @@ class CriticSettings(PolicySettings):
     time_limit: Literal["bootstrap", "terminal"] = "bootstrap"
     """An episode that hits its limit bootstraps from the value of its final observation, or ends there with value 0. If
     success must come within the limit, terminal keeps the policy from stalling."""
-    normalize_advantages: bool = True
+    normalize_advantages: Deviation | None = "unbiased"
     """Normalise advantages to zero mean and unit std over all valid entries of the whole rollout, whatever ranks train
-    on it."""
-    advantage_std: Deviation = field(default="unbiased")
-    """Standard deviation of that: unbiased divides by n - 1 (RLinf, siiRL), population by n (AcceRL)."""
+    on it. The std divides by n - 1 (unbiased; RLinf, siiRL) or by n (population; AcceRL). Null: they stay as they
+    are."""
     aggregation: Aggregation = "step-mean"
     """Average over loss terms."""
     value_coef: float = field(default=0.5, validator=[v.ge(0), v.le(LARGEST)])
@@ -226,11 +201,6 @@ class CriticSettings(PolicySettings):
     """Distance that a value may move from its rollout value before the clipped branch counts; null: off."""
     huber_delta: float | None = field(default=10.0, validator=v.optional(v.gt(0)))  # type: ignore[arg-type]
     """Errors above this are penalised linearly (Huber); null: squared error."""
-
-    @advantage_std.validator
-    def _of_normalised(self, _: object, advantage_std: str) -> None:
-        if advantage_std != "unbiased" and not self.normalize_advantages:
-            raise ValueError("has no effect with normalize_advantages: false; set that to true, or remove this")
 
     @advantage.validator
     def _allowed_pair(self, _: object, advantage: str) -> None:
@@ -241,5 +211,5 @@ class CriticSettings(PolicySettings):
     def scope_reason(self) -> str:
         """Value of `Algorithm.scope_reason`."""
         if self.normalize_advantages:
-            return "advantages are normalised over all of it; set algorithm.normalize_advantages: false"
+            return "advantages are normalised over all of it; set algorithm.normalize_advantages: null"
         return OF_STEP if self.aggregation == "rlinf" else ""

@@ -259,12 +259,12 @@ def test_values_of_the_newest_weights_are_not_computed_twice(monkeypatch):
 # ------------------------------------------------------------------------------------- log-probs of the newest weights
 
 CORRECTIONS = [
-    {"type": "ppo", "correction": "decoupled", "behaviour_weight_threshold": 2.0},
-    {"type": "ppo", "correction": "decoupled", "proximal": "interpolate"},
-    {"type": "ppo", "correction": "truncated", "advantage": "action"},
-    {"type": "ppo", "correction": "v-trace", "lam": 1.0},
-    {"type": "grpo", "correction": "decoupled"},
-    {"type": "grpo", "correction": "truncated", "proximal": "interpolate"},
+    {"type": "ppo", "correction": {"type": "decoupled", "threshold": 2.0}},
+    {"type": "ppo", "correction": {"type": "decoupled", "proximal": "interpolate"}},
+    {"type": "ppo", "correction": {"type": "truncated"}, "advantage": "action"},
+    {"type": "ppo", "correction": {"type": "v-trace"}, "lam": 1.0},
+    {"type": "grpo", "correction": {"type": "decoupled"}},
+    {"type": "grpo", "correction": {"type": "truncated", "proximal": "interpolate"}},
 ]
 
 
@@ -284,7 +284,9 @@ def played_under_a_lag(made):
 def test_proximal_log_probs_are_those_of_the_newest_weights():
     changes = {"env": {"length": 3}, "train": {"lr": 0.1}}
     fixed = {"episodes": None, "steps": 8, "auto_reset": "immediate", "group_size": 1, "ignore_terminations": True}
-    with runtime(algorithm={"type": "ppo", "correction": "v-trace"}, rollout={**fixed, "lag": 1}, **changes) as made:
+    with runtime(
+        algorithm={"type": "ppo", "correction": {"type": "v-trace"}}, rollout={**fixed, "lag": 1}, **changes
+    ) as made:
         rollout, log_probs, values = played_under_a_lag(made)
         assert rollout.versions.max() == 0 and made.fleet.version == 1
         torch.testing.assert_close(rollout.proximal_log_probs, log_probs)
@@ -312,7 +314,9 @@ def test_what_the_newest_weights_chose_is_not_scored_again(monkeypatch):
     counts = without_scoring(monkeypatch)
     for lag in (0, 1):
         assert not counts
-        with runtime(algorithm={"type": "ppo", "correction": "decoupled"}, rollout={**PPO, "lag": lag}) as made:
+        with runtime(
+            algorithm={"type": "ppo", "correction": {"type": "decoupled"}}, rollout={**PPO, "lag": lag}
+        ) as made:
             advance(made, 1)
             rollout = prepared(made, play(made, 2)[0])
             assert torch.equal(rollout.proximal_log_probs, rollout.log_probs) == (lag == 0)
@@ -392,14 +396,16 @@ def test_a_run_under_a_lag_is_corrected(train, algorithm):
 
 
 def test_a_model_without_a_reference_is_refused_before_training():
-    with pytest.raises(UserError, match=r"kl_coef above 0.* model 'linear' gives none.*set algorithm.kl_coef: 0"):
-        start(parse_spec(scripted_spec(algorithm={"type": "grpo", "kl_coef": 0.1})))
+    with pytest.raises(
+        UserError, match=r"reference \(algorithm.kl\).* model 'linear' gives none.*set algorithm.kl: null"
+    ):
+        start(parse_spec(scripted_spec(algorithm={"type": "grpo", "kl": {"coef": 0.1}})))
 
 
 def test_a_bug_in_a_reference_is_shown_as_one(monkeypatch):
     monkeypatch.setattr(LinearModel, "reference_log_probs", lambda self, obs, chunk: len(None))
     with pytest.raises(TypeError, match="NoneType") as caught:
-        start(parse_spec(scripted_spec(algorithm={"type": "grpo", "kl_coef": 0.1})))
+        start(parse_spec(scripted_spec(algorithm={"type": "grpo", "kl": {"coef": 0.1}})))
     assert "in plugin 'linear', hook 'reference_log_probs' of model" in caught.value.__notes__
 
 
@@ -424,7 +430,7 @@ def test_the_reference_holds_the_policy_back(monkeypatch):
     monkeypatch.setattr(LinearModel, "reference_log_probs", reference, raising=False)
     divergence = {}
     for coef in (1e-6, 10.0):
-        with runtime(algorithm={"type": "grpo", "kl_coef": coef, "kl_estimator": "k3"}) as made:
+        with runtime(algorithm={"type": "grpo", "kl": {"coef": coef, "estimator": "k3"}}) as made:
             for step in (1, 2, 3):
                 _, metrics = advance(made, step)
             divergence[coef] = metrics["policy/kl_reference"]

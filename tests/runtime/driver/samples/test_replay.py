@@ -149,7 +149,7 @@ def lies_there(made):
     return sum(len(made.backend.worker.roles["learner"].buffer) for _ in made.fleet.learners)
 
 
-@pytest.mark.parametrize("algorithm", [{"type": "gipo"}, {"type": "ppo", "correction": "decoupled"}])
+@pytest.mark.parametrize("algorithm", [{"type": "gipo"}, {"type": "ppo", "correction": {"type": "decoupled"}}])
 def test_values_are_those_of_the_critic_at_each_use(algorithm):
     """Also of final observations, and log-probs of chunks stay those of the policy that acted."""
     algorithm = {**algorithm, "advantage": "action", "time_limit": "bootstrap"}
@@ -190,7 +190,7 @@ def test_values_are_those_of_the_critic_at_each_use(algorithm):
 
 def test_nothing_is_left_of_what_is_not_trained_on():
     """With filters, a step that trains on nothing, and groups that are dropped in part."""
-    changes = {"algorithm": {"type": "grpo", "correction": "decoupled"}}
+    changes = {"algorithm": {"type": "grpo", "correction": {"type": "decoupled"}}}
     with runtime(**changes, **replaying(2)) as made:
         samples = []
         for step, keep in enumerate([np.arange(16), np.arange(3, 9), None, np.arange(12)], 1):

@@ -34,7 +34,7 @@ from vla_rl.runtime.workers.learner.learner import Learner
 LOTTERY = Path(__file__).parents[3] / "plugins" / "test_combinations.py"
 APART = {"runtime": {"backend": "ray"}, "placement": {"type": "slots"}}
 STREAM = {"asynchrony": {"streaming_update": True}}
-UNNORMALISED = {"normalize_advantages": False}
+UNNORMALISED = {"normalize_advantages": None}
 LENGTHS = {"length_sigma": 0.5, "length": 6, "max_steps": 24}
 """Trajectories of 1 to 12 chunk steps."""
 
@@ -105,7 +105,7 @@ CASES = {
     "entropy": {"algorithm": {"type": "grpo", "entropy_coef": 0.01}},
     "epochs": {"algorithm": {"type": "grpo"}, "train": {"epochs": 2}},
     "resample": {"algorithm": {"type": "grpo"}, "rollout": {"resample": {"max_rounds": 2}}},
-    "corrected": {"algorithm": {"type": "grpo", "correction": "decoupled"}, "rollout": {"lag": 1}},
+    "corrected": {"algorithm": {"type": "grpo", "correction": {"type": "decoupled"}}, "rollout": {"lag": 1}},
     "ppo": {"algorithm": {"type": "ppo", **UNNORMALISED}},
     "ppo, actions": {"algorithm": {"type": "ppo", "advantage": "action", "log_prob": "action", **UNNORMALISED}},
     "ppo, trajectories": {"algorithm": {"type": "ppo", "aggregation": "trajectory-mean", **UNNORMALISED}},
@@ -115,7 +115,7 @@ CASES = {
         "algorithm": {"type": "ppo", **UNNORMALISED},
         "rollout": {"auto_reset": "immediate", "steps": 8, "episodes": None, "group_size": 1},
     },
-    "v-trace": {"algorithm": {"type": "ppo", "correction": "v-trace", **UNNORMALISED}, "rollout": {"lag": 2}},
+    "v-trace": {"algorithm": {"type": "ppo", "correction": {"type": "v-trace"}, **UNNORMALISED}, "rollout": {"lag": 2}},
     "gipo": {"algorithm": {"type": "gipo", "behaviour_kl_coef": 0.1, **UNNORMALISED}, "rollout": {"lag": 1}},
 }
 
@@ -213,7 +213,7 @@ def test_ahead_and_streamed(train, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": {"type": "ppo"}}, "'ppo' needs the whole step .* set algorithm.normalize_advantages: false, or"),
+        ({"algorithm": {"type": "ppo"}}, "'ppo' needs the whole step .* set algorithm.normalize_advantages: null, or"),
         (
             {"algorithm": {"type": "gipo", "aggregation": "rlinf", **UNNORMALISED}},
             "rlinf weighs by its longest .* step-mean",

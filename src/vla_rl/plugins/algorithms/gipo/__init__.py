@@ -10,7 +10,7 @@ PAPER = {  # AcceRL 3.3, eq. 3-10
     "advantage": "chunk",
     "gamma": 0.99,
     "lam": 0.95,
-    "advantage_std": "population",
+    "normalize_advantages": "population",
     "sigma": 0.5,
     "behaviour_kl_coef": 0.0,
     "recompute_values": True,

@@ -18,9 +18,9 @@ class GIPOConfig(CriticSettings):
     behaviour_kl_coef: float = field(default=0.0, validator=v.ge(0))
     """Weight (0 or more) of KL(behaviour || current), estimated with k3 from the tokens that the behaviour policy
     sampled; 0: off."""
-    advantage_std: Deviation = "population"
-    """Standard deviation that advantages are divided by: `population` divides by n (AcceRL eq. 6), `unbiased` by n -
-    1."""
+    normalize_advantages: Deviation | None = "population"
+    """Normalise advantages to zero mean and unit std over the whole rollout. The std divides by n (population; AcceRL
+    eq. 6) or by n - 1 (unbiased). Null: they stay as they are."""
     recompute_values: bool = True
     """Recompute values of all observations, final ones included, with the current critic before advantages are computed
     (AcceRL eq. 3-4)."""

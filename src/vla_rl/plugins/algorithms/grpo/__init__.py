@@ -11,9 +11,8 @@ RECIPE = {
     "clip_high": 0.28,
     "dual_clip": None,
     "entropy_coef": 0.0,
-    "kl_coef": 0.0,
     "baseline": "mean",
-    "normalize_by_std": True,
+    "normalize_by_std": "group",
     "filter": {"lower": 0.1, "upper": 0.9},
     "filter_truncated": False,
 }

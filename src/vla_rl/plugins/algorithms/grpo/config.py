@@ -7,7 +7,7 @@ from typing import Literal
 from attrs import field, frozen
 from attrs import validators as v
 
-from vla_rl.toolkit.algorithms.settings import ClipSettings, CorrectionSettings, GroupSettings
+from vla_rl.toolkit.algorithms.settings import ClipSettings, CorrectionSettings, Decoupled, GroupSettings, Truncated
 
 
 @frozen(kw_only=True)
@@ -27,9 +27,9 @@ class GRPOConfig(GroupSettings, ClipSettings, CorrectionSettings):
 
     advantage: Literal["chunk"] = "chunk"
     """Granularity of advantages. GRPO has one advantage per trajectory, so one per chunk is all there is."""
-    correction: Literal["none", "decoupled", "truncated"] = "none"
-    """Off-policy correction for samples of older policy versions, as in `ppo`. There is no v-trace: it corrects values,
-    and GRPO has no critic."""
+    correction: Decoupled | Truncated | None = None
+    """Off-policy correction for samples of older policy versions, as in `ppo`; null: none. There is no v-trace: it
+    corrects values, and GRPO has no critic."""
     soft_gate: SoftGate | None = field(default=None)
     """Soft gate that replaces the clip, so that no loss term loses all its gradient; null: clip."""
 

@@ -9,14 +9,13 @@ PAPER = {  # RLinf-VLA 4.3.2 and Table 3: values of single actions, where a chun
     "advantage": "action",
     "gamma": 0.99,
     "lam": 0.95,
-    "advantage_std": "unbiased",
+    "normalize_advantages": "unbiased",
     "clip_low": 0.2,
     "clip_high": 0.28,
     "value_clip": 0.2,
     "huber_delta": 10.0,
     "aggregation": "step-mean",
     "entropy_coef": 0.0,
-    "kl_coef": 0.0,
 }
 RLINF = {**PAPER, "value_coef": 1.0}
 ASYNC = {  # its maniskill_async_ppo_openvla
@@ -25,9 +24,7 @@ ASYNC = {  # its maniskill_async_ppo_openvla
     "clip_low": 0.3,
     "clip_high": 0.3,
     "dual_clip": 3.0,
-    "correction": "decoupled",
-    "proximal": "interpolate",
-    "behaviour_weight_threshold": 2.0,
+    "correction": {"type": "decoupled", "proximal": "interpolate", "threshold": 2.0},
 }
 PRESETS = {"paper": PAPER, "rlinf": RLINF, "rlinf-async": ASYNC}  # rlinf: its code
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from vla_rl.toolkit.algorithms.settings import ClipSettings, CriticSettings, VTraceSettings
+from vla_rl.toolkit.algorithms.settings import ClipSettings, CorrectionSettings, CriticSettings
 
 
 @frozen(kw_only=True)
-class PPOConfig(CriticSettings, ClipSettings, VTraceSettings):
-    """Spec keys of `ppo`: those of CriticSettings, ClipSettings and VTraceSettings."""
+class PPOConfig(CriticSettings, ClipSettings, CorrectionSettings):
+    """Spec keys of `ppo`: those of CriticSettings, ClipSettings and CorrectionSettings."""

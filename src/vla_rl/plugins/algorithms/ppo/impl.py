@@ -10,6 +10,7 @@ from vla_rl.plugins.algorithms.ppo.config import PPOConfig
 from vla_rl.toolkit.algorithms.corrections import renormalise_masked, step_log_weights, v_trace
 from vla_rl.toolkit.algorithms.losses import critic_advantages, critic_loss, critic_steps, gae_advantages
 from vla_rl.toolkit.algorithms.policy_loss import ppo_clip, proximal_policy_loss
+from vla_rl.toolkit.algorithms.settings import VTrace
 
 
 class PPO(Algorithm):
@@ -27,7 +28,8 @@ class PPO(Algorithm):
         """Return generalised advantages of chunk steps or of actions, or V-trace's, normalised over the whole
         rollout."""
         config = self.config
-        if config.correction != "v-trace":
+        correction = config.correction
+        if not isinstance(correction, VTrace):
             return renormalise_masked(gae_advantages(rollout, config), rollout, config, config.aggregation)
         rollout, steps = critic_steps(rollout, config)
         old = step_log_weights(rollout, config.advantage)
@@ -38,13 +40,13 @@ class PPO(Algorithm):
             steps.terminated,
             steps.truncated,
             old,
-            rho_bar=config.rho_bar,
-            c_bar=config.c_bar,
+            rho_bar=correction.rho_bar,
+            c_bar=correction.c_bar,
             gamma=config.gamma,
             lam=config.lam,
             valid=steps.valid,
         )
-        weights = old.exp().clamp(max=config.rho_bar)
+        weights = old.exp().clamp(max=correction.rho_bar)
         result = critic_advantages(rollout, steps, advantages / weights, targets, config)
         # Normalise before weighting: actions that pi_old would not take get no gradient from the mean either.
         return attrs.evolve(result, advantages=result.advantages * steps.unflatten_steps(weights))

@@ -18,10 +18,9 @@ SIIRL = {
     "clip_high": 0.28,
     "dual_clip": 3.0,
     "entropy_coef": 0.0,
-    "kl_coef": 0.0,
     "aggregation": "step-mean",
     "baseline": "mean",
-    "normalize_by_std": True,
+    "normalize_by_std": "group",
     "filter": {"lower": 0.1, "upper": 0.9},
     "filter_truncated": False,
 }

@@ -7,7 +7,14 @@ from typing import Literal
 from attrs import field, frozen
 from attrs import validators as v
 
-from vla_rl.toolkit.algorithms.settings import ClipSettings, CorrectionSettings, GroupSettings, SuccessFilter
+from vla_rl.toolkit.algorithms.settings import (
+    ClipSettings,
+    CorrectionSettings,
+    Decoupled,
+    GroupSettings,
+    SuccessFilter,
+    Truncated,
+)
 
 
 @frozen(kw_only=True, slots=False)
@@ -58,9 +65,9 @@ class SRPOConfig(EncoderSettings, RewardSettings, GroupSettings, ClipSettings, C
 
     filter: SuccessFilter | None = field(factory=SuccessFilter)
     """Success-rate filter of groups, applied before rewards are shaped; null: off."""
-    correction: Literal["none", "decoupled", "truncated"] = "none"
-    """Off-policy correction for samples of older policy versions, as in `ppo`. There is no v-trace: it corrects values,
-    and SRPO has no critic."""
+    correction: Decoupled | Truncated | None = None
+    """Off-policy correction for samples of older policy versions, as in `ppo`; null: none. There is no v-trace: it
+    corrects values, and SRPO has no critic."""
 
 
 @frozen(kw_only=True)

@@ -1,0 +1,27 @@
+"""Keys that specs had before version 0.1, and what to write now.
+
+Only the message about an unknown key reads this table. It is deleted at 0.2, when no one has such a spec any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+CHANGED: Mapping[str, tuple[str, str]] = {
+    "kl_coef": ("kl", "kl: {coef: ...}"),
+    "kl_estimator": ("kl", "kl: {coef: ..., estimator: ...}"),
+    "proximal": ("correction", "correction: {type: decoupled, proximal: ...}"),
+    "behaviour_weight_threshold": ("correction", "correction: {type: decoupled, threshold: ...}"),
+    "truncation": ("correction", "correction: {type: truncated, threshold: ...}"),
+    "rho_bar": ("correction", "correction: {type: v-trace, rho_bar: ...}"),
+    "c_bar": ("correction", "correction: {type: v-trace, c_bar: ...}"),
+    "advantage_std": ("normalize_advantages", "normalize_advantages: unbiased, population or null"),
+    "std_of": ("normalize_by_std", "normalize_by_std: group, step or null"),
+}
+"""Former key -> (a key of the same section today, what to write)."""
+
+
+def describe_change(key: object, known_keys: Collection[str]) -> str:
+    """Return what to write for a key that a section with these keys had once; "" if it never had it."""
+    present, text = CHANGED.get(str(key), ("", ""))
+    return f"; now {text}" if present in known_keys else ""
