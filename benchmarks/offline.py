@@ -2,7 +2,7 @@
 
     python benchmarks/offline.py FOLDER                                # all arms, three seeds
     python benchmarks/offline.py FOLDER --arms clone awr --seeds 0 1   # some
-    python benchmarks/offline.py FOLDER --arms iql --set imitation.trainer.expectile=0.8
+    python benchmarks/offline.py FOLDER --arms iql --set imitation.trainer.algorithm.expectile=0.8
 
 For each seed:
 
@@ -38,9 +38,9 @@ EPISODES = 1024
 START_STEPS = 500
 ARMS: Mapping[str, tuple[int, Mapping[str, Any]]] = {
     "clone": (300, {"type": "behaviour_cloning"}),
-    "awr": (300, {"type": "offline", "algorithm": "awr", "critic_steps": 80, "temperature": 0.2}),
+    "awr": (300, {"type": "offline", "algorithm": {"type": "awr"}, "critic_steps": 80, "temperature": 0.2}),
     "recap": (400, {"type": "recap", "critic_steps": 150}),
-    "iql": (300, {"type": "offline", "algorithm": "iql", "critic_steps": 80, "temperature": 0.2}),
+    "iql": (300, {"type": "offline", "algorithm": {"type": "iql"}, "critic_steps": 80, "temperature": 0.2}),
 }
 """Arm -> (optimiser steps, trainer)."""
 

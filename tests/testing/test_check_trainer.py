@@ -17,6 +17,7 @@ from vla_rl.core.trainers import UpdateMetrics
 from vla_rl.plugins.trainers.behaviour_cloning.impl import BehaviourCloning
 from vla_rl.plugins.trainers.dagger.impl import Dagger, HGDagger
 from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
+from vla_rl.plugins.trainers.offline.config import AWR
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.testing import CheckFailed, check_trainer
 from vla_rl.toolkit.trainers.parallel import SingleRank
@@ -227,7 +228,7 @@ def test_own_trainers_pass(name):
 
 def test_offline_passes_with_each_algorithm():
     plugin = load("trainer", "offline")
-    check_trainer(plugin, plugin.config(algorithm="awr", features="frozen"))
+    check_trainer(plugin, plugin.config(algorithm=AWR(), features="frozen"))
 
 
 def test_a_trainer_with_its_own_networks_passes():

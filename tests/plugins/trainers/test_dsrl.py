@@ -21,7 +21,7 @@ from vla_rl.core.types import ActionSource, Context
 from vla_rl.plugins.models.pi0.builder import build_policy
 from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.plugins.trainers.off_policy import dsrl
-from vla_rl.plugins.trainers.off_policy.config import DsrlConfig
+from vla_rl.plugins.trainers.off_policy.config import DsrlConfig, Learned, LearnedTemperature
 from vla_rl.plugins.trainers.off_policy.steering import Dsrl
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_trainer, synthetic
@@ -135,9 +135,10 @@ def test_noise_that_earns_most_is_learnt(tmp_path):
 
 
 def test_the_entropy_aims_at_half_of_the_noises_numbers():
-    assert DsrlConfig().of_noise(8).target_entropy == -4
-    assert DsrlConfig(target_entropy=1.0).of_noise(8).target_entropy == 1
-    assert DsrlConfig(temperature=0.1).of_noise(8).target_entropy is None
+    given = Learned(learned=LearnedTemperature(target_entropy=1.0))
+    assert DsrlConfig().of_noise(8).temperature.learned.target_entropy == -4
+    assert DsrlConfig(temperature=given).of_noise(8).temperature == given
+    assert DsrlConfig(temperature=0.1).of_noise(8).temperature == 0.1
 
 
 def test_a_run_steers_and_its_checkpoint_does_so_by_itself(tmp_path: Path):

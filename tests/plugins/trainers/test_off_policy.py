@@ -14,11 +14,17 @@ import torch
 from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.spec.sections import TrainSpec
+from vla_rl.core.spec.structure import Problems, Structurer
 from vla_rl.core.trainers import Transitions, TransitionsData
 from vla_rl.core.types import ActionSource, Context, RecordedRewards
 from vla_rl.plugins.models.film_resnet import plugin as film_resnet
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
-from vla_rl.plugins.trainers.off_policy.config import OffPolicyConfig
+from vla_rl.plugins.trainers.off_policy.config import (
+    DemonstratedShare,
+    Learned,
+    LearnedTemperature,
+    OffPolicyConfig,
+)
 from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
 from vla_rl.plugins.trainers.off_policy.losses import (
     actor_losses,
@@ -46,6 +52,10 @@ SMALL = {"hidden": (16,), "batch": 8, "min_data": 4, "capacity": 1000}
 MIDDLE, HALF_RANGE = (
     (np.array(INFO.action_high, np.float32) + sign * np.array(INFO.action_low, np.float32)) / 2 for sign in (1, -1)
 )
+
+
+def learned(**keys):
+    return Learned(learned=LearnedTemperature(**keys))
 
 
 def model_of(info=INFO):
@@ -166,7 +176,7 @@ def hand_update(trainer, number):
     ],
 )
 def test_an_update_is_what_the_equations_say(tmp_path, keys):
-    trainer = trainer_in(tmp_path, initial_temperature=0.5, **keys) if "temperature" not in keys else None
+    trainer = trainer_in(tmp_path, temperature=learned(initial=0.5), **keys) if "temperature" not in keys else None
     trainer = trainer_in(tmp_path, **keys) if trainer is None else trainer
     trainer.update(data_of(1, 4))  # min_data: nothing is due
     trainer._keep_transitions(data_of(2, 1, seed=1))
@@ -335,7 +345,10 @@ def recording_of(count=6, action_dim=INFO.action_dim, scale=1.0):
 
 def test_frozen_features_are_kept_instead_of_frames(tmp_path):
     """Features of collected transitions and of demonstrations; an update with them equals one with frames."""
-    keys = {"demonstrations": 0.5, "critic_updates": 100}  # features that are trained wait, too
+    keys = {
+        "demonstrations": DemonstratedShare(share=0.5),
+        "critic_updates": 100,
+    }  # features that are trained wait, too
     frozen = trainer_in(tmp_path / "frozen", features="frozen", **keys)
     trained = trainer_in(tmp_path / "trained", **keys)
     data = data_of(1, 6, demonstrations=recording_of())
@@ -353,7 +366,7 @@ def test_frozen_features_are_kept_instead_of_frames(tmp_path):
 
 
 def test_a_share_of_each_batch_comes_from_demonstrations(tmp_path):
-    trainer = trainer_in(tmp_path, demonstrations=0.5, discount=0.9)
+    trainer = trainer_in(tmp_path, demonstrations=DemonstratedShare(share=0.5), discount=0.9)
     recording = recording_of()
     data = data_of(1, 6, demonstrations=recording)
     frames = attrs.evolve(data.transitions.frames, steps=np.arange(7))  # recordings have no counts of steps
@@ -420,7 +433,8 @@ def taken_over_data(step, seed=0):
 
 @pytest.mark.parametrize("features", ["trained", "frozen"])
 def test_chunks_of_whoever_took_over_count_as_demonstrations(tmp_path, features):
-    keys = {"demonstrations": 0.75, "corrections": True, "features": features, "min_data": 100}
+    demonstrations = DemonstratedShare(share=0.75, corrections=True)
+    keys = {"demonstrations": demonstrations, "features": features, "min_data": 100}
     trainer = trainer_in(tmp_path / "run", info=WITH_TAKEOVERS, **keys)
     for step in (1, 2):
         sums = trainer.update(taken_over_data(step, seed=step)).sums
@@ -441,9 +455,8 @@ def test_chunks_of_whoever_took_over_count_as_demonstrations(tmp_path, features)
 
 
 def test_corrections_that_the_buffer_forgot_are_not_drawn(tmp_path):
-    trainer = trainer_in(
-        tmp_path, info=WITH_TAKEOVERS, demonstrations=0.5, corrections=True, min_data=8, capacity=8, lr=1e-3
-    )
+    demonstrations = DemonstratedShare(share=0.5, corrections=True)
+    trainer = trainer_in(tmp_path, info=WITH_TAKEOVERS, demonstrations=demonstrations, min_data=8, capacity=8, lr=1e-3)
     for step in (1, 2, 3):
         trainer.update(taken_over_data(step, seed=step))
     assert trainer._corrections == [11, 13, 15, 17]
@@ -463,9 +476,8 @@ def test_cloning_of_demonstrations_pulls_the_policy_towards_them(tmp_path):
 
     errors = {}
     for weight in (0.0, 100.0):
-        trainer = trainer_in(
-            tmp_path / str(weight), demonstrations=0.5, demonstration_cloning=weight, micro_batch=3, updates_per_step=20
-        )
+        demonstrations = DemonstratedShare(share=0.5, cloning=weight)
+        trainer = trainer_in(tmp_path / str(weight), demonstrations=demonstrations, micro_batch=3, updates_per_step=20)
         before = error(trainer)
         data = data_of(1, 6, demonstrations=recording_of())
         frames = attrs.evolve(data.transitions.frames, steps=None)
@@ -476,7 +488,7 @@ def test_cloning_of_demonstrations_pulls_the_policy_towards_them(tmp_path):
 
 
 def test_keys_about_takeovers_are_refused_without_takeovers(tmp_path):
-    for keys in ({"takeovers": "end"}, {"demonstrations": 0.5, "corrections": True}):
+    for keys in ({"takeovers": "end"}, {"demonstrations": DemonstratedShare(share=0.5, corrections=True)}):
         with pytest.raises(UserError, match="simulators with takeovers"):
             trainer_in(tmp_path, **keys)
 
@@ -537,10 +549,12 @@ def test_demonstrations_of_another_action_space_are_refused(tmp_path):
         ),
         (recording_of(scale=9.0), "actions of another space: number"),
         (InMemoryDataset([recording_of().read_samples(np.arange(6))]), "needs demonstrations with rewards"),
-        (None, "the share of demonstrations in a batch, and there are none"),
+        (None, "takes demonstrations into each batch .*, and there are none"),
     ):
         with pytest.raises(UserError, match=text):
-            trainer_in(tmp_path, demonstrations=0.5).update(data_of(1, 6, demonstrations=recording))
+            trainer_in(tmp_path, demonstrations=DemonstratedShare(share=0.5)).update(
+                data_of(1, 6, demonstrations=recording)
+            )
 
 
 @pytest.mark.parametrize(
@@ -549,19 +563,35 @@ def test_demonstrations_of_another_action_space_are_refused(tmp_path):
         ({"updates_per_step": 0.0}, "0 updates for each transition cannot be made: SAC makes 1"),
         ({"updates_per_step": math.nan}, "nan updates"),
         ({"critics": 2, "target_critics": 3}, "3 of 2 critics cannot be drawn"),
-        ({"temperature": 0.1, "target_entropy": -3.0}, "no effect with a fixed temperature"),
-        ({"temperature": 0.1, "initial_temperature": 2.0}, "no effect with a fixed temperature"),
+        ({"temperature": 0.0}, "'temperature' must be > 0"),
         ({"min_data": 10, "capacity": 9}, "fewer than min_data"),
-        ({"demonstrations": 1.0}, "demonstrations"),
         ({"cloning": -1.0}, "cloning"),
         ({"cloning": math.nan}, "cloning"),
-        ({"corrections": True}, "no effect without demonstrations"),
-        ({"demonstration_cloning": 1.0}, "no effect without demonstrations"),
     ],
 )
 def test_keys_that_make_no_sense_are_refused(keys, text):
     with pytest.raises(ValueError, match=text):
         OffPolicyConfig(**keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"temperature": 0.1, "target_entropy": -3.0}, r"target_entropy: unknown key; now temperature: \{learned: "),
+        ({"temperature": {"initial": 2.0}}, "temperature.initial: unknown key"),
+        ({"temperature": True}, "temperature: expected float or a mapping with keys of (learned), got bool True"),
+        ({"demonstrations": 0.5}, "demonstrations: expected a mapping with keys of (share, corrections, cloning)"),
+        ({"demonstrations": {"corrections": True}}, "demonstrations.share: required, but missing"),
+        ({"demonstrations": {"share": 1.0}}, "demonstrations.share: 'share' must be < 1.0"),
+        (
+            {"demonstration_cloning": 1.0},
+            "demonstration_cloning: unknown key; now demonstrations: {share: ..., cloning",
+        ),
+    ],
+)
+def test_keys_that_contradict_cannot_be_written(keys, text):
+    with pytest.raises(Problems, match=text.replace("(", r"\(").replace(")", r"\)")):
+        Structurer().read_class(keys, OffPolicyConfig)
 
 
 def test_several_learners_are_refused(tmp_path):

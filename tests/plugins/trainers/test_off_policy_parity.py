@@ -18,7 +18,7 @@ from reference_files import reference
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.types import Context
 from vla_rl.plugins.trainers.off_policy import impl
-from vla_rl.plugins.trainers.off_policy.config import OffPolicyConfig
+from vla_rl.plugins.trainers.off_policy.config import Learned, LearnedTemperature, OffPolicyConfig
 from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
@@ -113,8 +113,9 @@ def load_critic(critic, layers):
 def trainer_of(folder, constants, case, lr):
     before = case["before"]
     count = len(before["critics"])
-    keys = {"initial_temperature": before["temperature"], "temperature_lr": lr["temperature"],
-            "target_entropy": case["target_entropy"]}  # fmt: skip
+    learned = LearnedTemperature(
+        initial=before["temperature"], lr=lr["temperature"], target_entropy=case["target_entropy"]
+    )
     config = OffPolicyConfig(
         critics=count,
         target_critics=len(case["updates"][0]["chosen"]),
@@ -126,7 +127,7 @@ def trainer_of(folder, constants, case, lr):
         layer_norm=len(before["critics"][0][0]) > 2,
         lr=lr["critic"],
         features="frozen",
-        **(keys if case["learned"] else {"temperature": before["temperature"]}),
+        temperature=Learned(learned=learned) if case["learned"] else before["temperature"],
     )
     train = TrainSpec(steps=1, lr=lr["actor"], micro_batch=3, max_grad_norm=None)
     trained = TrainedModel(ActorModel(before), train, name="actor", device="cpu", info=INFO, acting=True)

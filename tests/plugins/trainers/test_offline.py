@@ -11,9 +11,10 @@ from vla_rl.core.catalogue import load
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import parse_spec
+from vla_rl.core.spec.structure import Problems, Structurer
 from vla_rl.core.trainers import DemonstrationsData, ImitationStep
 from vla_rl.core.types import Context, Observation, RecordedRewards
-from vla_rl.plugins.trainers.offline.config import OfflineConfig
+from vla_rl.plugins.trainers.offline.config import AWR, IQL, OfflineConfig
 from vla_rl.plugins.trainers.offline.impl import Offline
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.testing import synthetic
@@ -130,14 +131,12 @@ def test_weights_and_targets():
 # ------------------------------------------------------------------------------------------------------ learning
 
 
-@pytest.mark.parametrize("algorithm", ["awr", "iql"])
+@pytest.mark.parametrize("algorithm", [AWR(), IQL(target_rate=0.1)], ids=["awr", "iql"])
 def test_the_better_of_two_recorded_chunks_is_learnt(algorithm):
     """Cloning all of it would be undecided: both chunks are equally frequent."""
     data = Bandit(16)
     model = LinearModel(INFO, CHUNK)
-    trainer = trainer_of(
-        model, algorithm=algorithm, lr=1e-2, critic_steps=60, target_rate=0.1 if algorithm == "iql" else 0.005
-    )
+    trainer = trainer_of(model, algorithm=algorithm, lr=1e-2, critic_steps=60)
     first = trainer.update(DemonstrationsData(demonstrations=data, steps=steps_on(16, 60)))
     before = {name: p.clone() for name, p in LinearModel(INFO, CHUNK).module.named_parameters()}
     assert all(torch.equal(p, before[name]) for name, p in model.module.named_parameters()), "critics alone"
@@ -199,6 +198,8 @@ def test_a_trainer_of_other_data_is_refused(trainer, imitation, text):
 
 
 def test_keys_of_the_other_algorithm_are_refused():
-    with pytest.raises(ValueError, match="has no effect with algorithm: awr"):
-        OfflineConfig(algorithm="awr", expectile=0.9)
+    with pytest.raises(Problems, match="algorithm.expectile: unknown key"):
+        Structurer().read_class({"algorithm": {"type": "awr", "expectile": 0.9}}, OfflineConfig)
+    with pytest.raises(Problems, match="expectile: unknown key; now algorithm: {type: iql, expectile: ...}"):
+        Structurer().read_class({"expectile": 0.9}, OfflineConfig)
     assert load("trainer", "offline").config is OfflineConfig

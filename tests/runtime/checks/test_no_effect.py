@@ -92,8 +92,8 @@ OFF_POLICY = "algorithm={type: transitions}"
     ("overrides", "key", "message"),
     [
         (
-            ["trainer={type: off_policy, min_data: 8, demonstrations: 0.05, batch: 8}"],
-            "trainer.demonstrations", "0.05 of a batch of 8 is not one sample; give trainer.batch: 11",
+            ["trainer={type: off_policy, min_data: 8, demonstrations: {share: 0.05}, batch: 8}"],
+            "trainer.demonstrations.share", "0.05 of a batch of 8 is not one sample; give trainer.batch: 11",
         ),
         (
             ["trainer={type: off_policy, min_data: 8, actor_interval: 97}"],
@@ -127,9 +127,7 @@ def test_keys_of_trainers_and_persons_without_effect_are_said(caplog, overrides,
 
 
 def test_effective_keys_of_off_policy_are_not_warned_of(caplog):
-    trainer = (
-        "trainer={type: off_policy, min_data: 8, demonstrations: 0.05, batch: 11, actor_interval: 96, discount: 0.1}"
-    )
+    trainer = "trainer={type: off_policy, min_data: 8, demonstrations: {share: 0.05}, batch: 11, actor_interval: 96, discount: 0.1}"
     further = ["imitation={data: {type: recorded}}", "plugins=[vla_rl.testing.scripted, test_no_effect]"]
     assert warnings(caplog, OFF_POLICY, *further, trainer) == []
 

@@ -48,7 +48,7 @@ def refusal(text: str, *overrides: str, **flags: bool) -> str:
 
 
 def test_demonstrations_without_data():
-    said = refusal(SPEC.replace("min_data: 8", "min_data: 8, demonstrations: 0.5"))
+    said = refusal(SPEC.replace("min_data: 8", "min_data: 8, demonstrations: {share: 0.5}"))
     assert said == (
         "spec.yaml:6: trainer.demonstrations: 0.5 is the share of demonstrations in a batch, and there are none; name a "
         "recording in imitation.data, or leave it out"
@@ -126,7 +126,7 @@ def checked(text: str) -> tuple[int, str]:
 
 
 def test_a_recording_for_off_policy_needs_no_steps_and_is_looked_at():
-    text = SPEC.replace("min_data: 8", "min_data: 8, demonstrations: 0.5") + DATA
+    text = SPEC.replace("min_data: 8", "min_data: 8, demonstrations: {share: 0.5}") + DATA
     code, said = checked(text)
     assert code == 2 and "imitation.data" in said and "nowhere" in said
     assert "steps" not in said and "lr" not in said
@@ -143,7 +143,7 @@ def test_a_clone_needs_steps_and_a_rate(tmp_path):
 
 
 def test_check_looks_at_the_rollouts_of_a_spec_that_also_clones():
-    text = SPEC.replace("min_data: 8", "min_data: 8, demonstrations: 0.5")
+    text = SPEC.replace("min_data: 8", "min_data: 8, demonstrations: {share: 0.5}")
     code, said = checked(text + "imitation: {expert: {episodes: 2}, steps: 4, lr: 0.1}\n")
     assert code == 2 and "spec.yaml:6: trainer.demonstrations: 0.5 is the share" in said
 

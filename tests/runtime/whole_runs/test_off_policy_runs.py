@@ -163,7 +163,7 @@ def test_half_of_each_batch_can_come_from_a_recording(tmp_path, monkeypatch):
     monkeypatch.setattr(DemonstratedTransitions, "read_batch", counted)
     imitation = {"data": {"type": "lerobot", "folder": str(tmp_path / "first" / "lerobot")}, "steps": 1, "lr": 1e-3}
     keys = {
-        "trainer": {"demonstrations": 0.5, "min_data": 4, "updates_per_step": 1},
+        "trainer": {"demonstrations": {"share": 0.5}, "min_data": 4, "updates_per_step": 1},
         "imitation": imitation,
         "train": {"steps": 1},
     }
@@ -250,7 +250,7 @@ def test_a_plan_with_several_learners_is_refused():
 
 def test_demonstrations_have_to_be_there(tmp_path):
     with pytest.raises(UserError, match="share of demonstrations in a batch, and there are none"):
-        train(tmp_path, trainer={"demonstrations": 0.5})
+        train(tmp_path, trainer={"demonstrations": {"share": 0.5}})
 
 
 def test_a_model_without_reparameterised_actions_is_refused(tmp_path):

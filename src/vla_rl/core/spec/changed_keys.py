@@ -17,6 +17,13 @@ CHANGED: Mapping[str, tuple[str, str]] = {
     "c_bar": ("correction", "correction: {type: v-trace, c_bar: ...}"),
     "advantage_std": ("normalize_advantages", "normalize_advantages: unbiased, population or null"),
     "std_of": ("normalize_by_std", "normalize_by_std: group, step or null"),
+    "initial_temperature": ("temperature", "temperature: {learned: {initial: ...}}"),
+    "target_entropy": ("temperature", "temperature: {learned: {target_entropy: ...}}"),
+    "temperature_lr": ("temperature", "temperature: {learned: {lr: ...}}"),
+    "corrections": ("demonstrations", "demonstrations: {share: ..., corrections: true}"),
+    "demonstration_cloning": ("demonstrations", "demonstrations: {share: ..., cloning: ...}"),
+    "expectile": ("algorithm", "algorithm: {type: iql, expectile: ...}"),
+    "target_rate": ("algorithm", "algorithm: {type: iql, target_rate: ...}"),
 }
 """Former key -> (a key of the same section today, what to write)."""
 

@@ -29,6 +29,17 @@ def positive_between(low: float, high: float) -> Any:
     return v.and_(v.gt(0), number_between(low, high))
 
 
+@frozen
+class WhereNumber:
+    """Validator of a key that takes a number or a table: applies another validator to the number."""
+
+    validator: Any
+
+    def __call__(self, instance: Any, attribute: Any, value: Any) -> None:
+        if isinstance(value, float | int):
+            self.validator(instance, attribute, value)
+
+
 @frozen(kw_only=True)
 class Component:
     """A plugin and its settings: `{type: grpo, clip_high: 0.28}`."""

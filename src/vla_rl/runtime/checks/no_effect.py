@@ -200,13 +200,13 @@ def _transition_warnings(spec: Spec) -> Iterator[Item]:
         text = f"has no effect: trainer {spec.trainer.type!r} skips no step, as no filter drops samples; leave it out"
         yield ("train", "max_skipped"), text
     config = spec.trainer.config
-    if isinstance(config, DemonstrationSettings) and config.demonstrations:
-        batch = getattr(config, "batch", 0)
-        if not round(config.demonstrations * batch):
-            least = math.floor(0.5 / config.demonstrations) + 1
-            share = f"{config.demonstrations:g} of a batch of {batch}"
+    if isinstance(config, DemonstrationSettings) and config.demonstrations is not None:
+        batch, share_given = getattr(config, "batch", 0), config.demonstrations.share
+        if not round(share_given * batch):
+            least = math.floor(0.5 / share_given) + 1
+            share = f"{share_given:g} of a batch of {batch}"
             text = f"has no effect: {share} is not one sample; give trainer.batch: {least}, or more"
-            yield ("trainer", "demonstrations"), text
+            yield ("trainer", "demonstrations", "share"), text
     yield from _early_transition_warnings(spec)
 
 

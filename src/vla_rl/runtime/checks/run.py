@@ -281,9 +281,9 @@ def _transition_problems(spec: Spec) -> Iterator[Item]:
         text = f"trainer {trainer!r} keeps transitions itself, as trainer.capacity says; leave asynchrony.replay out"
         yield ("asynchrony", "replay", "uses"), text
     config = spec.trainer.config
-    if isinstance(config, DemonstrationSettings) and config.demonstrations and not _has_data(spec):
+    if isinstance(config, DemonstrationSettings) and config.demonstrations is not None and not _has_data(spec):
         text = (
-            f"{config.demonstrations:g} is the share of demonstrations in a batch, and there are none; name a "
+            f"{config.demonstrations.share:g} is the share of demonstrations in a batch, and there are none; name a "
             f"recording in imitation.data, or leave it out"
         )
         yield ("trainer", "demonstrations"), text

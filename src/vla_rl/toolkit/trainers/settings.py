@@ -16,10 +16,17 @@ class CriticWarmupSettings:
     """First optimiser steps, which train the critics alone; fewer than `imitation.steps`."""
 
 
+@frozen(kw_only=True)
+class DemonstrationShare:
+    """Recorded demonstrations in each batch of a trainer of transitions."""
+
+    share: float = field(validator=v.and_(v.gt(0.0), v.lt(1.0)))
+    """Share of each batch that comes from demonstrations (`imitation.data`); 0.5 in RLPD (symmetric sampling)."""
+
+
 @frozen(kw_only=True, slots=False)
 class DemonstrationSettings:
     """Setting of trainers of transitions that learn from recorded demonstrations, too."""
 
-    demonstrations: float = field(default=0.0, validator=v.and_(v.ge(0.0), v.lt(1.0)))
-    """Share of each batch that comes from demonstrations (`imitation.data`), 0 to below 1; 0.5 in RLPD (symmetric
-    sampling)."""
+    demonstrations: DemonstrationShare | None = None
+    """Demonstrations in each batch; null: none."""

@@ -4,14 +4,34 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from attrs import asdict, field, frozen
+from attrs import evolve, field, fields, frozen
 from attrs import validators as v
 
-from vla_rl.core.spec.sections import number_between, positive_between
-from vla_rl.toolkit.trainers.settings import DemonstrationSettings
+from vla_rl.core.spec.sections import WhereNumber, number_between, positive_between
+from vla_rl.toolkit.trainers.settings import DemonstrationSettings, DemonstrationShare
 
 MOST_UPDATES = 1000
 """Highest UTD ratio."""
+
+
+@frozen(kw_only=True)
+class LearnedTemperature:
+    """Settings of a learned temperature."""
+
+    initial: float = field(default=1.0, validator=positive_between(0.0, 1e4))
+    """Temperature at the beginning."""
+    target_entropy: float | None = None
+    """Entropy in nats that the temperature aims at: of a chunk, or with `dsrl` of the noise, scaled to [-1, 1]. Null:
+    minus the number of its numbers, with `dsrl` half of that."""
+    lr: float = field(default=3e-4, validator=positive_between(1e-12, 10))
+    """Learning rate of the temperature (Adam)."""
+
+
+@frozen(kw_only=True)
+class Learned:
+    """A temperature that is learned, so that the entropy approaches a target."""
+
+    learned: LearnedTemperature = field(factory=LearnedTemperature)
 
 
 @frozen(kw_only=True)
@@ -50,14 +70,8 @@ class SACConfig:
     critic_updates: int = field(default=0, validator=number_between(0, 1_000_000_000))
     """First updates, which train the critics alone, without the features: values of untrained critics undo what a clone
     has learnt."""
-    temperature: float | None = field(default=None, validator=v.optional(positive_between(0.0, 1e4)))
-    """Weight of the entropy. Null: it is learned, so that the entropy approaches `target_entropy`."""
-    initial_temperature: float = field(default=1.0, validator=positive_between(0.0, 1e4))
-    """Learned temperature at the beginning."""
-    target_entropy: float | None = field(default=None)
-    """Entropy of a chunk in nats that the learned temperature aims at. Null: minus the number of its numbers."""
-    temperature_lr: float = field(default=3e-4, validator=positive_between(1e-12, 10))
-    """Learning rate of the temperature (Adam)."""
+    temperature: float | Learned = field(factory=Learned, validator=WhereNumber(positive_between(0.0, 1e4)))
+    """Weight of the entropy: a number, or learned."""
 
     @updates_per_step.validator
     def _check_updates(self, attribute: Any, value: float) -> None:
@@ -77,12 +91,16 @@ class SACConfig:
         if value > self.critics:
             raise ValueError(f"{value} of {self.critics} critics cannot be drawn; lower it, or raise critics")
 
-    @initial_temperature.validator
-    @target_entropy.validator
-    @temperature_lr.validator
-    def _check_learned(self, attribute: Any, value: float | None) -> None:
-        if self.temperature is not None and value != attribute.default:
-            raise ValueError("has no effect with a fixed temperature; leave `temperature` out")
+
+@frozen(kw_only=True)
+class DemonstratedShare(DemonstrationShare):
+    """Demonstrations of `off_policy`."""
+
+    corrections: bool = False
+    """Whether chunks of whoever took over count as demonstrations too (HIL-SERL, Luo et al. 2024)."""
+    cloning: float = field(default=0.0, validator=number_between(0.0, 1e6))
+    """Weight, in the policy's loss, of the mean squared error of its likeliest actions on the demonstrations of a
+    batch, corrections included, scaled to [-1, 1] (Nair et al. 2018, without their filter by Q-values)."""
 
 
 @frozen(kw_only=True)
@@ -92,15 +110,12 @@ class OffPolicyConfig(SACConfig, DemonstrationSettings):
     algorithm: Literal["sac"] = "sac"
     """Soft actor-critic (Haarnoja et al. 2018); with an ensemble, `layer_norm` and demonstrations it is RLPD (Ball et
     al. 2023)."""
-    corrections: bool = field(default=False)
-    """Whether chunks of whoever took over count as demonstrations too (HIL-SERL, Luo et al. 2024)."""
+    demonstrations: DemonstratedShare | None = None
+    """Demonstrations (`imitation.data`) in each batch; null: none."""
     takeovers: Literal["continue", "end"] = "continue"
     """What a takeover is for the policy's action that led to it: nothing special (`continue`), or the end of the
     episode without further reward (`end`), as for policy gradients; compare RLIF (Luo et al. 2023). Actions of whoever
     took over earn what they earn either way."""
-    demonstration_cloning: float = field(default=0.0, validator=number_between(0.0, 1e6))
-    """Weight, in the policy's loss, of the mean squared error of its likeliest actions on the demonstrations of a
-    batch, corrections included, scaled to [-1, 1] (Nair et al. 2018, without their filter by Q-values)."""
     cloning: float = field(default=0.0, validator=number_between(0.0, 1e6))
     """Weight, in the policy's loss, of the mean squared distance between the policy's actions and those of the batch,
     both scaled to [-1, 1] (TD3+BC, Fujimoto and Gu 2021). It keeps the policy near actions whose values the critics
@@ -110,24 +125,14 @@ class OffPolicyConfig(SACConfig, DemonstrationSettings):
     own loss trains its head alone. Frozen features are kept in the buffer instead of frames, and updates are several
     times as fast: choose it for a cloned policy."""
 
-    @corrections.validator
-    @demonstration_cloning.validator
-    def _of_demonstrations(self, attribute: Any, value: float) -> None:
-        if value and not round(self.demonstrations * self.batch):
-            raise ValueError("has no effect without demonstrations; give trainer.demonstrations, such as 0.5")
-
 
 @frozen(kw_only=True)
 class DsrlConfig(SACConfig):
     """Spec keys of the trainer `dsrl`. `train.lr` is the learning rate of the steering head."""
 
-    target_entropy: float | None = None
-    """Entropy of the noise, scaled to [-1, 1], in nats that the learned temperature aims at. Null: minus half of the
-    number of its numbers."""
-
     def of_noise(self, numbers: int) -> OffPolicyConfig:
         """Return the settings of SAC over noise of this many numbers."""
-        target = self.target_entropy
-        if target is None and self.temperature is None:
-            target = -numbers / 2
-        return OffPolicyConfig(**{**asdict(self), "target_entropy": target}, features="frozen")
+        keys = {attribute.name: getattr(self, attribute.name) for attribute in fields(SACConfig)}
+        if isinstance(self.temperature, Learned) and self.temperature.learned.target_entropy is None:
+            keys["temperature"] = Learned(learned=evolve(self.temperature.learned, target_entropy=-numbers / 2))
+        return OffPolicyConfig(**keys, features="frozen")

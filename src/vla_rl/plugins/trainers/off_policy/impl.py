@@ -23,7 +23,7 @@ from vla_rl.core.manager import offers_method
 from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.trainers import Trainer, Transitions, TransitionsData, UpdateMetrics
 from vla_rl.core.types import Array, Context, Observation, to_numpy
-from vla_rl.plugins.trainers.off_policy.config import OffPolicyConfig
+from vla_rl.plugins.trainers.off_policy.config import Learned, OffPolicyConfig
 from vla_rl.plugins.trainers.off_policy.demonstrations import DemonstratedTransitions
 from vla_rl.plugins.trainers.off_policy.losses import (
     actor_losses,
@@ -70,7 +70,12 @@ class OffPolicy(Trainer):
         self._check_model()
         if training.folder is None:
             raise UserError(f"trainer {self.name!r} keeps transitions in the run folder, and here there is none")
-        for key, requested in (("corrections", config.corrections), ("takeovers", config.takeovers == "end")):
+        demonstrations = config.demonstrations
+        self._corrects = demonstrations is not None and demonstrations.corrections
+        """Whether chunks of whoever took over count as demonstrations."""
+        self._demonstration_cloning = 0.0 if demonstrations is None else demonstrations.cloning
+        takeovers = {"demonstrations.corrections": self._corrects, "takeovers": config.takeovers == "end"}
+        for key, requested in takeovers.items():
             if requested and not trained.info.takeovers:
                 raise UserError(
                     f"trainer.{key} is for simulators with takeovers (EnvInfo.takeovers); give "
@@ -84,14 +89,13 @@ class OffPolicy(Trainer):
         self._device = torch.device(trained.device)
         self._chunk = context.chunk
         self._demonstrations: DemonstratedTransitions | None = None
-        self._demonstrated = round(config.demonstrations * config.batch)
+        self._demonstrated = 0 if demonstrations is None else round(demonstrations.share * config.batch)
         """Transitions of a batch that come from demonstrations: its last ones."""
         self._corrections: list[int] = []
         """Numbers of the buffer's transitions that count as demonstrations."""
         self._inputs = CriticInputs(*self._action_bounds(), self._device)
         shape = self._action_shape()
         numbers = shape[0] * shape[1]
-        self._target_entropy = float(-numbers if config.target_entropy is None else config.target_entropy)
         features = feature_size(trained)
         self._buffer = TransitionBuffer(
             training.folder,
@@ -112,11 +116,13 @@ class OffPolicy(Trainer):
         self._critic_optimizer = torch.optim.Adam(self._critic_parameters, lr=config.lr, fused=True)
         self._temperature: _Temperature | None = None
         self._temperature_optimizer: torch.optim.Optimizer | None = None
-        if config.temperature is None:
-            self._temperature = _Temperature(config.initial_temperature).to(trained.device)
-            self._temperature_optimizer = torch.optim.Adam(
-                self._temperature.parameters(), lr=config.temperature_lr, fused=True
-            )
+        self._target_entropy = float(-numbers)
+        if isinstance(config.temperature, Learned):
+            learned = config.temperature.learned
+            if learned.target_entropy is not None:
+                self._target_entropy = float(learned.target_entropy)
+            self._temperature = _Temperature(learned.initial).to(trained.device)
+            self._temperature_optimizer = torch.optim.Adam(self._temperature.parameters(), lr=learned.lr, fused=True)
         self._guard = optimizer.FiniteGuard("critics")
 
     # -------------------------------------------------------------------------------------- the decision process
@@ -160,7 +166,7 @@ class OffPolicy(Trainer):
         return {"critics": self._target_critics}
 
     def state(self) -> Mapping[str, Any]:
-        corrected = {"corrections": list(self._corrections)} if self._config.corrections else {}
+        corrected = {"corrections": list(self._corrections)} if self._corrects else {}
         return {"updates": self._updates, "buffer": self._buffer.state(), **corrected}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -195,7 +201,7 @@ class OffPolicy(Trainer):
             trained.check_finite()
             self._guard.check_finite()
         metrics.add_sums({"off_policy/transitions": torch.tensor(float(len(self._buffer)), device=self._device)})
-        if config.corrections:
+        if self._corrects:
             count = torch.tensor(float(len(self._corrections)), device=self._device)
             metrics.add_sums({"off_policy/corrections": count})
         return metrics.read_metrics(perf_counter() - before)
@@ -209,14 +215,14 @@ class OffPolicy(Trainer):
         if kept is not None:
             if self._config.takeovers == "end":
                 kept = ended_by_takeovers(kept)
-            if self._config.corrections:
+            if self._corrects:
                 kept = with_last_action_repeated(kept)
             begin = self._buffer.transition_count
             self._buffer.add(kept, self._encode_observations(kept.frames) if frozen else None)
-            if self._config.corrections:
+            if self._corrects:
                 numbers = [*self._corrections, *(begin + find_corrections(kept)).tolist()]
                 self._corrections = [number for number in numbers if number >= self._buffer.oldest_transition]
-        if self._config.demonstrations:
+        if self._config.demonstrations is not None:
             self._read_demonstrations(data.demonstrations)
 
     @torch.no_grad()
@@ -231,8 +237,8 @@ class OffPolicy(Trainer):
     def _read_demonstrations(self, recording: Demonstrations | None) -> None:
         if recording is None:
             raise UserError(
-                f"trainer 'off_policy': {self._config.demonstrations:g} is the share of demonstrations in a batch, and "
-                "there are none; name a recording in imitation.data, or leave trainer.demonstrations out"
+                "trainer 'off_policy' takes demonstrations into each batch (trainer.demonstrations), and there are "
+                "none; name a recording in imitation.data, or leave trainer.demonstrations out"
             )
         if self._demonstrations is None or self._demonstrations.recording is not recording:
             info = self._trained.info
@@ -353,10 +359,10 @@ class OffPolicy(Trainer):
                 losses = losses + config.cloning * distances
                 means["off_policy/cloning"] = distances.detach().sum() / count
             loss = losses.sum() / count
-            if config.demonstration_cloning:
+            if self._demonstration_cloning:
                 errors = self._demonstration_errors(part, executed[rows], rows >= count - self._demonstrated)
                 error = errors.sum() / self._demonstrated
-                loss = loss + config.demonstration_cloning * error
+                loss = loss + self._demonstration_cloning * error
                 means["off_policy/demonstration_cloning"] = error.detach()
             loss.backward()
             means["loss/actor"] = loss.detach()
@@ -386,7 +392,8 @@ class OffPolicy(Trainer):
         """Return the weight of the entropy, without gradient."""
         if self._temperature is not None:
             return self._temperature.log.detach().exp()
-        return torch.full((), float(self._config.temperature or 0.0), device=self._device)
+        assert not isinstance(self._config.temperature, Learned)
+        return torch.full((), self._config.temperature, device=self._device)
 
     def _compute_features(self, obs: Observation | Array) -> Tensor:
         """Return the features [B, D] of observations, or those that the buffer kept."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from attrs import field, frozen
 from attrs import validators as v
@@ -12,12 +12,29 @@ from vla_rl.toolkit.trainers.settings import CriticWarmupSettings
 
 
 @frozen(kw_only=True)
+class AWR:
+    """Values fitted to recorded returns (Peng et al. 2019)."""
+
+    type: Literal["awr"] = "awr"
+
+
+@frozen(kw_only=True)
+class IQL:
+    """Q-values and an expectile of them, learned by temporal differences (Kostrikov et al. 2021)."""
+
+    type: Literal["iql"] = "iql"
+    expectile: float = field(default=0.7, validator=v.and_(v.ge(0.5), v.lt(1.0)))
+    """Expectile of the Q-values that a value approaches, 0.5 (their mean) to below 1 (the best recorded action)."""
+    target_rate: float = field(default=0.005, validator=positive_between(0.0, 1.0))
+    """Share of the distance that the target Q-networks move in each optimiser step."""
+
+
+@frozen(kw_only=True)
 class OfflineConfig(CriticWarmupSettings):
     """Spec keys of the trainer `offline`."""
 
-    algorithm: Literal["awr", "iql"] = "iql"
-    """Critic whose advantages weigh the cloned actions: values fitted to recorded returns (awr, Peng et al. 2019), or
-    Q-values and an expectile of them, learned by temporal differences (iql, Kostrikov et al. 2021)."""
+    algorithm: AWR | IQL = field(factory=IQL)
+    """Critic whose advantages weigh the cloned actions."""
     discount: float = field(default=0.99, validator=positive_between(0.0, 1.0))
     """Discount of rewards per environment step, above 0, at most 1."""
     temperature: float = field(default=0.3, validator=positive_between(1e-4, 1e4))
@@ -25,11 +42,6 @@ class OfflineConfig(CriticWarmupSettings):
     of 1."""
     max_weight: float = field(default=20.0, validator=positive_between(1e-3, 1e6))
     """Largest weight of a sample."""
-    expectile: float = field(default=0.7, validator=v.and_(v.ge(0.5), v.lt(1.0)))
-    """Expectile of the Q-values that a value approaches, 0.5 (their mean) to below 1 (the best recorded action); iql
-    only."""
-    target_rate: float = field(default=0.005, validator=positive_between(0.0, 1.0))
-    """Share of the distance that the target Q-networks move in each optimiser step; iql only."""
     hidden: tuple[int, ...] = field(default=(256, 256), validator=v.deep_iterable(number_between(1, 16_384)))
     """Widths of the critics' hidden layers, 1 to 16,384."""
     layer_norm: bool = True
@@ -38,9 +50,3 @@ class OfflineConfig(CriticWarmupSettings):
     """Learning rate of the critics (Adam)."""
     features: Literal["trained", "frozen"] = "trained"
     """Whether the critics' losses also train the policy's features on which critics work."""
-
-    @expectile.validator
-    @target_rate.validator
-    def _check_used(self, attribute: Any, value: float) -> None:
-        if self.algorithm != "iql" and value != attribute.default:
-            raise ValueError("has no effect with algorithm: awr; use algorithm: iql")

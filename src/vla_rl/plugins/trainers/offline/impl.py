@@ -26,7 +26,7 @@ from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.trainers import DemonstrationsData, ImitationStep, Trainer, UpdateMetrics
 from vla_rl.core.types import Array, Context, Observation
-from vla_rl.plugins.trainers.offline.config import OfflineConfig
+from vla_rl.plugins.trainers.offline.config import IQL, OfflineConfig
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.context import TrainingContext
@@ -84,7 +84,7 @@ class Offline(Trainer):
         self._value = Critic(features, seed=seed, **sizes).to(trained.device)
         self._q: CriticEnsemble | None = None
         self._target_q: CriticEnsemble | None = None
-        if config.algorithm == "iql":
+        if isinstance(config.algorithm, IQL):
             self._q = CriticEnsemble(CRITICS, features + actions, seed=seed + 1, **sizes).to(trained.device)
             self._target_q = copy.deepcopy(self._q).requires_grad_(False)
         self._critic_parameters = [
@@ -153,8 +153,9 @@ class Offline(Trainer):
         trained.optimizer_step("imitation", total)
         trained.strategy.reduce(self._critic_parameters)
         self._guard.guard_step(self._optimizer, total, "imitation")
-        if self._q is not None and self._target_q is not None:
-            update_target(self._target_q, self._q, self._config.target_rate)
+        algorithm = self._config.algorithm
+        if self._q is not None and self._target_q is not None and isinstance(algorithm, IQL):
+            update_target(self._target_q, self._q, algorithm.target_rate)
         self._updates += 1
 
     def _compute_loss(
@@ -167,14 +168,14 @@ class Offline(Trainer):
         if config.features == "frozen":
             features = features.detach()
         values = self._value(features)
-        if self._q is None:
+        if not isinstance(config.algorithm, IQL):
             returns = as_tensor(recorded.returns[samples.indices], self._device)
             advantages = (returns - values).detach()
             critic_losses = (values - returns).square() / 2
         else:
             q_values, lowest = self._q_values(features, samples.actions)
             advantages = (lowest - values).detach()
-            critic_losses = expectile_loss(lowest - values, config.expectile)
+            critic_losses = expectile_loss(lowest - values, config.algorithm.expectile)
             targets = self._bootstrap_targets(samples, recorded)
             critic_losses = critic_losses + (q_values - targets).square().sum(0)
         weights = advantage_weights(advantages, config.temperature, config.max_weight)
