@@ -69,7 +69,8 @@ seed: 3
 plugins: [vla_rl.testing.scripted]
 model:
   type: film_resnet
-  network: {image_size: 32, channels: [8], keypoints: 2, words: 16, instruction: 4, hidden: [16], head: gaussian}
+  network: {image_size: 32, channels: [8], keypoints: 2, words: 16, instruction: 4, hidden: [16],
+            head: {type: gaussian}}
 env: {type: scripted, num_envs: 64, length: 40, max_steps: 80, image: 64}
 rollout: {chunk: 2, episodes: 64}
 trainer: {type: off_policy, capacity: 10000, min_data: 500, updates_per_step: 0.01, batch: 32, hidden: [16]}

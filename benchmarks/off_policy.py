@@ -27,7 +27,7 @@ from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import Transitions, TransitionsData
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.film_resnet import plugin as film_resnet
-from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
+from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, Gaussian, NetworkConfig
 from vla_rl.plugins.trainers.off_policy.config import OffPolicyConfig
 from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
 from vla_rl.testing import synthetic
@@ -64,7 +64,7 @@ def transitions(count: int, seed: int) -> Transitions:
 
 
 def build_model() -> Any:
-    config = FilmResnetConfig(network=NetworkConfig(head="gaussian"))
+    config = FilmResnetConfig(network=NetworkConfig(head=Gaussian()))
     return film_resnet.build(config, Context(chunk=CHUNK, env=INFO))
 
 

@@ -7,7 +7,7 @@ import torch
 
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.film_resnet import plugin
-from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
+from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, Gaussian, NetworkConfig
 from vla_rl.plugins.models.film_resnet.gaussian_policy import GaussianFilmResnetPolicy
 from vla_rl.testing import CheckFailed, synthetic
 from vla_rl.testing.common.findings import Findings
@@ -18,7 +18,7 @@ CHUNK = 2
 ENV = synthetic.env_info(cameras=1, pixels=32)
 CONFIG = FilmResnetConfig(
     network=NetworkConfig(
-        image_size=32, channels=(8,), keypoints=2, words=16, instruction=4, hidden=(8,), head="gaussian"
+        image_size=32, channels=(8,), keypoints=2, words=16, instruction=4, hidden=(8,), head=Gaussian()
     )
 )
 

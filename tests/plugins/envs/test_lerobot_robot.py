@@ -457,7 +457,7 @@ def test_it_keeps_to_the_contract(ports):
 
 
 NETWORK = {
-    "image_size": 32, "channels": [8], "keypoints": 2, "words": 16, "instruction": 4, "hidden": [16], "head": "gaussian"
+    "image_size": 32, "channels": [8], "keypoints": 2, "words": 16, "instruction": 4, "hidden": [16], "head": {"type": "gaussian"}
 }  # fmt: skip
 
 

@@ -8,13 +8,13 @@ import numpy as np
 
 from vla_rl.core.types import Context, EnvInfo, Observation
 from vla_rl.plugins.models.film_resnet.builder import build_policy
-from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
+from vla_rl.plugins.models.film_resnet.config import Bins, FilmResnetConfig, NetworkConfig
 from vla_rl.plugins.models.film_resnet.policy import FilmResnetPolicy
 from vla_rl.testing import synthetic
 
 ENV = synthetic.env_info(bounds=((-1.0, 1.0),))
 CHUNK = 4
-SMALL = NetworkConfig(channels=(8, 16), keypoints=4, words=64, instruction=8, hidden=(32,), bins=9)
+SMALL = NetworkConfig(channels=(8, 16), keypoints=4, words=64, instruction=8, hidden=(32,), head=Bins(count=9))
 
 
 def policy(env: EnvInfo = ENV, context: dict[str, Any] | None = None, **config: Any) -> FilmResnetPolicy:

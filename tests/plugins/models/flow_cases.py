@@ -10,13 +10,13 @@ from model_cases import changed, noise
 
 from vla_rl.core.types import Observation
 from vla_rl.toolkit.models.adapters import LoRAConfig
-from vla_rl.toolkit.models.flow_config import NoiseConfig, PrefixHeadConfig
+from vla_rl.toolkit.models.flow_config import FlowNoise, FlowSDE, PrefixHeadConfig
 
 contracts = pytest.mark.parametrize(
     ("values", "config"),
     [
-        ("none", {"noise": NoiseConfig(method="flow_noise"), "cameras": ("camera1",), "train_expert_only": False}),
-        ("action", {"noise": NoiseConfig(steps="all", level=0.3), "value_head": PrefixHeadConfig(reads="expert")}),
+        ("none", {"noise": FlowNoise(), "cameras": ("camera1",), "train_expert_only": False}),
+        ("action", {"noise": FlowSDE(steps="all", level=0.3), "value_head": PrefixHeadConfig(reads="expert")}),
         ("chunk", {"use_state": False, "lora": LoRAConfig(rank=4), "value_head": PrefixHeadConfig(detach=True)}),
     ],
 )

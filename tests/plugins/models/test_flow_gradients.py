@@ -21,7 +21,7 @@ from vla_rl.plugins.models import pi0, smolvla
 from vla_rl.plugins.models.pi0.config import Pi05Config
 from vla_rl.plugins.models.pi0.layout import public_name
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
-from vla_rl.toolkit.models.flow_config import NoiseConfig
+from vla_rl.toolkit.models.flow_config import FlowCPS, FlowNoise, FlowSDE
 
 STEPS, LEVEL = 4, 0.7
 PLAIN: dict[str, Any] = {"pi05": PlainPi05, "smolvla": PlainSmolVLA}
@@ -56,7 +56,8 @@ def test_the_plain_network_is_the_original(name: str) -> None:
 def scrambled(name: str, method: str, steps: str | None) -> Any:
     """A small policy whose every weight counts, all of them trained: a new one has norms that ignore the time."""
     plugin, config = BUILT[name]
-    kind = NoiseConfig(method=method, steps=steps, level=None if method == "flow_noise" else LEVEL)
+    drawn = {"flow_sde": FlowSDE, "flow_cps": FlowCPS}
+    kind = FlowNoise() if method == "flow_noise" else drawn[method](steps=steps or "one", level=LEVEL)
     given = config(preset="tiny", denoise_steps=STEPS, noise=kind, train_expert_only=False)
     model = plugin.build(given, Context(env=ENV, chunk=CHUNK, values="chunk"))
     rng = torch.Generator().manual_seed(0)

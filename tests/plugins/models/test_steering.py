@@ -21,7 +21,7 @@ from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.cuda_graphs import CapturedFunction, EagerRecorder, no_host_reads
 from vla_rl.toolkit.models.fitting import MismatchError
-from vla_rl.toolkit.models.flow_config import NoiseConfig, SteeringConfig
+from vla_rl.toolkit.models.flow_config import FlowSDE, SteeringConfig
 from vla_rl.toolkit.models.heads import STEERING_HEAD
 
 SMALL = SteeringConfig(range=2.0, hidden=(16,))
@@ -147,7 +147,7 @@ def test_steered_decisions_can_be_captured(greedy: bool) -> None:
     ("keys", "text"),
     [
         ({"train_expert_only": False}, "leave `train_expert_only` out"),
-        ({"noise": NoiseConfig(level=0.3), "greedy_start": "fixed_noise"}, "leave `noise` and `greedy_start` out"),
+        ({"noise": FlowSDE(level=0.3), "greedy_start": "fixed_noise"}, "leave `noise` and `greedy_start` out"),
         ({"lora": LoRAConfig(rank=2)}, "leave `lora` out"),
     ],
 )

@@ -25,8 +25,8 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
     "openvla": ({"value_head": {"kind": "attention"}},),
 }
 FLOW: tuple[dict[str, Any], ...] = (
-    {"noise": {"method": "flow_noise"}, "value_head": {"reads": "denoising"}, "train_expert_only": False},
-    {"noise": {"method": "flow_cps", "steps": "all"}},
+    {"noise": {"type": "flow_noise"}, "value_head": {"reads": "denoising"}, "train_expert_only": False},
+    {"noise": {"type": "flow_cps", "steps": "all"}},
 )
 """What else makes its own tensors: of each plugin, and of those that denoise."""
 

@@ -18,7 +18,7 @@ from vla_rl.core.spec.structure import Problems, Structurer
 from vla_rl.core.trainers import Transitions, TransitionsData
 from vla_rl.core.types import ActionSource, Context, RecordedRewards
 from vla_rl.plugins.models.film_resnet import plugin as film_resnet
-from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
+from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, Gaussian, NetworkConfig
 from vla_rl.plugins.trainers.off_policy.config import (
     DemonstratedShare,
     Learned,
@@ -46,7 +46,7 @@ CHUNK = 2
 INFO = synthetic.env_info(cameras=1, pixels=32, state_dim=3, action_dim=2)
 WITH_TAKEOVERS = attrs.evolve(INFO, takeovers=True)
 NETWORK = NetworkConfig(
-    image_size=32, channels=(8,), keypoints=2, words=16, instruction=4, hidden=(16,), head="gaussian"
+    image_size=32, channels=(8,), keypoints=2, words=16, instruction=4, hidden=(16,), head=Gaussian()
 )
 SMALL = {"hidden": (16,), "batch": 8, "min_data": 4, "capacity": 1000}
 MIDDLE, HALF_RANGE = (

@@ -24,7 +24,7 @@ from vla_rl.toolkit.trainers.record_log import RecordLog
 from vla_rl.toolkit.trainers.replay import _transition_dtype
 
 NETWORK = {
-    "image_size": 32, "channels": [8], "keypoints": 2, "words": 16, "instruction": 4, "hidden": [16], "head": "gaussian"
+    "image_size": 32, "channels": [8], "keypoints": 2, "words": 16, "instruction": 4, "hidden": [16], "head": {"type": "gaussian"}
 }  # fmt: skip
 TRAINER = {"type": "off_policy", "min_data": 20, "batch": 16, "hidden": [16], "updates_per_step": 0.25, "capacity": 200}
 

@@ -24,6 +24,7 @@ CHANGED: Mapping[str, tuple[str, str]] = {
     "demonstration_cloning": ("demonstrations", "demonstrations: {share: ..., cloning: ...}"),
     "expectile": ("algorithm", "algorithm: {type: iql, expectile: ...}"),
     "target_rate": ("algorithm", "algorithm: {type: iql, target_rate: ...}"),
+    "bins": ("head", "head: {type: bins, count: ...}"),
 }
 """Former key -> (a key of the same section today, what to write)."""
 

@@ -18,7 +18,7 @@ from vla_rl.toolkit.models.adapters import insert_adapters
 from vla_rl.toolkit.models.checkpoints import read_file
 from vla_rl.toolkit.models.fitting import MismatchError
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint
-from vla_rl.toolkit.models.flow_config import FlowConfig, PrefixHeadConfig, ValueHeadConfig
+from vla_rl.toolkit.models.flow_config import FlowConfig, FlowNoise, PrefixHeadConfig, ValueHeadConfig
 from vla_rl.toolkit.models.flow_network import FlowModule, freeze_unused
 from vla_rl.toolkit.models.heads import (
     NOISE_HEAD,
@@ -131,10 +131,9 @@ def make_heads(
         else:
             value_head = HorizonValueHead(expert_width, *arguments)
             value_head.passes = config.denoise_steps if options.reads == "denoising" else 1
-    if config.noise.method == "flow_noise":
+    if isinstance(config.noise, FlowNoise):
         seed = derived_seed(context.seed, f"{name}/noise_head")
-        bounds = config.noise.std_range or (0.08, 0.16)
-        noise_head = NoiseHead(expert_width, checkpoint.shape.action_dim, bounds, seed)
+        noise_head = NoiseHead(expert_width, checkpoint.shape.action_dim, config.noise.std_range, seed)
     load_head(value_head, checkpoint.folder, VALUE_HEAD)
     load_head(noise_head, checkpoint.folder, NOISE_HEAD)
     return value_head, noise_head

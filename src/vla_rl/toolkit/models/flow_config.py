@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from attrs import Attribute, field, frozen
 from attrs.validators import deep_iterable, ge, gt, in_, le, optional
@@ -12,9 +12,6 @@ from vla_rl.toolkit.models.fitting import one_source
 
 PRESETS = ("tiny",)
 DTYPES = ("float32", "bfloat16", "float16")
-METHODS = ("flow_sde", "flow_cps", "flow_noise")
-DRAWN = ("flow_sde", "flow_cps")
-"""Methods whose noise size is given by `level`."""
 STARTS = ("zeros", "fixed_noise")
 
 
@@ -24,22 +21,8 @@ def for_checkpoints(config: Any, attribute: Attribute[Any], value: Any) -> None:
         raise ValueError(f"`{attribute.name}` says how to read a checkpoint; a preset has its own")
 
 
-def _only_for(*methods: str) -> Any:
-    def check_method(config: NoiseConfig, attribute: Attribute[Any], value: Any) -> None:
-        if value is not None and config.method not in methods:
-            named = " and ".join(map(repr, methods))
-            raise ValueError(f"`{attribute.name}` belongs to method {named}; the method is {config.method!r}")
-
-    return check_method
-
-
-def _at_most_all(config: NoiseConfig, attribute: Attribute[Any], value: float | None) -> None:
-    if value is not None and value > 1 and config.method == "flow_cps":
-        raise ValueError(f"level of flow_cps is the part of the noise that is new, and at most 1, not {value:g}")
-
-
-def _some_step_is_noisy(config: FlowConfig, attribute: Attribute[Any], value: NoiseConfig) -> None:
-    if value.method == "flow_cps" and config.denoise_steps < 2:
+def _some_step_is_noisy(config: FlowConfig, attribute: Attribute[Any], value: FlowNoiseKind) -> None:
+    if isinstance(value, FlowCPS) and config.denoise_steps < 2:
         raise ValueError("the last denoising step of flow_cps is free of noise; set denoise_steps to 2 or more")
 
 
@@ -48,7 +31,7 @@ def _goes_with_frozen(config: FlowConfig, attribute: Attribute[Any], value: Stee
     if value is None:
         return
     unused = {
-        "noise": config.noise != NoiseConfig(),
+        "noise": config.noise != FlowSDE(),
         "greedy_start": config.greedy_start != "zeros",
         "train_expert_only": not config.train_expert_only,
         "lora": config.lora is not None,
@@ -61,28 +44,45 @@ def _goes_with_frozen(config: FlowConfig, attribute: Attribute[Any], value: Stee
         )
 
 
-def _check_std_range(config: NoiseConfig, attribute: Attribute[Any], value: tuple[float, float] | None) -> None:
-    if value is not None and not 0 < value[0] < value[1]:
+def _check_std_range(config: FlowNoise, attribute: Attribute[Any], value: tuple[float, float]) -> None:
+    if not 0 < value[0] < value[1]:
         raise ValueError(f"std_range must be 0 < low < high, not {list(value)}")
 
 
 @frozen(kw_only=True)
-class NoiseConfig:
-    """Stochastic denoising, which gives a chunk a log-probability (pi_RL, section 4)."""
+class FlowSDE:
+    """The ODE turned into an SDE with the same marginals."""
 
-    method: str = field(default="flow_sde", validator=in_(METHODS))
-    """Method of stochastic denoising. `flow_sde`: the ODE turned into an SDE with the same marginals; `level` sets its
-    noise. `flow_cps`: part of the remaining noise is replaced by new noise, which keeps its size at every step
-    (coefficients-preserving sampling, Wang & Yu 2025); the last step, which leaves none, is never stochastic.
-    `flow_noise`: the ODE with Gaussian noise, whose size comes from a network that is trained too."""
-    level: float | None = field(default=None, validator=[optional(gt(0.0)), _only_for(*DRAWN), _at_most_all])
-    """Noise level a. flow_sde: sigma_t = a sqrt(t / (1 - t)); flow_cps: a share sin(pi a / 2) of the noise is new,
-    a <= 1. None: 0.5."""
-    steps: str | None = field(default=None, validator=[optional(in_(("one", "all"))), _only_for(*DRAWN)])
-    """Stochastic steps of flow_sde and flow_cps. `one`: one denoising step of each chunk, drawn at random, is
-    stochastic and scored, the others follow the ODE (cheap to train); `all`: every step. None: one."""
-    std_range: tuple[float, float] | None = field(default=None, validator=[_check_std_range, _only_for("flow_noise")])
-    """Bounds of flow_noise's standard deviation, in normalised actions. None: 0.08 to 0.16."""
+    type: Literal["flow_sde"] = "flow_sde"
+    level: float = field(default=0.5, validator=gt(0.0))
+    """Noise level a: sigma_t = a sqrt(t / (1 - t))."""
+    steps: Literal["one", "all"] = "one"
+    """Stochastic steps. `one`: one denoising step of each chunk, drawn at random, is stochastic and scored, the others
+    follow the ODE (cheap to train); `all`: every step."""
+
+
+@frozen(kw_only=True)
+class FlowCPS:
+    """Part of the remaining noise is replaced by new noise, which keeps its size at every step
+    (coefficients-preserving sampling, Wang & Yu 2025). The last step, which leaves none, is never stochastic."""
+
+    type: Literal["flow_cps"] = "flow_cps"
+    level: float = field(default=0.5, validator=[gt(0.0), le(1.0)])
+    """Noise level a: a share sin(pi a / 2) of the noise is new."""
+    steps: Literal["one", "all"] = "one"
+    """Stochastic steps, as for flow_sde."""
+
+
+@frozen(kw_only=True)
+class FlowNoise:
+    """The ODE with Gaussian noise, whose size comes from a network that is trained too."""
+
+    type: Literal["flow_noise"] = "flow_noise"
+    std_range: tuple[float, float] = field(default=(0.08, 0.16), validator=_check_std_range)
+    """Bounds of the standard deviation, in normalised actions."""
+
+
+FlowNoiseKind = FlowSDE | FlowCPS | FlowNoise
 
 
 @frozen(kw_only=True)
@@ -141,8 +141,8 @@ class FlowConfig:
     """The simulator's cameras in the order of the model's images. None: those of the checkpoint's training, or all."""
     denoise_steps: int = field(default=4, validator=ge(1))
     """K, steps from noise to actions: 4 in pi_RL's training recipes, 10 in the models' own inference."""
-    noise: NoiseConfig = field(factory=NoiseConfig, validator=_some_step_is_noisy)
-    """Stochastic denoising, which gives a chunk a log-probability."""
+    noise: FlowNoiseKind = field(factory=FlowSDE, validator=_some_step_is_noisy)
+    """Stochastic denoising, which gives a chunk a log-probability (pi_RL, section 4)."""
     greedy_start: str = field(default="zeros", validator=in_(STARTS))
     """Start of the ODE in greedy evaluation: the mean of the initial noise (zeros), or one fixed draw of it
     (fixed_noise)."""

@@ -23,7 +23,7 @@ from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import ArrayOrTensor, Chunk, Context, Observation, Scores, UnexecutedActions, to_numpy
 from vla_rl.toolkit.models.adapters import before_training, seed_torch
 from vla_rl.toolkit.models.fitting import simulator_of
-from vla_rl.toolkit.models.flow_config import FlowConfig
+from vla_rl.toolkit.models.flow_config import FlowConfig, FlowNoise, FlowSDE
 from vla_rl.toolkit.models.flow_fit import FlowIOAdapter
 from vla_rl.toolkit.models.flow_matching import FlowSchedule, gaussian_entropy, log_density, training_times
 from vla_rl.toolkit.models.flow_network import FlowModule
@@ -67,9 +67,10 @@ class FlowPolicy(VLAModel):
         self.critic = module.value_head
         self.cameras_read = tuple(fit.cameras)
         how = config.noise
-        steps = "all" if how.method == "flow_noise" else how.steps or "one"
-        self._schedule = FlowSchedule(config.denoise_steps, how.level or 0.5, device, self.exact_time, how.method)
-        self._every_step = steps == "all"
+        # with flow_noise the level counts for nothing: the noise head replaces the schedule's deviations
+        level = FlowSDE().level if isinstance(how, FlowNoise) else how.level
+        self._schedule = FlowSchedule(config.denoise_steps, level, device, self.exact_time, how.type)
+        self._every_step = isinstance(how, FlowNoise) or how.steps == "all"
         self._actions = FeatureScaler(fit.checkpoint.statistics.action, device)
         self._state_scaler = None if fit.state is None else FeatureScaler(fit.state, device)
         bounds = (env.action_low, env.action_high)

@@ -17,7 +17,7 @@ from vla_rl.core.errors import CheckpointError
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.film_resnet import plugin
-from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, FilmValueHeadConfig, NetworkConfig
+from vla_rl.plugins.models.film_resnet.config import Bins, FilmResnetConfig, FilmValueHeadConfig, NetworkConfig
 from vla_rl.toolkit.models.fitting import MismatchError
 
 
@@ -69,8 +69,10 @@ def test_a_critic_of_another_shape_is_refused(folder: Path) -> None:
 
 def test_sizes_are_those_of_the_checkpoint(folder: Path) -> None:
     assert policy(checkpoint=str(folder)).setup.network == SMALL
-    with pytest.raises(MismatchError, match=r"bins 9 \(the spec: 5\); leave model.network out, or train a new one"):
-        policy(checkpoint=str(folder), network=attrs.evolve(SMALL, bins=5))
+    with pytest.raises(
+        MismatchError, match=r"head .*9.* \(the spec: .*5.*\); leave model.network out, or train a new one"
+    ):
+        policy(checkpoint=str(folder), network=attrs.evolve(SMALL, head=Bins(count=5)))
     with pytest.raises(Problems, match=r"checkpoint: .*channels"):
         check(folder, network=NetworkConfig())
 
@@ -180,7 +182,7 @@ def test_bounds_of_the_simulator_scale_a_new_policy() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        {"channels": ()}, {"channels": (12,)}, {"hidden": ()}, {"hidden": (0,)}, {"bins": 1}, {"image_size": 16},
+        {"channels": ()}, {"channels": (12,)}, {"hidden": ()}, {"hidden": (0,)}, {"image_size": 16},
         {"blocks": 0}, {"keypoints": 0}, {"words": 1}, {"instruction": 0}, {"state_waves": -1},
     ],
 )  # fmt: skip
@@ -193,5 +195,7 @@ def test_other_keys_have_ranges() -> None:
     for config in ({"shift": -1}, {"smoothing": -0.1}, {"dtype": "float64"}):
         with pytest.raises(ValueError, match=next(iter(config))):
             FilmResnetConfig(**config)
+    with pytest.raises(ValueError, match="count"):
+        Bins(count=1)
     with pytest.raises(ValueError, match="hidden"):
         FilmValueHeadConfig(hidden=(0,))

@@ -18,10 +18,11 @@ from vla_rl.core.catalogue import load
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.manager import offers_method
+from vla_rl.core.spec.structure import Problems, Structurer
 from vla_rl.core.types import Chunk, Context, EnvInfo, Observation, to_numpy
 from vla_rl.plugins.models.film_resnet import plugin
 from vla_rl.plugins.models.film_resnet.codec import BinCodec, target_distributions
-from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, FilmValueHeadConfig, NetworkConfig
+from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, FilmValueHeadConfig, Gaussian, NetworkConfig
 from vla_rl.plugins.models.film_resnet.inputs import shift_images
 from vla_rl.plugins.models.film_resnet.network import encode_waves, soft_argmax
 from vla_rl.testing import check_model
@@ -30,7 +31,7 @@ from vla_rl.toolkit.models.fitting import MismatchError
 from vla_rl.toolkit.models.lerobot import FeatureScale
 
 CPU = torch.device("cpu")
-GAUSSIAN = NetworkConfig(channels=(8, 16), keypoints=4, words=64, instruction=8, hidden=(32,), head="gaussian")
+GAUSSIAN = NetworkConfig(channels=(8, 16), keypoints=4, words=64, instruction=8, hidden=(32,), head=Gaussian())
 
 
 @pytest.mark.parametrize(
@@ -138,10 +139,12 @@ def test_gaussian_clones_continuous_actions() -> None:
 
 
 def test_keys_of_bins_are_refused_with_a_gaussian_head(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="`bins` has no effect with head: gaussian"):
-        NetworkConfig(head="gaussian", bins=9)
+    with pytest.raises(Problems, match="network.head.count: unknown key"):
+        Structurer().read_class({"network": {"head": {"type": "gaussian", "count": 9}}}, FilmResnetConfig)
+    with pytest.raises(Problems, match="network.bins: unknown key; now head: {type: bins, count: ...}"):
+        Structurer().read_class({"network": {"bins": 9}}, FilmResnetConfig)
     for keys in ({"smoothing": 0.0}, {"greedy": "median"}):
-        with pytest.raises(ValueError, match="has no effect with head: gaussian"):
+        with pytest.raises(ValueError, match="has no effect with a Gaussian head"):
             FilmResnetConfig(network=GAUSSIAN, **keys)
         policy(network=GAUSSIAN).save(tmp_path)
         with pytest.raises(MismatchError, match=f"model.{next(iter(keys))} has no effect"):

@@ -29,7 +29,7 @@ from vla_rl.plugins.models.pi0.statistics import action_dim, check_checkpoint
 from vla_rl.testing import check_model, synthetic
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.fitting import MismatchError
-from vla_rl.toolkit.models.flow_config import NoiseConfig
+from vla_rl.toolkit.models.flow_config import FlowNoise, FlowSDE
 from vla_rl.toolkit.models.prompts import train_tokenizer
 
 STATS = {
@@ -69,8 +69,8 @@ def openpi(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("values", "config"),
     [
-        ("action", {"train_expert_only": False, "noise": NoiseConfig(steps="all", level=0.3)}),
-        ("chunk", {"noise": NoiseConfig(method="flow_noise"), "value_head": Pi05HeadConfig(reads="expert")}),
+        ("action", {"train_expert_only": False, "noise": FlowSDE(steps="all", level=0.3)}),
+        ("chunk", {"noise": FlowNoise(), "value_head": Pi05HeadConfig(reads="expert")}),
         ("chunk", {"state_in_prompt": "none", "lora": LoRAConfig(rank=4), "value_head": Pi05HeadConfig(pads=True)}),
     ],
 )

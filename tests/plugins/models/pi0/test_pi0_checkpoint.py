@@ -20,13 +20,14 @@ from tokenizers import Tokenizer, models
 
 from reference_files import reference
 from vla_rl.core.errors import CheckpointError
+from vla_rl.core.spec.structure import Problems, Structurer
 from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, prompt_text
 from vla_rl.plugins.models.pi0.statistics import action_dim
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.fitting import MismatchError
-from vla_rl.toolkit.models.flow_config import NoiseConfig
+from vla_rl.toolkit.models.flow_config import FlowNoise
 from vla_rl.toolkit.models.images import ImageProcessor, resize_with_pad
 from vla_rl.toolkit.models.lerobot import FeatureScale
 from vla_rl.toolkit.models.scaling import FeatureScaler
@@ -45,7 +46,7 @@ def openpi(tmp_path: Path) -> Path:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny preset, as `save` writes it. Tests that change it copy it."""
     folder = tmp_path_factory.mktemp("tiny")
-    policy(context={"values": "chunk"}, noise=NoiseConfig(method="flow_noise")).save(folder)
+    policy(context={"values": "chunk"}, noise=FlowNoise()).save(folder)
     return folder
 
 
@@ -141,7 +142,7 @@ def test_lerobot_files_are_kept_as_they_are(saved: Path, tmp_path: Path) -> None
 
 
 def test_heads_are_saved_next_to_the_weights(saved: Path, tmp_path: Path) -> None:
-    method = NoiseConfig(method="flow_noise")
+    method = FlowNoise()
     model = policy(context={"values": "chunk"}, noise=method)
     with torch.no_grad():
         for head in (model.module.value_head, model.module.noise_head):
@@ -366,21 +367,19 @@ def test_settings_that_contradict(config: dict[str, Any], match: str) -> None:
 @pytest.mark.parametrize(
     ("config", "match"),
     [
-        (
-            {"method": "flow_noise", "level": 0.5},
-            "`level` belongs to method 'flow_sde' and 'flow_cps'; the method is 'flow_noise'",
-        ),
-        ({"method": "flow_noise", "steps": "one"}, "`steps` belongs to method 'flow_sde'"),
-        ({"std_range": (0.1, 0.2)}, "`std_range` belongs to method 'flow_noise'"),
-        ({"method": "flow_noise", "std_range": (0.2, 0.1)}, "0 < low < high"),
-        ({"level": 0.0}, "level"),
-        ({"method": "flow_ode"}, "flow_sde"),
-        ({"method": "flow_cps", "level": 1.5}, "at most 1, not 1.5"),
+        ({"noise": {"type": "flow_noise", "level": 0.5}}, "noise.level: unknown key"),
+        ({"noise": {"type": "flow_noise", "steps": "one"}}, "noise.steps: unknown key"),
+        ({"noise": {"type": "flow_sde", "std_range": [0.1, 0.2]}}, "noise.std_range: unknown key"),
+        ({"noise": {"type": "flow_noise", "std_range": [0.2, 0.1]}}, "0 < low < high"),
+        ({"noise": {"type": "flow_sde", "level": 0.0}}, "noise.level: 'level' must be > 0"),
+        ({"noise": {"type": "flow_ode"}}, "noise.type: expected one of 'flow_sde', 'flow_cps', 'flow_noise', got"),
+        ({"noise": {"type": "flow_cps", "level": 1.5}}, "noise.level: 'level' must be <= 1.0: 1.5"),
+        ({"noise": {"method": "flow_cps"}}, "noise.type: required, but missing"),
     ],
 )
 def test_noise_that_contradicts(config: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        NoiseConfig(**config)
+    with pytest.raises(Problems, match=match):
+        Structurer().read_class({"preset": "tiny", **config}, Pi0Config)
 
 
 # ------------------------------------------------------------------------------- folders as trainers leave them

@@ -22,11 +22,11 @@ from vla_rl.plugins.models.pi0.network import empty_network
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.adapters import LoRAConfig, insert_adapters
-from vla_rl.toolkit.models.flow_config import NoiseConfig
+from vla_rl.toolkit.models.flow_config import FlowNoise, FlowNoiseKind, FlowSDE
 from vla_rl.toolkit.models.flow_network import freeze_unused
 
 LORA = LoRAConfig(rank=4)
-FLOW_NOISE = NoiseConfig(method="flow_noise")
+FLOW_NOISE = FlowNoise()
 
 
 def trained(model: Pi0Policy, steps: int, lr: float = 3e-3) -> Pi0Policy:
@@ -164,8 +164,8 @@ def test_saving_leaves_the_policy_as_it_was(tmp_path: Path) -> None:
     assert all(torch.equal(weights[name], p) for name, p in model.weights())
 
 
-@pytest.mark.parametrize("method", [NoiseConfig(), FLOW_NOISE])
-def test_reference_is_the_policy_before_training(method: NoiseConfig) -> None:
+@pytest.mark.parametrize("method", [FlowSDE(), FLOW_NOISE])
+def test_reference_is_the_policy_before_training(method: FlowNoiseKind) -> None:
     """The noise head, which is trained whole, is as it began too; the critic is not computed."""
     context = {"temperature": 1.3, "values": "chunk"}
     model, obs = policy(lora=LORA, noise=method, context=context), observation(3)

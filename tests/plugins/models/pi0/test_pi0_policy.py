@@ -22,11 +22,11 @@ from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
 from vla_rl.plugins.models.pi0.prompts import PiPrompts
 from vla_rl.testing import check_model, synthetic
-from vla_rl.toolkit.models.flow_config import NoiseConfig, ValueHeadConfig
+from vla_rl.toolkit.models.flow_config import FlowCPS, FlowNoise, FlowNoiseKind, FlowSDE, ValueHeadConfig
 
-FLOW_NOISE = NoiseConfig(method="flow_noise")
-FLOW_CPS = NoiseConfig(method="flow_cps", level=0.7)
-EVERY_STEP = NoiseConfig(steps="all", level=0.3)
+FLOW_NOISE = FlowNoise()
+FLOW_CPS = FlowCPS(level=0.7)
+EVERY_STEP = FlowSDE(steps="all", level=0.3)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_bfloat16(tmp_path: Path) -> None:
     torch.testing.assert_close(model.sample_chunk(obs, noise(4), True).extras["chain"], full, rtol=0, atol=0.03)
 
 
-@pytest.mark.parametrize("method", [NoiseConfig(), EVERY_STEP, FLOW_NOISE, FLOW_CPS])
-def test_scores_repeat_the_sampled_log_probs_exactly(method: NoiseConfig) -> None:
+@pytest.mark.parametrize("method", [FlowSDE(), EVERY_STEP, FLOW_NOISE, FLOW_CPS])
+def test_scores_repeat_the_sampled_log_probs_exactly(method: FlowNoiseKind) -> None:
     model, obs = policy(noise=method, context={"temperature": 1.6, "values": "chunk"}), observation(5)
     chunk = model.sample_chunk(obs, noise(5), False)
     scores = model.chunk_log_probs(obs, chunk)
@@ -86,8 +86,8 @@ def test_scores_repeat_the_sampled_log_probs_exactly(method: NoiseConfig) -> Non
     assert torch.equal(model.chunk_log_probs(obs, stored).log_probs, chunk.log_probs)
 
 
-@pytest.mark.parametrize("method", [NoiseConfig(), FLOW_NOISE])
-def test_other_batch_sizes_score_within_tolerance(method: NoiseConfig) -> None:
+@pytest.mark.parametrize("method", [FlowSDE(), FLOW_NOISE])
+def test_other_batch_sizes_score_within_tolerance(method: FlowNoiseKind) -> None:
     model, obs = policy(noise=method), observation(6)
     chunk = model.sample_chunk(obs, noise(6), False)
     for row in range(6):
@@ -148,7 +148,7 @@ def test_the_last_step_of_flow_cps_is_never_stochastic() -> None:
 
 @torch.no_grad()
 def test_flow_noise_adds_up_every_step() -> None:
-    model, obs = policy(noise=NoiseConfig(method="flow_noise", std_range=(0.05, 0.5))), observation(3)
+    model, obs = policy(noise=FlowNoise(std_range=(0.05, 0.5))), observation(3)
     model.module.noise_head.layers[-1].bias.copy_(torch.tensor([-2.0, 0.0, 2.0]))
     chunk = model.sample_chunk(obs, noise(3), False)
     chain = chunk.extras["chain"]
@@ -203,7 +203,7 @@ def test_actions_stay_within_the_simulators_bounds() -> None:
 
 def test_the_vision_language_model_runs_once_and_the_expert_as_often_as_needed() -> None:
     calls: dict[str, list[bool]] = {"vlm": [], "expert": []}
-    for method, passes in ((NoiseConfig(), 1), (EVERY_STEP, 4)):
+    for method, passes in ((FlowSDE(), 1), (EVERY_STEP, 4)):
         model, obs = policy(noise=method, context={"values": "chunk"}), observation(2)
         pi0 = model.module.pi0.model
         for name, part in (("vlm", pi0.vlm.language_model), ("expert", pi0.dit)):
@@ -288,8 +288,8 @@ def test_cloning_is_keyed_and_learns() -> None:
     assert gap < 0.35, "of 0.5 by chance"
 
 
-@pytest.mark.parametrize("method", [NoiseConfig(), EVERY_STEP, FLOW_NOISE])
-def test_the_policy_gradient_leads_to_reward(method: NoiseConfig) -> None:
+@pytest.mark.parametrize("method", [FlowSDE(), EVERY_STEP, FLOW_NOISE])
+def test_the_policy_gradient_leads_to_reward(method: FlowNoiseKind) -> None:
     """A bandit: the nearer to one action, the better. Plain REINFORCE on the scores finds it."""
     model, obs = policy(noise=method, denoise_steps=2), observation(32)
     target = torch.tensor([0.6, -0.6, 0.3])

@@ -11,7 +11,7 @@ import torch
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.film_resnet.checkpoint import Setup, check_setup, open_folder, read_setup, read_statistics
-from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
+from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, Gaussian, NetworkConfig
 from vla_rl.plugins.models.film_resnet.gaussian_policy import GaussianFilmResnetPolicy
 from vla_rl.plugins.models.film_resnet.network import FilmResnet, FilmValueHead, initialise_weights
 from vla_rl.plugins.models.film_resnet.policy import FilmPolicy, FilmResnetPolicy
@@ -55,9 +55,10 @@ def build_policy(config: FilmResnetConfig, context: Context) -> FilmPolicy:
         "device": device,
         "dtype": dtype,
     }
-    if setup.network.head == "gaussian":
+    head = setup.network.head
+    if isinstance(head, Gaussian):
         return GaussianFilmResnetPolicy(**shared)
-    return FilmResnetPolicy(greedy=config.greedy, smoothing=config.smoothing, **shared)
+    return FilmResnetPolicy(bins=head.count, greedy=config.greedy, smoothing=config.smoothing, **shared)
 
 
 def _make_setup(config: FilmResnetConfig, context: Context, env: EnvInfo) -> Setup:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from attrs import Attribute, field, frozen
 from attrs.validators import and_, deep_iterable, ge, in_, le, min_len
 
 DTYPES = ("float32", "bfloat16")
 GREEDY = ("mode", "median")
-HEADS = ("bins", "gaussian")
 GROUP = 8
 """Channels per group of GroupNorm."""
 
@@ -18,6 +17,22 @@ def _in_groups(config: NetworkConfig, attribute: Attribute[Any], value: tuple[in
     misfits = [width for width in value if width < GROUP or width % GROUP]
     if misfits:
         raise ValueError(f"channels are normalised in groups of {GROUP}; {misfits[0]} is not a multiple of it")
+
+
+@frozen(kw_only=True)
+class Bins:
+    """A distribution over bins, evenly spaced from the lowest to the highest value."""
+
+    type: Literal["bins"] = "bins"
+    count: int = field(default=33, validator=[ge(2), le(1024)])
+    """Bins per action dimension, 2 to 1024; an odd number includes the middle."""
+
+
+@frozen(kw_only=True)
+class Gaussian:
+    """A normal distribution squashed by tanh into the range of the actions."""
+
+    type: Literal["gaussian"] = "gaussian"
 
 
 @frozen(kw_only=True)
@@ -42,17 +57,8 @@ class NetworkConfig:
     """Size of an instruction's embedding, 1 or more."""
     hidden: tuple[int, ...] = field(default=(256, 256), validator=[min_len(1), deep_iterable(and_(ge(1), le(16_384)))])
     """Widths of the fully connected layers after cameras, state and instruction, 1 to 16,384."""
-    bins: int = field(default=33, validator=[ge(2), le(1024)])
-    """Bins per action dimension, 2 to 1024, evenly spaced from the lowest to the highest value; an odd number includes
-    the middle."""
-    head: str = field(default="bins", validator=in_(HEADS))
-    """Distribution of each number of an action: over `bins`, or `gaussian`, a normal distribution squashed by tanh into
-    the range of the actions."""
-
-    @head.validator
-    def _bins_used(self, attribute: Attribute[Any], value: str) -> None:
-        if value == "gaussian" and self.bins != 33:
-            raise ValueError("`bins` has no effect with head: gaussian; leave it out")
+    head: Bins | Gaussian = field(factory=Bins)
+    """Distribution of each number of an action."""
 
 
 @frozen(kw_only=True)
@@ -99,11 +105,11 @@ class FilmResnetConfig:
     def _keys_of_bins(self, attribute: Attribute[Any], value: NetworkConfig | None) -> None:
         unused = () if value is None else self.without_effect(value)
         if unused:
-            raise ValueError(f"`{unused[0]}` has no effect with head: gaussian; leave it out")
+            raise ValueError(f"`{unused[0]}` has no effect with a Gaussian head; leave it out")
 
     def without_effect(self, network: NetworkConfig) -> tuple[str, ...]:
         """Return the keys that are set and have no effect with this network."""
-        if network.head == "bins":
+        if isinstance(network.head, Bins):
             return ()
         defaults = {"smoothing": 0.7, "greedy": "mode"}
         return tuple(key for key, default in defaults.items() if getattr(self, key) != default)

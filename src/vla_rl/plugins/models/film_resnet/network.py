@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_rl.plugins.models.film_resnet.config import GROUP, FilmValueHeadConfig, NetworkConfig
+from vla_rl.plugins.models.film_resnet.config import GROUP, Bins, FilmValueHeadConfig, NetworkConfig
 from vla_rl.toolkit.models import networks
 from vla_rl.toolkit.models.heads import small_mlp
 from vla_rl.toolkit.models.meta_device import device_autocast
@@ -124,7 +124,7 @@ class FilmResnet(nn.Module):
 
     def __init__(self, config: NetworkConfig, cameras: int, state_dim: int, chunk: int, action_dim: int) -> None:
         super().__init__()
-        self.shape = (chunk, action_dim, config.bins if config.head == "bins" else GAUSSIAN)
+        self.shape = (chunk, action_dim, config.head.count if isinstance(config.head, Bins) else GAUSSIAN)
         self.words = nn.Embedding(config.words, config.instruction)
         self.cameras = nn.ModuleList(CameraTower(config) for _ in range(cameras))
         self.state_waves = config.state_waves

@@ -111,10 +111,10 @@ class FilmPolicy(VLAModel):
 class FilmResnetPolicy(FilmPolicy):
     """film_resnet's policy over bins; `builder.build_policy` creates it."""
 
-    def __init__(self, *, greedy: str, smoothing: float, **shared: Any) -> None:
+    def __init__(self, *, bins: int, greedy: str, smoothing: float, **shared: Any) -> None:
         """Create the policy; `shared` are the arguments of `FilmPolicy`."""
         super().__init__(**shared)
-        self.codec = BinCodec(self.statistics.action, self.setup.network.bins, self._device)
+        self.codec = BinCodec(self.statistics.action, bins, self._device)
         self._greedy = greedy
         self._smoothing = smoothing
 

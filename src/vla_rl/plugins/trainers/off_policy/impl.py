@@ -133,7 +133,7 @@ class OffPolicy(Trainer):
         if not offers_method(self._trained.model, "reparameterised_actions"):
             raise UserError(
                 f"trainer {self.name!r} needs actions with a gradient, and model {self._trained.name!r} gives none "
-                f"(VLAModel.reparameterised_actions); film_resnet does with network: {{head: gaussian}}"
+                f"(VLAModel.reparameterised_actions); film_resnet does with network: {{head: {{type: gaussian}}}}"
             )
 
     def _action_shape(self) -> tuple[int, int]:
