@@ -23,7 +23,7 @@ import attrs
 from vla_rl.core.catalogue import OWN_DIST, installed_plugins, load
 from vla_rl.core.spec.sections import Component
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.spec.structure import keys_of, tag_of
+from vla_rl.core.spec.structure import keys_of, tags_of
 
 DOCS = Path(__file__).parents[1] / "docs" / "reference"
 EXAMPLES: Mapping[str, Any] = {
@@ -143,8 +143,8 @@ def type_in_words(kind: Any) -> str:
         return f"list of {plural(type_in_words(arguments[0]))}"
     if isinstance(kind, type) and issubclass(kind, Component):
         return "a plugin: `type` and its keys"
-    if (tag := tag_of(kind)) is not None:
-        return f"`{{type: {tag}}}`"
+    if tags := tags_of(kind):
+        return either([f"`{{type: {tag}}}`" for tag in tags])
     return "mapping" if attrs.has(kind) else "any value"
 
 
@@ -222,12 +222,13 @@ def default_of(attribute: attrs.Attribute[Any], cls: type) -> Any:
 def lines_of(cls: type, prefix: str = "", leave_out: Sequence[str] = ()) -> Iterator[str]:
     """Yield the rows of the table of a section's keys; keys of mappings within it are written with a dot, and those of
     a mapping that has a `type` say which."""
-    hints, texts, tag = typing.get_type_hints(cls), fields_documentation(cls), tag_of(cls)
+    hints, texts, tags = typing.get_type_hints(cls), fields_documentation(cls), tags_of(cls)
     for key, attribute in keys_of(cls).items():
         if key in leave_out:
             continue
-        if tag is not None and key == "type":
-            yield f"| `{prefix}{key}` | `{tag}` | **required** | {' '.join((inspect.getdoc(cls) or '').split())} |"
+        if tags and key == "type":
+            names, meaning = either([f"`{tag}`" for tag in tags]), " ".join((inspect.getdoc(cls) or "").split())
+            yield f"| `{prefix}{key}` | {names} | **required** | {meaning} |"
             continue
         kind = hints[attribute.name]
         default = default_of(attribute, cls)
@@ -240,7 +241,7 @@ def lines_of(cls: type, prefix: str = "", leave_out: Sequence[str] = ()) -> Iter
             shown = "as below" if parts and attrs.has(type(default)) else f"`{flow(default)}`"
         text = re.sub(r"\b([Nn]one|[Nn]ull):", "`null`:", " ".join(texts.get(attribute.name, "").split()))
         words = value_in_words(kind, attribute.validator)
-        text = f"With `type: {tag}`. {text}" if tag is not None else text
+        text = f"With `type: {' | '.join(tags)}`. {text}" if tags else text
         yield f"| `{prefix}{key}` | {words} | {shown} | {text.replace('|', chr(92) + '|')} |"
         for part in parts:
             yield from lines_of(part, f"{prefix}{key}.")

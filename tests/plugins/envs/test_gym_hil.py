@@ -97,7 +97,7 @@ def sources(results):
 @installed
 @pytest.mark.sim
 def test_a_scripted_person_lifts_the_cube_after_steps_without_progress(painted):
-    env = make(person={"after": 4})
+    env = make(person={"type": "scripted", "after": 4})
     results = episode(env, STATES)
     source = sources(results)
     assert source[:4] == [ActionSource.POLICY] * 4 and set(source[4:]) == {ActionSource.EXPERT}
@@ -111,7 +111,7 @@ def test_a_scripted_person_lifts_the_cube_after_steps_without_progress(painted):
 @installed
 @pytest.mark.sim
 def test_a_person_gives_the_robot_back_and_leaves_evaluations_alone(painted):
-    env = make(person={"after": 2, "steps": 3, "in_evaluation": False}, max_steps=12)
+    env = make(person={"type": "scripted", "after": 2, "steps": 3, "in_evaluation": False}, max_steps=12)
     source = sources(episode(env, STATES + 1))
     assert source[:5] == [0, 0, *[int(ActionSource.EXPERT)] * 3] and source[5] == 0
     assert not any(sources(episode(env, 0)))
@@ -149,7 +149,7 @@ def test_fast_images_show_the_scene_and_leave_physics_alone():
 @pytest.mark.sim
 @pytest.mark.parametrize("status", ["success", "failure", "rerecord_episode"])
 def test_a_person_acts_and_ends_the_episode(painted, status):
-    env = make(person={"controller": f"{__name__}:Device", "kwargs": {"status": status}})
+    env = make(person={"type": "custom", "controller": f"{__name__}:Device", "kwargs": {"status": status}})
     (result,) = episode(env, 0)
     assert sources([result]) == [0, int(ActionSource.PERSON), 0] and not env.info.deterministic
     assert result.executed_actions[0, 1].tolist() == [0.0, 0.0, 1.0, 1.0], "3.0 is clipped to the bounds"
@@ -163,38 +163,37 @@ def test_a_person_acts_and_ends_the_episode(painted, status):
 @installed
 @pytest.mark.sim
 def test_a_device_that_disappears_or_was_never_there_ends_the_run_with_its_name(painted):
-    env = make(person={"controller": f"{__name__}:Device", "kwargs": {"unplugged_at": 6}})
+    env = make(person={"type": "custom", "controller": f"{__name__}:Device", "kwargs": {"unplugged_at": 6}})
     with pytest.raises(UserError, match=r"takeover device '.*:Device' is not there any more .* connect it"):
         episode(env, 0)
     env.close()
     with pytest.raises(
         UserError, match=r"takeover device '.*:Device' does not work \(start: OSError: no such device\)"
     ):
-        make(person={"controller": f"{__name__}:Device", "kwargs": {"breaks": True}})
+        make(person={"type": "custom", "controller": f"{__name__}:Device", "kwargs": {"breaks": True}})
     with pytest.raises(UserError, match="person.controller: 'nowhere:Pad' cannot be made: ModuleNotFoundError"):
-        make(person={"controller": "nowhere:Pad"})
+        make(person={"type": "custom", "controller": "nowhere:Pad"})
 
 
 @installed
 @pytest.mark.sim
 def test_it_keeps_to_the_contract_with_a_scripted_person(painted):
-    check_env(make(num_envs=2, person={"after": 2}, max_steps=8), num_envs=2, chunk=4, seconds=3)
+    check_env(make(num_envs=2, person={"type": "scripted", "after": 2}, max_steps=8), num_envs=2, chunk=4, seconds=3)
 
 
 def test_a_person_holds_one_robot():
     with pytest.raises(UserError, match="gamepad with 2 envs, and a person holds one robot at a time"):
-        make(num_envs=2, person={"controller": "gamepad"})
+        make(num_envs=2, person={"type": "gamepad"})
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"person": {"controller": "joystick"}}, "'joystick' is none of scripted, gamepad, keyboard and module:Class"),
-        ({"person": {"kwargs": {"speed": 1}}}, "has no effect with controller: scripted; it is for module:Class"),
-        (
-            {"person": {"controller": "keyboard", "after": 3}},
-            "after and steps have no effect with controller: keyboard",
-        ),
+        ({"person": {"type": "joystick"}}, "type: expected one of 'scripted', 'gamepad', 'keyboard', 'custom', got"),
+        ({"person": {"type": "scripted", "kwargs": {"speed": 1}}}, "person.kwargs: unknown key"),
+        ({"person": {"type": "keyboard", "after": 3}}, "person.after: unknown key"),
+        ({"person": {"type": "custom", "controller": "joystick"}}, "person.controller: 'controller' must match regex"),
+        ({"person": {"controller": "keyboard"}}, "person.type: required, but missing; one of 'scripted', 'gamepad'"),
         ({"control_hz": 0}, "0.* actions a second; give a number above 0"),
         ({"cameras": ["front", "front"]}, "front, front: a camera stands there twice"),
         ({"cameras": ["side"]}, "side"),

@@ -311,7 +311,7 @@ def test_a_terminal_that_is_closed_stops_the_robot():
 
 
 def test_no_terminal_is_refused(tmp_path):
-    with pytest.raises(UserError, match="rewards.ask: there is no terminal .*ask: page"):
+    with pytest.raises(UserError, match="rewards.ask: there is no terminal .*ask: {type: page}"):
         TerminalPanel(tmp_path / "tty", "rewards")
 
 
@@ -393,8 +393,10 @@ def test_several_robots_and_unknown_cameras_are_refused():
 @pytest.mark.parametrize(
     ("keys", "text"),
     [
-        ({"ask": "terminal", "port": 8000}, "port: has no effect with ask: terminal"),
-        ({"ask": "page", "terminal": "/dev/pts/0"}, "terminal: has no effect with ask: page"),
+        ({"ask": {"type": "terminal", "port": 8000}}, "ask.port: unknown key"),
+        ({"ask": {"type": "page", "device": "/dev/pts/0"}}, "ask.device: unknown key"),
+        ({"port": 8000}, "port: unknown key; now ask: {type: page, port: ...}"),
+        ({"ask": "terminal"}, "ask: expected {type: page} or {type: terminal}, got str 'terminal'"),
         ({"deadline_s": 0}, "deadline_s"),
     ],
 )

@@ -80,8 +80,8 @@ def test_cameras_of_a_simulator_that_has_to_be_built(tmp_path):
     [
         ("rewards={type: person}", "override: rewards: a person watches one robot at a time, and there are 8 envs"),
         (
-            "env={type: gym_hil, num_envs: 8, person: {controller: keyboard}}",
-            "override: env: person.controller: keyboard with 8 envs, and a person holds one robot at a time",
+            "env={type: gym_hil, num_envs: 8, person: {type: keyboard}}",
+            "override: env: person.type: keyboard with 8 envs, and a person holds one robot at a time",
         ),
     ],
 )

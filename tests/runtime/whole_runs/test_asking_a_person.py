@@ -69,7 +69,9 @@ def request(root: str, token: str, path: str, body: str | None = None) -> bytes:
 
 
 def start(folder: Path, address: Path, resume: bool = False, **rewards) -> dict:
-    spec = scripted_spec(**CHANGES, rewards={**PERSON, "address_file": str(address), **rewards})
+    spec = scripted_spec(
+        **CHANGES, rewards={**PERSON, "ask": {"type": "page", "address_file": str(address)}, **rewards}
+    )
     return run(parse_spec(spec), folder, resume)
 
 

@@ -25,6 +25,9 @@ CHANGED: Mapping[str, tuple[str, str]] = {
     "expectile": ("algorithm", "algorithm: {type: iql, expectile: ...}"),
     "target_rate": ("algorithm", "algorithm: {type: iql, target_rate: ...}"),
     "bins": ("head", "head: {type: bins, count: ...}"),
+    "port": ("ask", "ask: {type: page, port: ...}"),
+    "address_file": ("ask", "ask: {type: page, address_file: ...}"),
+    "terminal": ("ask", "ask: {type: terminal, device: ...}"),
 }
 """Former key -> (a key of the same section today, what to write)."""
 

@@ -198,7 +198,7 @@ class Structurer:
             return None
         if len(members) == 1 and get_origin(members[0]) is Literal:
             return _read_option(data, (*get_args(members[0]), None))
-        if isinstance(data, Mapping) and any(map(tag_of, members)):
+        if isinstance(data, Mapping) and any(map(tags_of, members)):
             return self.read_class(data, _tagged_member(data, members))
         failures: list[Problems] = []
         for member in members:
@@ -214,18 +214,17 @@ class Structurer:
         raise make_problem(f"expected {names}, got {format_value(data)}")
 
 
-def tag_of(cls: Any) -> str | None:
-    """Return the `type` that selects a class in a union: the only value that its field `type` may have. None: the class
-    has no such field."""
+def tags_of(cls: Any) -> tuple[str, ...]:
+    """Return the values of `type` that select a class in a union: those that its field of this name may have. Empty:
+    the class has no such field, or takes any text there, as a plugin's section does."""
     if not (isinstance(cls, type) and attrs.has(cls) and "type" in attrs.fields_dict(cls)):
-        return None
-    tags = get_args(attrs.fields_dict(attrs.resolve_types(cls))["type"].type)
-    return tags[0] if len(tags) == 1 and isinstance(tags[0], str) else None
+        return ()
+    return get_args(attrs.fields_dict(attrs.resolve_types(cls))["type"].type)
 
 
 def _tagged_member(data: Mapping[Any, Any], members: Sequence[Any]) -> type:
     """Return the class that the mapping's `type` names. Raise Problems."""
-    tagged = {tag: member for member in members if (tag := tag_of(member)) is not None}
+    tagged = {tag: member for member in members for tag in tags_of(member)}
     if "type" not in data:
         raise make_problem(f"required, but missing; one of {', '.join(map(repr, tagged))}", "type")
     with at("type"):
@@ -234,8 +233,8 @@ def _tagged_member(data: Mapping[Any, Any], members: Sequence[Any]) -> type:
 
 def _name_member(member: Any) -> str:
     """Return a member of a union as a user writes it."""
-    if (tag := tag_of(member)) is not None:
-        return f"{{type: {tag}}}"
+    if tags := tags_of(member):
+        return " or ".join(f"{{type: {tag}}}" for tag in tags)
     if attrs.has(member):
         return f"a mapping with keys of ({', '.join(keys_of(member))})"
     if get_origin(member) is Literal:

@@ -9,7 +9,7 @@ from vla_rl.core.errors import NobodyAnswered, SafetyStop
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.toolkit.people.page import PagePanel
 from vla_rl.toolkit.people.panel import Answer, Panel
-from vla_rl.toolkit.people.settings import PanelSettings
+from vla_rl.toolkit.people.settings import Page, PanelSettings
 from vla_rl.toolkit.people.terminal import TerminalPanel
 
 ASKED_S = 0.1
@@ -23,9 +23,10 @@ def open_panel(settings: PanelSettings, path: str) -> Panel:
     Args:
         path: path of the settings in a spec, for messages.
     """
-    if settings.ask == "page":
-        return PagePanel(settings.port, settings.address_file, path)
-    return TerminalPanel(settings.terminal, path)
+    ask = settings.ask
+    if isinstance(ask, Page):
+        return PagePanel(ask.port, ask.address_file, f"{path}.ask")
+    return TerminalPanel(ask.device, path)
 
 
 def ask_person(

@@ -31,7 +31,7 @@ class TerminalPanel(Panel):
         except OSError as exc:
             raise UserError(
                 f"{path}.ask: there is no terminal {device} ({exc.strerror}); with Ray workers have none: use "
-                "runtime.backend: local, or ask: page"
+                "runtime.backend: local, or ask: {type: page}"
             ) from exc
         self._answers: tuple[Answer, ...] = ()
         self._line = b""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Context
-from vla_rl.plugins.envs.gym_hil.config import DEVICES, GymHilConfig
+from vla_rl.plugins.envs.gym_hil.config import DeviceSettings, GymHilConfig
 
 
 def check_device_sharing(config: GymHilConfig, context: Context) -> None:
     """Raise UserError for a device that several envs would share."""
-    if config.person is not None and config.person.controller in DEVICES and context.num_envs > 1:
+    if isinstance(config.person, DeviceSettings) and context.num_envs > 1:
         raise UserError(
-            f"person.controller: {config.person.controller} with {context.num_envs} envs, and a person holds one "
+            f"person.type: {config.person.type} with {context.num_envs} envs, and a person holds one "
             "robot at a time; give env.num_envs: 1"
         )

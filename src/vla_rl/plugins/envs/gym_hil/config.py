@@ -9,24 +9,6 @@ from attrs import field, frozen, validators
 from vla_rl.plugins.envs.gymnasium.config import STATES, check_rate
 from vla_rl.toolkit.envs.settings import LARGEST, SMALLEST, Processes
 
-SCRIPTED = "scripted"
-DEVICES = ("gamepad", "keyboard")
-AFTER = 10
-
-
-def _check_controller(instance: Any, attribute: Any, name: str) -> None:
-    if name not in (SCRIPTED, *DEVICES) and ":" not in name:
-        raise ValueError(f"{name!r} is none of {SCRIPTED}, {', '.join(DEVICES)} and module:Class")
-
-
-def _with_effect(instance: Any, attribute: Any, kwargs: dict[str, Any]) -> None:
-    """Refuse keys that the chosen controller does not read."""
-    scripted = instance.controller == SCRIPTED
-    if kwargs and ":" not in instance.controller:
-        raise ValueError(f"has no effect with controller: {instance.controller}; it is for module:Class")
-    if not scripted and (instance.after != AFTER or instance.steps is not None):
-        raise ValueError(f"after and steps have no effect with controller: {instance.controller}; leave them out")
-
 
 def _no_duplicates(instance: Any, attribute: Any, cameras: tuple[str, ...]) -> None:
     if len(set(cameras)) < len(cameras):
@@ -34,20 +16,41 @@ def _no_duplicates(instance: Any, attribute: Any, cameras: tuple[str, ...]) -> N
 
 
 @frozen(kw_only=True)
-class PersonSettings:
-    """Who may take over, and when."""
+class ScriptSettings:
+    """A script that lifts the cube."""
 
-    controller: str = field(default=SCRIPTED, validator=_check_controller)
-    """`scripted`: a script that lifts the cube; `keyboard` or `gamepad`: a person at the machine, by gym-hil's own
-    controllers; or `module:Class`, an object with their methods."""
-    after: int = field(default=AFTER, validator=validators.ge(0))
-    """Scripted: actions of the policy without progress towards a lifted cube, after which the script takes over."""
+    type: Literal["scripted"] = "scripted"
+    after: int = field(default=10, validator=validators.ge(0))
+    """Actions of the policy without progress towards a lifted cube, after which the script takes over."""
     steps: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
-    """Scripted: actions after which the script gives the robot back; null: it keeps it to the end of the episode."""
+    """Actions after which the script gives the robot back; null: it keeps it to the end of the episode."""
     in_evaluation: bool = True
     """Whether takeovers are possible in evaluations. Results then also have the success without interventions."""
-    kwargs: dict[str, Any] = field(factory=dict, validator=_with_effect)
-    """Keyword arguments of `module:Class`, which also gets the environment as its first argument."""
+
+
+@frozen(kw_only=True)
+class DeviceSettings:
+    """A person at the machine, by gym-hil's own controllers."""
+
+    type: Literal["gamepad", "keyboard"]
+    in_evaluation: bool = True
+    """Whether takeovers are possible in evaluations."""
+
+
+@frozen(kw_only=True)
+class ControllerSettings:
+    """An object with the methods of gym-hil's controllers."""
+
+    type: Literal["custom"] = "custom"
+    controller: str = field(validator=validators.matches_re(r"[\w.]+:[\w.]+"))
+    """Its class, `module:Class`."""
+    kwargs: dict[str, Any] = field(factory=dict)
+    """Keyword arguments of the class, which also gets the environment as its first argument."""
+    in_evaluation: bool = True
+    """Whether takeovers are possible in evaluations."""
+
+
+PersonSettings = ScriptSettings | DeviceSettings | ControllerSettings
 
 
 @frozen(kw_only=True)

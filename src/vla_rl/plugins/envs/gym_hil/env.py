@@ -11,7 +11,7 @@ from attrs import frozen
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array, Context
 from vla_rl.plugins.envs.gym_hil.checks import check_device_sharing
-from vla_rl.plugins.envs.gym_hil.config import DEVICES, SCRIPTED, GymHilConfig, PersonSettings
+from vla_rl.plugins.envs.gym_hil.config import DeviceSettings, GymHilConfig, PersonSettings, ScriptSettings
 from vla_rl.plugins.envs.gym_hil.interpreter import find_missing
 from vla_rl.plugins.envs.gym_hil.people import STEP, TakeoverWrapper
 from vla_rl.plugins.envs.gymnasium import single_env
@@ -49,13 +49,8 @@ def gymnasium_config(config: GymHilConfig) -> GymnasiumConfig:
         ),
     ]
     if person is not None:
-        kwargs = {"after": person.after, "steps": person.steps, "kwargs": person.kwargs}
-        wrappers.append(
-            Wrapper(
-                name=f"{TakeoverWrapper.__module__}:TakeoverWrapper", kwargs={"person": person.controller, **kwargs}
-            )
-        )
-        if person.controller in DEVICES:
+        wrappers.append(Wrapper(name=f"{TakeoverWrapper.__module__}:TakeoverWrapper", kwargs={"settings": person}))
+        if isinstance(person, DeviceSettings):
             wrappers.append(Wrapper(name="gym_hil.wrappers.viewer_wrapper:PassiveViewerWrapper"))
     return GymnasiumConfig(
         id="gym_hil/PandaPickCubeBase-v0",
@@ -71,13 +66,13 @@ def gymnasium_config(config: GymHilConfig) -> GymnasiumConfig:
         train_states=config.train_states,
         eval_states=config.eval_states,
         control_hz=config.control_hz,
-        deterministic=person is None or person.controller == SCRIPTED,
+        deterministic=person is None or isinstance(person, ScriptSettings),
         processes=config.processes,
     )
 
 
 def _choose_source(person: PersonSettings) -> Any:
-    return "expert" if person.controller == SCRIPTED else "person"
+    return "expert" if isinstance(person, ScriptSettings) else "person"
 
 
 @frozen

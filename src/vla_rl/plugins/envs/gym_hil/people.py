@@ -15,7 +15,7 @@ import numpy as np
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
-from vla_rl.plugins.envs.gym_hil.config import DEVICES, SCRIPTED
+from vla_rl.plugins.envs.gym_hil.config import ControllerSettings, DeviceSettings, PersonSettings, ScriptSettings
 
 STEP = 0.025
 """Metres that an action of 1 moves the hand."""
@@ -29,14 +29,12 @@ class TakeoverWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Lets a person act instead of the policy, and reports it in the info: `is_intervention`, `teleop_action`. A person
     may also end the episode: by success (`succeed`, reward 1), by failure, or, to record it again, by truncation."""
 
-    def __init__(
-        self, env: gymnasium.Env[Any, Any], person: str, after: int, steps: int | None, kwargs: dict[str, Any]
-    ) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], settings: PersonSettings) -> None:
         super().__init__(env)
         self.listens = True
         """Whether the person may act in this episode."""
-        self.name = person
-        self.person = _create_person(person, env.unwrapped, after, steps, kwargs)
+        self.name = settings.controller if isinstance(settings, ControllerSettings) else settings.type
+        self.person = _create_person(settings, env.unwrapped)
         self._call_person("start")
 
     def reset(self, **kwargs: Any) -> Any:
@@ -88,17 +86,18 @@ class TakeoverWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return answer
 
 
-def _create_person(name: str, env: Any, after: int, steps: int | None, kwargs: dict[str, Any]) -> Any:
-    """Return the person of this name. Raise UserError for one that cannot be made."""
-    if name == SCRIPTED:
-        return ScriptedPerson(env, after=after, steps=steps)
+def _create_person(settings: PersonSettings, env: Any) -> Any:
+    """Return the person of these settings. Raise UserError for one that cannot be made."""
+    if isinstance(settings, ScriptSettings):
+        return ScriptedPerson(env, after=settings.after, steps=settings.steps)
+    name = settings.controller if isinstance(settings, ControllerSettings) else settings.type
     try:
-        if name in DEVICES:
+        if isinstance(settings, DeviceSettings):
             controllers = importlib.import_module("gym_hil.wrappers.intervention_utils")
             kind = {"keyboard": controllers.KeyboardController, "gamepad": controllers.GamepadController}[name]
             return kind(x_step_size=1.0, y_step_size=1.0, z_step_size=1.0)
         module, _, attribute = name.partition(":")
-        return getattr(importlib.import_module(module), attribute)(env, **kwargs)
+        return getattr(importlib.import_module(module), attribute)(env, **settings.kwargs)
     except (ImportError, AttributeError, TypeError) as exc:
         raise UserError(f"person.controller: {name!r} cannot be made: {type(exc).__name__}: {exc}") from exc
 
