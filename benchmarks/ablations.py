@@ -53,12 +53,12 @@ CRITIC: Keys = {
     "train": {"value_lr": 1e-3, "critic_warmup_steps": 2},
 }
 PPO: Keys = {**CRITIC, "algorithm": {**CRITIC["algorithm"], "type": "ppo"}}
-PARTIAL: Keys = {"episodes": None, "steps": 48, "auto_reset": "immediate"}
+PARTIAL: Keys = {"episodes": None, "auto_reset": {"steps": 48}}
 LAGGED: Keys = merged(
     CRITIC,
     {
         "env": {"tasks": ["pick_red", "put_red"], "num_envs": 64},
-        "rollout": {"episodes": None, "steps": 24, "auto_reset": "immediate"},
+        "rollout": {"episodes": None, "auto_reset": {"steps": 24}},
         "train": {"global_batch": 128, "lr_warmup_steps": 5},
         "eval": {"every": 20, "episodes_per_task": 100},
     },
@@ -158,7 +158,7 @@ COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
     "accerl": (
         {},
         {
-            "synchronous": example("tabletop_accerl", asynchrony={"max_lag": 0, "replay": {"uses": 1}}),
+            "synchronous": example("tabletop_accerl", asynchrony={"max_lag": 0, "replay": None}),
             "max_lag 1, two uses": example("tabletop_accerl"),
         },
     ),

@@ -63,12 +63,12 @@ WHOLE = "start: first, horizon: 4"
 """GRPO has no critic: whole episodes."""
 LIKELY = "outcome: most likely"
 EDM = ["world_model={type: edm, preset: tiny}", f"imagination={{{WHOLE}, {LIKELY}}}"]
-UNFITTED = "fit_updates_below_threshold: 0, quality_thresholds: false"
+UNFITTED = "fit_updates_below_threshold: 0, quality_thresholds: null"
 ORACLE = [
     "world_model={type: oracle, env: tabletop, history: 5, num_envs: 64}",
     f"imagination={{{WHOLE}, warm_start: 0, fit_updates: 0, {UNFITTED}}}",
 ]
-OPEN = f"fit_updates_below_threshold: {ImaginationSpec().fit_updates}, quality_thresholds: false"
+OPEN = f"fit_updates_below_threshold: {ImaginationSpec().fit_updates}, quality_thresholds: null"
 """Fitted as much as a model whose gates are open."""
 ARMS: Mapping[str, Sequence[str]] = {
     "C": EDM,

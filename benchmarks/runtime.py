@@ -147,7 +147,7 @@ class ScaleCase:
     """A ticket is 64 chunk steps of an env's stream, of episodes of up to 16 steps; False: an episode of up to 64."""
 
     def spec(self) -> Spec:
-        streams = {"auto_reset": "immediate", "steps": 64, "max_steps": 16}
+        streams = {"auto_reset": {"steps": 64}, "max_steps": 16}
         episodes = {"episodes": self.num_envs, "group_size": 8, "max_steps": 64}
         return parse_spec(
             {

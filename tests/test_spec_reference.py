@@ -57,5 +57,5 @@ def test_pages_show_words_and_no_python():
     text = spec_reference.spec_page() + spec_reference.plugins_page()
     assert not re.findall(r"field\(|validator|Factory|Config\b|NoneType|<class", text)
     assert "| `chunk` | integer, 1 to 10,000 | **required** |" in text
-    assert "| `auto_reset` | `off`, `immediate` or `deferred` |" in text
+    assert "| `auto_reset.mode` | `immediate` or `deferred` |" in text
     assert "| `value_lr` | number, 1e-12 to 10, or `null` |" in text

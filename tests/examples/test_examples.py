@@ -135,7 +135,7 @@ def test_libero_under_other_placements(tmp_path):
 
 @pytest.mark.slow
 def test_a_policy_practises_in_a_world_model(tmp_path):
-    fits = "imagination={per_real: 1, start: first, warm_start: 0, fit_updates: 1, fit_updates_below_threshold: 2, fit_batch: 4, quality_thresholds: false}"
+    fits = "imagination={per_real: 1, start: first, warm_start: 0, fit_updates: 1, fit_updates_below_threshold: 2, fit_batch: 4, quality_thresholds: null}"
     short = ["runtime.backend=local", "train.steps=2", "eval={before: false, episodes_per_task: 1}", fits]
     results = start("tabletop_imagination", tmp_path / "run", *SHORT, *short)
     assert results["imagination"]["imagined_episodes"] == 2 * 64 and results["imagination"]["fit_updates"] == 4

@@ -194,7 +194,7 @@ def tiny(file: Path) -> dict[str, Any]:
     train = data["train"] | {"steps": 1, "micro_batch": 4, "precision": "float32"}
     train |= {"global_batch": 16} if "global_batch" in train else {}
     imagination = {"per_real": 1, "start": "first", "warm_start": 0, "fit_updates": 1, "fit_batch": 4}
-    imagination |= {"fit_updates_below_threshold": 2, "quality_thresholds": False}
+    imagination |= {"fit_updates_below_threshold": 2, "quality_thresholds": None}
     return {
         **data,
         "model": model,

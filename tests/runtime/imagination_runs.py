@@ -39,7 +39,7 @@ SMALL: dict[str, Any] = {
         "fit_batch": 4,
         "evaluated_episodes": 16,
         "buffer": 32,
-        "quality_thresholds": False,
+        "quality_thresholds": None,
     },
     "train": {"steps": 4, "lr": 3e-2, "micro_batch": 32, "checkpoint_every": 2},
     "eval": {"before": False, "episodes_per_task": 2},

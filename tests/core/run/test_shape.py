@@ -24,7 +24,7 @@ def shape_of(**changes):
 def test_episodes_count_before_envs():
     shape = shape_of(rollout={"episodes": 24})
     assert (shape.envs, shape.groups_per_step, shape.tickets_per_step) == (8, 6, 24)
-    assert shape_of(rollout={"episodes": None, "steps": 16, "auto_reset": "immediate"}).groups_per_step == 2
+    assert shape_of(rollout={"episodes": None, "auto_reset": {"steps": 16}}).groups_per_step == 2
 
 
 @pytest.mark.parametrize(

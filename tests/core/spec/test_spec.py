@@ -65,7 +65,7 @@ name: test
 plugins: [toy.py]
 model: {type: toy}
 env: {type: toy, num_envs: 8, sizes: {front: 64}}
-rollout: {chunk: 4, episodes: 16, group_size: 4, auto_reset: off}
+rollout: {chunk: 4, episodes: 16, group_size: 4}
 algorithm:
   type: toy
   filter: {lower: 0.2, upper: 1}
@@ -97,7 +97,7 @@ def test_a_good_spec():
     spec = read()
     assert spec.env.num_envs == 8
     assert spec.env.config.sizes == {"front": 64}
-    assert spec.rollout.auto_reset == "off"
+    assert spec.rollout.auto_reset is None
     assert spec.algorithm.config.filter.upper == 1.0
     assert type(spec.algorithm.config.filter.upper) is float
     assert spec.train.lr == 1e-6
@@ -196,9 +196,19 @@ def test_every_error_of_a_file_at_once():
         ),
         ("num_envs: 8", "numenvs: 8", "spec.yaml:4: env.num_envs: required, but missing"),
         (
-            "auto_reset: off",
-            "auto_reset: of",
-            "spec.yaml:5: rollout.auto_reset: expected one of 'off', 'immediate', 'deferred', got str 'of'; did you mean 'off'?",
+            "episodes: 16, group_size: 4",
+            "auto_reset: {steps: 16, mode: defered}",
+            "spec.yaml:5: rollout.auto_reset.mode: expected one of 'immediate', 'deferred', got str 'defered'; did you mean 'deferred'?",
+        ),
+        (
+            "episodes: 16, group_size: 4",
+            "auto_reset: immediate",
+            "spec.yaml:5: rollout.auto_reset: expected a mapping with keys of (steps, mode), got str 'immediate'",
+        ),
+        (
+            "episodes: 16, group_size: 4",
+            "steps: 16, auto_reset: {steps: 16}",
+            "spec.yaml:5: rollout.steps: unknown key; now auto_reset: {steps: ...}",
         ),
         (
             "group_size: 4",
@@ -215,20 +225,24 @@ def test_every_error_of_a_file_at_once():
             "episodes: 14",
             "spec.yaml:5: rollout.group_size: 4 does not divide rollout.episodes 14; use 2 or 7, or rollout.episodes 12 or 16",
         ),
-        ("episodes: 16, ", "", "spec.yaml:5: rollout.episodes: required with auto_reset: off"),
         (
-            "auto_reset: off",
-            "auto_reset: deferred",
-            "spec.yaml:5: rollout.episodes: has no effect with auto_reset: deferred; give steps",
+            "episodes: 16, ",
+            "",
+            "spec.yaml:5: rollout.episodes: give either episodes, such as 64, or auto_reset, such as {steps: 64}",
         ),
         (
-            "episodes: 16, group_size: 4, auto_reset: off",
-            "steps: 10, auto_reset: immediate",
-            "spec.yaml:5: rollout.steps: 10 is not a multiple of chunk 4",
+            "episodes: 16",
+            "episodes: 16, auto_reset: {steps: 16}",
+            "spec.yaml:5: rollout.episodes: give either episodes, such as 64, or auto_reset, such as {steps: 64}",
         ),
         (
-            "chunk: 4, episodes: 16, group_size: 4, auto_reset: off",
-            "chunk: 0, steps: 10, auto_reset: immediate",
+            "episodes: 16, group_size: 4",
+            "auto_reset: {steps: 10}",
+            "spec.yaml:5: rollout.auto_reset.steps: 10 is not a multiple of chunk 4",
+        ),
+        (
+            "chunk: 4, episodes: 16, group_size: 4",
+            "chunk: 0, auto_reset: {steps: 10}",
             "spec.yaml:5: rollout.chunk: 'chunk' must be >= 1: 0",
         ),
         ("upper: 1", "upper: 0.1", "spec.yaml:8: algorithm.filter.upper: 0.1 is below lower 0.2"),
@@ -318,7 +332,7 @@ def test_a_file_that_is_not_there():
 
 def test_overrides():
     spec = read(
-        GOOD, "algorithm.filter.lower=0.3", "train.lr=1e-4", "hooks.0.where=7", "env.num_envs=4", "rollout.auto_reset=off",
+        GOOD, "algorithm.filter.lower=0.3", "train.lr=1e-4", "hooks.0.where=7", "env.num_envs=4", "rollout.auto_reset=null",
         "bc_warmup.episodes=3", "bc_warmup.epochs=1", "bc_warmup.lr=1",
     )  # fmt: skip
     assert spec.algorithm.config.filter.lower == 0.3
@@ -404,7 +418,7 @@ def test_a_spec_in_python_is_checked_as_well():
 )  # fmt: skip
 def test_work_without_end_is_refused_with_a_number(key, number):
     """At once: the test would take minutes otherwise."""
-    found = errors(GOOD, f"{key}={number}")
+    found = errors(GOOD, "rollout.task_sampling.type=weighted", f"{key}={number}")
     (said,) = [error for error in found if error.startswith(f"override: {key}: ")]
     assert "must be <= " in said or "expected a number of 63 bits at most" in said
 

@@ -269,7 +269,7 @@ def test_the_keys_of_the_report_count(tmp_path):
             {"algorithm": {"type": "grpo"}, "hooks": [{"type": "srpo_report"}]},
             "reports on algorithm 'srpo', and this run has 'grpo'",
         ),
-        ({"rollout": {"chunk": 3, "steps": 6, "auto_reset": "immediate", "group_size": 4}}, "auto_reset: off"),
+        ({"rollout": {"chunk": 3, "auto_reset": {"steps": 6}, "group_size": 4}}, "without rollout.auto_reset"),
         ({"rollout": {"chunk": 3, "episodes": 16, "group_size": 1}}, "rollout.group_size >= 2"),
     ],
 )

@@ -71,10 +71,6 @@ def test_what_has_an_effect_is_not_warned_of(caplog, overrides):
         (["algorithm.filter={lower: 0, upper: 1}"], "algorithm.filter", "0 to 1 keeps every group"),
         (["algorithm.correction={type: decoupled}"], "algorithm.correction", "nothing that is trained on is old"),
         (
-            ["algorithm.correction={type: decoupled}", "asynchrony.replay={uses: 2, capacity: 9}"],
-            "asynchrony.replay.capacity", "sampling: oldest keeps 2 groups (1 x 2); room for more has no effect",
-        ),
-        (
             ["algorithm.correction={type: decoupled}", "asynchrony.replay={uses: 5}"],
             "asynchrony.replay.uses", "nothing is trained on more than once in each of 4 steps",
         ),

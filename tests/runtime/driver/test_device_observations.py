@@ -72,7 +72,7 @@ vla_rl_plugins = {
 
 @pytest.mark.parametrize(
     "rollout",
-    [{"group_size": 1}, {"episodes": None, "steps": 4, "auto_reset": "immediate", "group_size": 1}],
+    [{"group_size": 1}, {"episodes": None, "auto_reset": {"steps": 4}, "group_size": 1}],
     ids=["episodes", "auto_reset"],
 )
 def test_images_reach_the_policy_without_the_host(rollout):

@@ -49,7 +49,8 @@ def changes(tmp_path):
 
 
 def test_every_key_has_a_rule_and_every_rule_a_key():
-    spec = parse_spec(scripted_spec(**FULL)).to_dict() | {"imitation.data.type": 0}
+    others = {"imitation.data.type": 0, "rollout.auto_reset.steps": 4}  # in place of `expert` and `episodes`
+    spec = parse_spec(scripted_spec(**FULL)).to_dict() | others
     keys = keys_below(spec)
     assert all(rule_of(key)[0] in Effect for key in keys)
     assert set(RULES) - set(keys) == OF_PLUGINS

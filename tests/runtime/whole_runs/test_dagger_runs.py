@@ -59,7 +59,7 @@ def test_the_expert_acts_first_and_its_labels_are_cloned(tmp_path):
 def test_a_resumed_run_equals_a_whole_one(tmp_path, auto_reset):
     changes: dict[str, Any] = {"trainer": {"beta": 0.7, "beta_decay": 0.8}}
     if auto_reset != "off":
-        changes["rollout"] = {"auto_reset": auto_reset, "episodes": None, "steps": 6}
+        changes["rollout"] = {"auto_reset": {"steps": 6, "mode": auto_reset}, "episodes": None}
     whole = of_updates(train(tmp_path / "whole", **changes))
     shares = [line["dagger/expert_acts"] for line in whole]
     assert 0.4 < shares[0] < 1.0 and 0 < shares[3] < shares[0], "the expert acts in fewer and fewer chunks"

@@ -44,7 +44,12 @@ def test_ppo_learns_the_sign(train, advantage):
 @pytest.mark.parametrize("mode", ["immediate", "deferred"])
 @pytest.mark.parametrize("ignore", [False, True])
 def test_ppo_trains_with_auto_reset(train, mode, ignore):
-    rollout = {"episodes": None, "steps": 12, "auto_reset": mode, "group_size": 1, "ignore_terminations": ignore}
+    rollout = {
+        "episodes": None,
+        "auto_reset": {"steps": 12, "mode": mode},
+        "group_size": 1,
+        "ignore_terminations": ignore,
+    }
     results, metrics = train(algorithm={"type": "ppo"}, rollout=rollout, env={"length": 3}, train={"steps": 8})
     assert results["success"]["rate"] >= 0.9
     assert metrics[1]["rollout/env_steps"] == 8 * 12 if ignore or mode == "deferred" else 8 * 9
@@ -112,7 +117,7 @@ def test_groups_share_a_state_and_envs_of_a_group_differ(train):
     ("changes", "message"),
     [
         ({"rollout": {"group_size": 1}}, "group_size >= 2"),
-        ({"rollout": {"episodes": None, "steps": 8, "auto_reset": "immediate"}}, "auto_reset: off"),
+        ({"rollout": {"episodes": None, "auto_reset": {"steps": 8}}}, "without rollout.auto_reset"),
     ],
 )
 def test_grpo_without_groups_is_refused(changes, message):

@@ -101,7 +101,7 @@ def test_transitions_are_what_happened(tmp_path, auto_reset):
     spec = off_policy_spec(train={"steps": 1}, env={"stamp": True}, trainer={"min_data": 100})
     if auto_reset != "off":
         del spec["rollout"]["episodes"]
-        spec["rollout"] |= {"auto_reset": auto_reset, "steps": 8}
+        spec["rollout"] |= {"auto_reset": {"steps": 8, "mode": auto_reset}}
     run(parse_spec(spec), tmp_path)
     info = parse_info(tmp_path)
     frames, transitions = stored(tmp_path, info)

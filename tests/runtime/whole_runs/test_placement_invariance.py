@@ -59,7 +59,7 @@ def test_ray_equals_local(train, local, case):
 def test_ppo_bootstraps_across_processes(train):
     changes = {
         "algorithm": {"type": "ppo"},
-        "rollout": {"episodes": None, "steps": 6, "auto_reset": "immediate", "group_size": 1},
+        "rollout": {"episodes": None, "auto_reset": {"steps": 6}, "group_size": 1},
         "train": {"steps": 2},
     }
     _, expected = train("local", **changes)

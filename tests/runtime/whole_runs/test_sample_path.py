@@ -21,7 +21,7 @@ SHORT = [
     "runtime.backend=local",
     "train.steps=2",
     "env.num_envs=8",
-    "rollout.steps=8",
+    "rollout.auto_reset.steps=8",
     "eval={before: false, episodes_per_task: 1}",
     "hooks=[]",
 ]

@@ -42,7 +42,7 @@ def without_offload(lines):
         {"eval": {"every": 2}, "bc_warmup": {"episodes": 8, "epochs": 1, "lr": 1e-2}},
         {
             "algorithm": {"type": "ppo"},
-            "rollout": {"episodes": None, "steps": 6, "auto_reset": "immediate", "group_size": 1},
+            "rollout": {"episodes": None, "auto_reset": {"steps": 6}, "group_size": 1},
             "train": {"steps": 2, "checkpoint_every": 1},
         },
     ],
@@ -56,7 +56,13 @@ def test_a_run_with_offload_equals_one_without(train, changes):
 
 
 def test_the_tabletop_is_rebuilt_and_continues(tmp_path):
-    shorter = ["env.num_envs=4", "train.steps=2", "eval.before=false", "eval.episodes_per_task=1", "rollout.steps=8"]
+    shorter = [
+        "env.num_envs=4",
+        "train.steps=2",
+        "eval.before=false",
+        "eval.episodes_per_task=1",
+        "rollout.auto_reset.steps=8",
+    ]
     changes = {"plain": [], "offload": ["placement={type: collocated, offload: {sim: true, learner: true}}"]}
     for name, change in changes.items():
         spec = load_spec(TABLETOP, ["runtime.backend=local", "placement={type: collocated}", *shorter, *change])

@@ -73,7 +73,7 @@ class RunShape:
             max_lag=asynchrony.max_lag,
             pinned_lag=rollout.lag or (asynchrony.max_lag if asynchrony.weights == "pinned" else 0),
             streaming=asynchrony.streaming_update,
-            uses=replay.uses,
-            replayed_groups=replay.capacity or (replay.uses - 1) * groups,
+            uses=1 if replay is None else replay.uses,
+            replayed_groups=0 if replay is None else replay.capacity or (replay.uses - 1) * groups,
             added_groups=spec.added_groups(groups),
         )

@@ -28,6 +28,10 @@ CHANGED: Mapping[str, tuple[str, str]] = {
     "port": ("ask", "ask: {type: page, port: ...}"),
     "address_file": ("ask", "ask: {type: page, address_file: ...}"),
     "terminal": ("ask", "ask: {type: terminal, device: ...}"),
+    "steps": ("auto_reset", "auto_reset: {steps: ...}"),
+    "sampling": ("capacity", "a capacity alone: with one, groups are drawn from the buffer"),
+    "max_over_estimation": ("quality_thresholds", "quality_thresholds: {max_over_estimation: ...}"),
+    "recent": ("per_real", "always the newest 512 episodes"),
 }
 """Former key -> (a key of the same section today, what to write)."""
 

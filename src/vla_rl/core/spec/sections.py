@@ -11,6 +11,7 @@ from attrs import validators as v
 
 from vla_rl.core import catalogue
 from vla_rl.core.augmentation import AugmentSpec
+from vla_rl.core.spec.structure import make_problem
 
 ENVS, EPISODES, STEPS, UPDATES, LAG = 100_000, 1_000_000, 10_000_000, 1_000_000_000, 1_000
 """Upper limits of a spec for envs, simultaneous episodes, environment steps, training steps, and policy lag in
@@ -101,22 +102,33 @@ def default_imitation_trainer() -> Component:
 
 
 @frozen(kw_only=True)
-class TaskSampling:
-    """Task distribution of rollouts."""
+class UniformTasks:
+    """Sample a task by its number of train states."""
 
-    type: Literal["uniform", "weighted"] = "uniform"
-    """Sample a task by its number of train states (uniform), or more often the more it fails (weighted, AcceRL eq. 11):
-    with probability w / sum of all w, where w = failures among the task's last `window` episodes + `smoothing`."""
+    type: Literal["uniform"] = "uniform"
+
+
+@frozen(kw_only=True)
+class WeightedTasks:
+    """Sample a task more often the more it fails (AcceRL eq. 11): with probability w / sum of all w, where w = failures
+    among the task's last `window` episodes + `smoothing`."""
+
+    type: Literal["weighted"] = "weighted"
     window: int = field(default=100, validator=number_between(1, EPISODES))
     """Latest episodes of a task that count, over all workers."""
     smoothing: float = field(default=1.0, validator=positive_between(1e-9, 1e9))
     """Weight of a task that never fails."""
 
-    @window.validator
-    @smoothing.validator
-    def _check_used(self, attribute: Any, value: float) -> None:
-        if self.type == "uniform" and value != attribute.default:
-            raise ValueError("has no effect with type: uniform; use type: weighted")
+
+@frozen(kw_only=True)
+class AutoReset:
+    """Tickets of a fixed length: at the end of an episode the ticket continues with a new one."""
+
+    steps: int = field(validator=number_between(1, STEPS))
+    """Environment steps (single actions) of each of the env.num_envs tickets in a training step; a multiple of
+    chunk."""
+    mode: Literal["immediate", "deferred"] = "immediate"
+    """When the new episode begins: at once (immediate), or at the next chunk (deferred)."""
 
 
 @frozen(kw_only=True)
@@ -136,13 +148,10 @@ class RolloutSpec:
     """C, actions per inference, executed before the next one. May be left out where the checkpoint gives it: a known
     one, or a folder in lerobot's layout with `n_action_steps`."""
     episodes: int | None = field(default=None, validator=v.optional(number_between(1, EPISODES)))
-    """Episodes per training step, over all envs; only with `auto_reset: off`, and a multiple of group_size."""
-    steps: int | None = field(default=None, validator=v.optional(number_between(1, STEPS)))
-    """Environment steps (single actions) of each of the env.num_envs tickets in a training step; a multiple of chunk,
-    and only with `auto_reset: immediate` or `deferred`."""
-    auto_reset: Literal["off", "immediate", "deferred"] = "off"
-    """Behaviour at the end of an episode: the env takes another ticket (off), or its ticket continues with a new
-    episode, at once (immediate) or at the next chunk (deferred)."""
+    """Episodes per training step, over all envs, each a ticket; a multiple of group_size. Or give `auto_reset`."""
+    auto_reset: AutoReset | None = field(default=None)
+    """Tickets of a fixed number of steps instead of `episodes`, such as {steps: 64}: the env's next episode begins
+    where one ends."""
     ignore_terminations: bool = False
     """Continue episodes to the step limit after the task ended."""
     group_size: int = field(default=1, validator=number_between(1, ENVS))
@@ -164,10 +173,10 @@ class RolloutSpec:
     """Factor on rewards; not 0, which would leave nothing to learn from."""
     resample: ResampleSpec | None = field(default=None)
     """Roll out further episodes in place of groups that the algorithm's filters drop (DAPO's dynamic sampling); null:
-    train on what is left. Only with `auto_reset: off`."""
+    train on what is left. Only with `episodes`."""
     lag: int = field(default=0, validator=number_between(0, LAG))
     """Act with the weights of this many versions ago, to test how an algorithm tolerates stale data; 0: the newest."""
-    task_sampling: TaskSampling = field(factory=TaskSampling)
+    task_sampling: UniformTasks | WeightedTasks = field(factory=UniformTasks)
     """Task distribution of rollouts; evaluation is not affected."""
 
     @reward_coef.validator
@@ -179,46 +188,36 @@ class RolloutSpec:
 
     @episodes.validator
     def _check_episodes(self, attribute: Any, value: int | None) -> None:
-        if self.auto_reset == "off" and value is None:
-            raise ValueError("required with auto_reset: off")
-        if self.auto_reset != "off" and value is not None:
-            raise ValueError(f"has no effect with auto_reset: {self.auto_reset}; give steps")
+        if (value is None) == (self.auto_reset is None):
+            raise ValueError("give either episodes, such as 64, or auto_reset, such as {steps: 64}")
 
-    @steps.validator
-    def _check_steps(self, attribute: Any, value: int | None) -> None:
-        if self.auto_reset != "off" and value is None:
-            raise ValueError(f"required with auto_reset: {self.auto_reset}")
-        if self.auto_reset == "off" and value is not None:
-            raise ValueError("has no effect with auto_reset: off; give episodes")
-        if value is not None and value % self.chunk:
-            raise ValueError(f"{value} is not a multiple of chunk {self.chunk}")
+    @auto_reset.validator
+    def _check_steps(self, attribute: Any, value: AutoReset | None) -> None:
+        if value is not None and value.steps % self.chunk:
+            raise make_problem(f"{value.steps} is not a multiple of chunk {self.chunk}", "steps")
 
     @resample.validator
     def _check_resample(self, attribute: Any, value: ResampleSpec | None) -> None:
-        if value is not None and self.auto_reset != "off":
-            raise ValueError(f"has no effect with auto_reset: {self.auto_reset}, which has no groups")
+        if value is not None and self.auto_reset is not None:
+            raise ValueError("has no effect with auto_reset, which has no groups")
+
+    @property
+    def steps(self) -> int | None:
+        """Environment steps of a ticket; None: an episode."""
+        return None if self.auto_reset is None else self.auto_reset.steps
 
 
 @frozen(kw_only=True)
 class ReplaySpec:
     """Experience replay: train on trajectories more than once (AcceRL). The learners store them."""
 
-    uses: int = field(default=1, validator=number_between(1, LAG))
+    uses: int = field(validator=number_between(2, LAG))
     """Average number of times a group is trained on: once when collected, then from the replay buffer."""
     capacity: int | None = field(default=None, validator=v.optional(number_between(1, EPISODES)))
-    """Newest groups that the buffer keeps; none: as many as `oldest` needs, uses - 1 times those of a step."""
-    sampling: Literal["oldest", "uniform"] = field(default="oldest")
-    """Earlier groups that a step replays: those of the last uses - 1 steps, so that each is used exactly `uses` times
-    (oldest); or uses - 1 times as many as are new, drawn from the whole buffer (uniform)."""
+    """Newest groups that the buffer keeps, of which a step draws uses - 1 times as many as are new. None: it keeps the
+    groups of the last uses - 1 steps, and a step replays all of them, so that each is used exactly `uses` times."""
     max_lag: int | None = field(default=None, validator=v.optional(number_between(1, UPDATES)))
     """Most training steps that a chunk may be old when replayed; none: unlimited. Older groups leave the buffer."""
-
-    @capacity.validator
-    @sampling.validator
-    @max_lag.validator
-    def _check_used(self, attribute: Any, value: Any) -> None:
-        if self.uses == 1 and value != attribute.default:
-            raise ValueError("has no effect with uses: 1, where nothing is trained on again")
 
 
 @frozen(kw_only=True)
@@ -231,8 +230,8 @@ class AsynchronySpec:
     weights: Literal["latest", "pinned"] = field(default="latest")
     """Weights that act: the newest at each chunk (latest), or for a whole ticket those of max_lag steps before its own
     (pinned: the run is reproducible, and policies keep max_lag further versions in host memory)."""
-    replay: ReplaySpec = field(factory=ReplaySpec)
-    """Experience replay: how often collected trajectories are trained on."""
+    replay: ReplaySpec | None = None
+    """Experience replay: train on collected trajectories more than once; none: once."""
 
     streaming_update: bool = False
     """Streaming update: learners begin with collected groups while the rest of the step is still being collected. The
@@ -246,6 +245,15 @@ class AsynchronySpec:
 
 
 @frozen(kw_only=True)
+class QualityThresholds:
+    """Thresholds of a world model's quality that a run may set."""
+
+    max_over_estimation: float = field(default=0.15, validator=number_between(0, 1))
+    """Imagine only while the policy's imagined success exceeds its real success from the same states by no more than
+    this, by the lower end of the 95 % interval."""
+
+
+@frozen(kw_only=True)
 class ImaginationSpec:
     """Training in imagination: after each real rollout the same policy collects trajectories in the world model.
     Experimental."""
@@ -254,8 +262,6 @@ class ImaginationSpec:
     """Imagined trajectories for each real one of a training step."""
     start: Literal["any", "first"] = "any"
     """Start from a recorded episode after any of its chunks (any), or from its first frames only (first)."""
-    recent: int = field(default=512, validator=number_between(1, EPISODES))
-    """Newest real episodes that imagination starts from."""
     horizon: int = field(default=4, validator=number_between(1, STEPS))
     """Chunks after which an imagined trajectory is truncated, if the episode's step limit does not come first."""
     outcome: Literal["sample", "most likely"] = "sample"
@@ -275,16 +281,8 @@ class ImaginationSpec:
     evaluated_episodes: int = field(default=64, validator=number_between(16, ENVS))
     """Held-out episodes that are imagined again in each training step, half of them successes if enough succeeded. Also
     the number of episodes of the last rollout that measure success over-estimation."""
-    quality_thresholds: bool = True
-    """Imagine only while the model meets its quality thresholds; false: always, for experiments."""
-    max_over_estimation: float = field(default=0.15, validator=number_between(0, 1))
-    """Imagine only while the policy's imagined success exceeds its real success from the same states by no more than
-    this, by the lower end of the 95 % interval."""
-
-    @max_over_estimation.validator
-    def _check_used(self, attribute: Any, value: float) -> None:
-        if not self.quality_thresholds and value != attribute.default:
-            raise ValueError("has no effect with quality_thresholds: false")
+    quality_thresholds: QualityThresholds | None = field(factory=QualityThresholds)
+    """Imagine only while the model meets its quality thresholds; null: always, for experiments."""
 
 
 @frozen(kw_only=True)

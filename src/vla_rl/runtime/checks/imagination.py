@@ -20,14 +20,14 @@ def imagination_problems(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     section, rollout, asynchrony = spec.imagination, spec.rollout, spec.asynchrony
     if section is None:
         return
-    if rollout.auto_reset != "off":
-        text = f"{WHOLE}, each a ticket: it needs auto_reset: off (and rollout.episodes), not {rollout.auto_reset}"
+    if rollout.auto_reset is not None:
+        text = f"{WHOLE}, each a ticket: it needs rollout.episodes, not auto_reset"
         yield ("rollout", "auto_reset"), text
     if rollout.ignore_terminations:
         yield ("rollout", "ignore_terminations"), f"{WHOLE} with their ends; set it to false, or remove imagination"
-    if asynchrony.replay.uses > 1:
-        text = "imagined trajectories are trained on once; use uses: 1, or remove imagination"
-        yield ("asynchrony", "replay", "uses"), text
+    if asynchrony.replay is not None:
+        text = "imagined trajectories are trained on once; leave it out, or remove imagination"
+        yield ("asynchrony", "replay"), text
     if asynchrony.streaming_update:
         text = (
             "learners cannot begin before the policy has trained in imagination; use streaming_update: false, or "

@@ -35,7 +35,7 @@ def without_effect(spec: Spec, *, training: bool, imitation: bool) -> list[Item]
             *_rollout_warnings(spec),
             *_samples_warnings(spec),
         ]
-        warnings += [*_replay_warnings(spec), *_algorithm_warnings(spec), *_imagination_warnings(spec)]
+        warnings += [*_algorithm_warnings(spec), *_imagination_warnings(spec)]
         warnings += _transition_warnings(spec)
         warnings += _discount_warnings(("trainer", "discount"), spec.trainer, spec.rollout.chunk)
         warnings += _discount_warnings(("algorithm", "gamma"), spec.algorithm, 1)
@@ -125,7 +125,7 @@ def _steps_warnings(spec: Spec) -> Iterator[Item]:
     if spec.rollout.lag >= steps:
         text = f"the weights that the run begins with act in all its {steps} steps; give fewer than {steps}"
         yield ("rollout", "lag"), text
-    if asynchrony.replay.uses > steps:
+    if asynchrony.replay is not None and asynchrony.replay.uses > steps:
         text = f"nothing is trained on more than once in each of {steps} steps; more uses than that have no effect"
         yield ("asynchrony", "replay", "uses"), text
 
@@ -159,16 +159,6 @@ def _samples_warnings(spec: Spec) -> Iterator[Item]:
         yield ("train", "global_batch"), text
 
 
-def _replay_warnings(spec: Spec) -> Iterator[Item]:
-    replay, per_step = spec.asynchrony.replay, RunShape.from_spec(spec).groups_per_step
-    if replay.uses == 1 or replay.sampling != "oldest":
-        return
-    needed = (replay.uses - 1) * per_step
-    if replay.capacity is not None and replay.capacity > needed:
-        text = f"sampling: oldest keeps {needed} groups ({replay.uses - 1} x {per_step}); room for more has no effect"
-        yield ("asynchrony", "replay", "capacity"), text
-
-
 def _algorithm_warnings(spec: Spec) -> Iterator[Item]:
     config, asynchrony = spec.algorithm.config, spec.asynchrony
     if isinstance(config, CriticSettings) and not config.value_coef:
@@ -179,10 +169,10 @@ def _algorithm_warnings(spec: Spec) -> Iterator[Item]:
     bounds = config.filter if isinstance(config, GroupSettings) else None
     if bounds is not None and bounds.lower == 0 and bounds.upper == 1:
         yield ("algorithm", "filter"), "0 to 1 keeps every group; remove it, or give narrower bounds"
-    old = asynchrony.max_lag or spec.rollout.lag or asynchrony.replay.uses > 1
+    old = asynchrony.max_lag or spec.rollout.lag or asynchrony.replay is not None
     if isinstance(config, CorrectionSettings) and config.correction is not None and not old:
         text = (
-            "nothing that is trained on is old (asynchrony.max_lag: 0, rollout.lag: 0, uses: 1), and so nothing is "
+            "nothing that is trained on is old (asynchrony.max_lag: 0, rollout.lag: 0, no replay), and so nothing is "
             "corrected; set one of these, or correction: null"
         )
         yield ("algorithm", "correction"), text
@@ -247,6 +237,3 @@ def _imagination_warnings(spec: Spec) -> Iterator[Item]:
     if section.warm_start >= spec.train.steps:
         text = f"none of the {spec.train.steps} steps has imagined trajectories; give fewer than {spec.train.steps}"
         yield ("imagination", "warm_start"), text
-    if section.recent > section.buffer:
-        text = f"{section.buffer} episodes are kept (buffer), so more than these have no effect"
-        yield ("imagination", "recent"), text

@@ -277,9 +277,9 @@ def _transition_problems(spec: Spec) -> Iterator[Item]:
     if spec.algorithm.type != "transitions":
         text = f"trainer {trainer!r} takes no loss of an algorithm; leave `algorithm` out"
         yield ("algorithm",), text
-    if spec.asynchrony.replay.uses > 1:
+    if spec.asynchrony.replay is not None:
         text = f"trainer {trainer!r} keeps transitions itself, as trainer.capacity says; leave asynchrony.replay out"
-        yield ("asynchrony", "replay", "uses"), text
+        yield ("asynchrony", "replay"), text
     config = spec.trainer.config
     if isinstance(config, DemonstrationSettings) and config.demonstrations is not None and not _has_data(spec):
         text = (
@@ -373,10 +373,10 @@ def _recording_problems(spec: Spec, training: bool) -> Iterator[Item]:
     for i, _ in recording[1:]:
         yield ("hooks", i), "another hook records episodes, and simulators keep them once; leave one of the two out"
     for i, settings in recording[:1]:
-        if training and settings.what != "evaluation" and spec.rollout.auto_reset != "off":
+        if training and settings.what != "evaluation" and spec.rollout.auto_reset is not None:
             text = (
-                f"with rollout.auto_reset: {spec.rollout.auto_reset} rollouts end in the midst of episodes, and whole "
-                "ones are recorded; use what: evaluation, or auto_reset: off"
+                "with rollout.auto_reset rollouts end in the midst of episodes, and whole ones are recorded; use "
+                "what: evaluation, or rollout.episodes"
             )
             yield ("hooks", i, "what"), text
 
@@ -546,7 +546,7 @@ def _streaming_problems(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
             "smaller one are drawn from all; remove it, or set asynchrony.streaming_update: false"
         )
         yield ("train", "global_batch"), text
-    if spec.asynchrony.replay.uses > 1:
+    if spec.asynchrony.replay is not None:
         text = (
             "learners cannot begin with a part of what is trained on again; leave out asynchrony.replay, or set "
             "asynchrony.streaming_update: false"
@@ -558,16 +558,16 @@ def _unmet_requirements(algorithm: Algorithm, spec: Spec) -> list[Item]:
     """Return the requirements of the algorithm that are not met."""
     name, rollout = spec.algorithm.type, spec.rollout
     problems: list[Item] = []
-    if algorithm.needs.groups and (rollout.group_size < 2 or rollout.auto_reset != "off"):
+    if algorithm.needs.groups and (rollout.group_size < 2 or rollout.auto_reset is not None):
         text = (
             f"algorithm {name!r} compares trajectories of a group: it needs rollout.group_size >= 2 (got "
-            f"{rollout.group_size}) and rollout.auto_reset: off (got {rollout.auto_reset})"
+            f"{rollout.group_size}) and rollout.episodes, without rollout.auto_reset"
         )
         problems.append((("rollout", "group_size"), text))
-    if algorithm.needs.frames and rollout.auto_reset != "off":
+    if algorithm.needs.frames and rollout.auto_reset is not None:
         text = (
-            f"algorithm {name!r} looks at the frames of whole trajectories: it needs rollout.auto_reset: off "
-            f"(got {rollout.auto_reset})"
+            f"algorithm {name!r} looks at the frames of whole trajectories: it needs rollout.episodes, without "
+            f"rollout.auto_reset"
         )
         problems.append((("rollout", "auto_reset"), text))
     if not algorithm.needs.values:
@@ -587,26 +587,24 @@ def _unmet_requirements(algorithm: Algorithm, spec: Spec) -> list[Item]:
 def _replay_problems(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     """Check the replay buffer's settings."""
     replay, per_step = spec.asynchrony.replay, RunShape.from_spec(spec).groups_per_step
-    if replay.uses == 1:
+    if replay is None:
         return
     section = ("asynchrony", "replay")
     if not algorithm.off_policy:
         text = (
             f"algorithm {spec.algorithm.type!r}, as it is set, takes old data for new, so nothing can be trained on "
             f"{replay.uses} times; use gipo, or a `correction` (decoupled, truncated, v-trace) where the algorithm has "
-            f"one, or uses: 1"
+            f"one, or leave it out"
         )
         yield (*section, "uses"), text
     needed = (replay.uses - 1) * per_step
     demand = f"uses: {replay.uses} trains on {needed} earlier groups in a step ({replay.uses - 1} x {per_step})"
-    if replay.capacity is not None and replay.capacity < needed:
-        yield (*section, "capacity"), f"{replay.capacity} groups are too few: {demand}; give at least {needed}"
-    elif replay.sampling == "uniform" and (replay.capacity or 0) <= needed:
-        effect = "nothing says how many are kept" if replay.capacity is None else f"so all {needed} are, every time"
+    if replay.capacity is not None and replay.capacity <= needed:
         text = (
-            f"there is nothing to draw from: {demand}, and {effect}; give capacity: {2 * needed}, or sampling: oldest"
+            f"{replay.capacity} groups are too few to draw from: {demand}; give more, such as {2 * needed}, or leave "
+            f"it out to replay exactly these"
         )
-        yield (*section, "sampling"), text
+        yield (*section, "capacity"), text
     lag = max(spec.rollout.lag, spec.asynchrony.max_lag)
     if replay.max_lag is not None and replay.max_lag <= lag:
         text = f"a chunk may be {lag} steps old when it is trained on first; give more than {lag}"

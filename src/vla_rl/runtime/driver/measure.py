@@ -28,11 +28,11 @@ def measure_profile(start: Callable[[Spec, Plan], Driver], spec: Spec, cluster: 
     group = spec.rollout.group_size
     envs = max(group, spec.env.num_envs // devices // group * group)
     steps = CHUNK_STEPS * spec.rollout.chunk
-    off = spec.rollout.auto_reset == "off"
+    auto_reset = spec.rollout.auto_reset
     rollout = evolve(
         spec.rollout,
-        episodes=envs if off else None,
-        steps=None if off else steps,
+        episodes=envs if auto_reset is None else None,
+        auto_reset=None if auto_reset is None else evolve(auto_reset, steps=steps),
         max_steps=min(steps, spec.rollout.max_steps or steps),
         resample=None,
     )

@@ -34,16 +34,17 @@ def reason_to_pause(section: ImaginationSpec, step: int, fit: FitResult, metrics
     """
     if step <= section.warm_start:
         return f"the first {section.warm_start} training steps are real only (imagination.warm_start)"
-    if not section.quality_thresholds:
+    thresholds = section.quality_thresholds
+    if thresholds is None:
         return ""
     not_met = [name for name, met in fit.thresholds_met.items() if not met]
     if not_met:
         return f"the world model is not good enough yet on held-out episodes: {', '.join(not_met)}"
     low = metrics.get("imagination/over_estimation_low", math.inf)
-    if low > section.max_over_estimation:
+    if low > thresholds.max_over_estimation:
         return (
             f"the policy succeeds more often in the world model than in the simulator, by at least {low:.2f} "
-            f"(imagination.max_over_estimation: {section.max_over_estimation:g})"
+            f"(imagination.quality_thresholds.max_over_estimation: {thresholds.max_over_estimation:g})"
         )
     return ""
 

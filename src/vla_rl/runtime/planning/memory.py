@@ -59,4 +59,4 @@ def _on_node(node: str | None) -> str:
 
 
 def _per_step(spec: Spec) -> str:
-    return "rollout.steps or env.num_envs" if spec.rollout.episodes is None else "rollout.episodes"
+    return "rollout.auto_reset.steps or env.num_envs" if spec.rollout.episodes is None else "rollout.episodes"

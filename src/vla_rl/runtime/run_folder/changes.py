@@ -38,7 +38,7 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "env.python": (NONE, "where envs run"),
     "rollout": (ANOTHER_RUN, "it is what a sample or a reward is"),
     "rollout.episodes": (NUMBERS, "the size of a step"),
-    "rollout.steps": (NUMBERS, "the size of a step"),
+    "rollout.auto_reset.steps": (NUMBERS, "the size of a step"),
     "rollout.compile": (NONE, "compiled layers differ by rounding"),
     "rollout.engine": (NUMBERS, "what runs the policy"),
     "rollout.temperature": (NUMBERS, "exploration"),

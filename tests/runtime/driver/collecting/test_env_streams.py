@@ -19,7 +19,7 @@ from vla_rl.runtime.start import start
 from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv, read_stamp
 
-SEGMENTS = {"episodes": None, "steps": 4, "auto_reset": "immediate", "group_size": 1}
+SEGMENTS = {"episodes": None, "auto_reset": {"steps": 4}, "group_size": 1}
 LONG = {"length": 7, "max_steps": 9}
 """Neither an episode nor its limit is a multiple of a segment, or of a chunk."""
 STREAMS = {"rollout": SEGMENTS, "env": LONG, "algorithm": {"type": "ppo"}}

@@ -158,9 +158,9 @@ def test_evaluations_append(tmp_path):
 
 def test_what_cannot_be_recorded_is_refused_before_a_run(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    streams = {**ROLLOUT, "episodes": None, "steps": 8, "auto_reset": "immediate"}
+    streams = {**ROLLOUT, "episodes": None, "auto_reset": {"steps": 8}}
     for hooks, rollout, message in (
-        ([{"what": "both"}], streams, r"hooks\.0\.what: with rollout\.auto_reset: immediate rollouts end in the midst"),
+        ([{"what": "both"}], streams, r"hooks\.0\.what: with rollout\.auto_reset rollouts end in the midst"),
         ([{"every": 1}, {"every": 2}], ROLLOUT, r"hooks\.1: another hook records episodes"),
         ([{"folder": str(tmp_path)}], ROLLOUT, r"hooks\.0\.folder: .* is neither a LeRobot data set nor empty"),
     ):

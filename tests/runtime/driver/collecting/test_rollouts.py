@@ -114,8 +114,8 @@ def test_resampling_needs_groups():
     with pytest.raises(UserError, match="algorithm 'ppo' has none"):
         spec = scripted_spec(algorithm={"type": "ppo"}, rollout={**PPO, "resample": {"max_rounds": 1}})
         check_spec(parse_spec(spec), training=True)
-    rollout = {"episodes": None, "steps": 8, "auto_reset": "immediate", "resample": {"max_rounds": 1}}
-    with pytest.raises(SpecError, match="resample: has no effect with auto_reset: immediate"):
+    rollout = {"episodes": None, "auto_reset": {"steps": 8}, "resample": {"max_rounds": 1}}
+    with pytest.raises(SpecError, match="resample: has no effect with auto_reset, which has no groups"):
         parse_spec(scripted_spec(rollout=rollout))
 
 
@@ -226,7 +226,7 @@ def test_a_policy_acts_with_the_version_that_a_ticket_asks_for():
 @pytest.mark.parametrize("advantage", ["chunk", "action"])
 def test_values_are_those_of_the_current_critic(advantage):
     """With a lag, GIPO sees the values that the newest weights give, and PPO those of acting."""
-    fixed = {"episodes": None, "steps": 8, "auto_reset": "immediate", "group_size": 1, "ignore_terminations": True}
+    fixed = {"episodes": None, "auto_reset": {"steps": 8}, "group_size": 1, "ignore_terminations": True}
     found = {}
     for name in ("gipo", "ppo"):
         algorithm = {"type": name, "advantage": advantage, "time_limit": "bootstrap"}
@@ -283,7 +283,7 @@ def played_under_a_lag(made):
 
 def test_proximal_log_probs_are_those_of_the_newest_weights():
     changes = {"env": {"length": 3}, "train": {"lr": 0.1}}
-    fixed = {"episodes": None, "steps": 8, "auto_reset": "immediate", "group_size": 1, "ignore_terminations": True}
+    fixed = {"episodes": None, "auto_reset": {"steps": 8}, "group_size": 1, "ignore_terminations": True}
     with runtime(
         algorithm={"type": "ppo", "correction": {"type": "v-trace"}}, rollout={**fixed, "lag": 1}, **changes
     ) as made:

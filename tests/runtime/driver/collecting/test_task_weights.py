@@ -116,7 +116,7 @@ def played(spec, steps=4):
 
 
 OFF = {"chunk": 2, "episodes": 32}
-AUTO = {"chunk": 2, "steps": 8, "auto_reset": "immediate"}
+AUTO = {"chunk": 2, "auto_reset": {"steps": 8}}
 
 
 @pytest.mark.parametrize("mode", [OFF, AUTO], ids=["off", "immediate"])

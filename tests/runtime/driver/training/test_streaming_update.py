@@ -113,7 +113,7 @@ CASES = {
     "critic first": {"algorithm": {"type": "ppo", **UNNORMALISED}, "train": {"critic_warmup_steps": 2}},
     "segments": {
         "algorithm": {"type": "ppo", **UNNORMALISED},
-        "rollout": {"auto_reset": "immediate", "steps": 8, "episodes": None, "group_size": 1},
+        "rollout": {"auto_reset": {"steps": 8}, "episodes": None, "group_size": 1},
     },
     "v-trace": {"algorithm": {"type": "ppo", "correction": {"type": "v-trace"}, **UNNORMALISED}, "rollout": {"lag": 2}},
     "gipo": {"algorithm": {"type": "gipo", "behaviour_kl_coef": 0.1, **UNNORMALISED}, "rollout": {"lag": 1}},

@@ -71,7 +71,7 @@ def test_a_fault_in_an_evaluation(train, tmp_path, calm):
 
 @pytest.mark.parametrize("auto_reset", ["immediate", "deferred"])
 def test_a_fault_in_a_rollout_of_fixed_length(train, tmp_path, auto_reset):
-    rollout = {"auto_reset": auto_reset, "steps": 16, "episodes": None, "group_size": 1}
+    rollout = {"auto_reset": {"steps": 16, "mode": auto_reset}, "episodes": None, "group_size": 1}
     changes = {"rollout": rollout, "algorithm": {"type": "ppo"}}
     _, calm = train("calm", **fragile_spec(tmp_path, "none", **changes))
     results, metrics = train("broken", **fragile_spec(tmp_path, "kill", env={"at_step": TRAINING}, **changes))

@@ -11,6 +11,7 @@ from vla_rl.core.catalogue import load
 from vla_rl.core.reset_states import draw_state
 from vla_rl.core.run.flow import Ticket
 from vla_rl.core.run.shape import RunShape
+from vla_rl.core.spec.sections import WeightedTasks
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Episode, Requirements, ResetState
 from vla_rl.runtime.driver.collecting.env_streams import EnvStreams
@@ -34,7 +35,7 @@ class EpisodeRequests:
         self.task_weighting: TaskWeighting | None = None
         """Outcomes of each task, for `rollout.task_sampling: {type: weighted}`; None otherwise."""
         sampling = spec.rollout.task_sampling
-        if sampling.type == "weighted":
+        if isinstance(sampling, WeightedTasks):
             tasks = [state.task for state in states]
             self.task_weighting = TaskWeighting(tasks, sampling.window, sampling.smoothing, self.shape.max_lag)
 
@@ -46,7 +47,7 @@ class EpisodeRequests:
         steps_before = ticket.group // shape.groups_per_step if shape.has_overlap else step - 1
         share = 0.0 if self._expert_share is None else self._expert_share(spec.trainer.config, steps_before + 1)
         pinned = max(0, steps_before - shape.pinned_lag) if shape.pinned_lag else -1
-        if spec.rollout.auto_reset == "off":
+        if spec.rollout.auto_reset is None:
             return EpisodeRequest(
                 state=draw_state(self.states, spec.seed, ticket.group, weights=weights),
                 number=ticket.number,

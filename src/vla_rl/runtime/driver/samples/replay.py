@@ -30,11 +30,10 @@ class _Group:
 class ReplayIndex:
     """Groups that were trained on and may be used again.
 
-    `oldest` trains on all of them: each group is in the buffer for `uses - 1` trained steps after its own. So each is
-    used exactly `uses` times, and the buffer holds at most `(uses - 1) * per_step` groups, whatever filters leave of
-    single steps.
-    `uniform` draws `uses - 1` times as many groups as are new, without replacement, with randomness keyed by (seed,
-    step).
+    Where the settings give no capacity, a step trains on all of them: each group is in the buffer for `uses - 1`
+    trained steps after its own. So each is used exactly `uses` times, and the buffer holds at most `(uses - 1) *
+    per_step` groups, whatever filters leave of single steps. With a capacity a step draws `uses - 1` times as many
+    groups as are new, without replacement, with randomness keyed by (seed, step).
     """
 
     section: ReplaySpec
@@ -56,7 +55,7 @@ class ReplayIndex:
     def choose_groups(self, step: int, new: int) -> list[int]:
         """Return the groups that `step` uses again besides `new` new ones, in the order of the buffer."""
         groups = list(self.groups)
-        if self.section.sampling == "oldest":
+        if self.section.capacity is None:
             return groups
         drawn = generator(self.seed, "replay", step).permutation(len(groups))[: (self.section.uses - 1) * new]
         return [groups[i] for i in sorted(drawn.tolist())]
@@ -70,7 +69,7 @@ class ReplayIndex:
         for number in repeated:
             self.groups[number].uses += 1
         self.groups |= {number: _Group(1, oldest_version) for number, oldest_version in new.items()}
-        if self.section.sampling == "oldest":
+        if self.section.capacity is None:
             return self._drop_groups(
                 [number for number, group in self.groups.items() if group.uses >= self.section.uses]
             )

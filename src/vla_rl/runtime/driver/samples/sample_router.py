@@ -29,8 +29,9 @@ class SampleRouter:
         self.needs = needs
         self.transfers = SampleTransfers(fleet, runs_ahead=shape.has_overlap, replays=shape.has_replay)
         self.replay: Replay = NoReplay()
-        if shape.has_replay:
-            self.replay = ReplayBuffer(ReplayIndex(spec.asynchrony.replay, shape.replayed_groups, spec.seed))
+        section = spec.asynchrony.replay
+        if section is not None:
+            self.replay = ReplayBuffer(ReplayIndex(section, shape.replayed_groups, spec.seed))
         single_env_lanes = max(lane.num_envs for lane in fleet.lanes) == 1
         self.score_batch = spec.train.micro_batch if shape.has_replay or single_env_lanes else None
         """Batch size for `rescore_rollout`."""

@@ -14,6 +14,10 @@ from vla_rl.runtime.messages.requests import EpisodeRequest, StepRequest
 from vla_rl.runtime.workers.env.envs import EnvLanes, in_host_memory
 from vla_rl.runtime.workers.env.episodes import Episodes
 
+RECENT = 512
+"""Newest real episodes that imagination starts from: eight rollouts of 64 episodes, whose states the present policy
+still reaches. It matters only where a run keeps more (`imagination.buffer`), and no run has needed another number."""
+
 
 class ImaginedEnvs(EnvLanes, ImaginedEnvInterface):
     """The imagined envs of all lanes (role `IMAGINED`). Each lane has envs for training (purpose `TRAINING`), and
@@ -50,7 +54,7 @@ class ImaginedEnvs(EnvLanes, ImaginedEnvInterface):
             world_model.info,
             count,
             outcome=section.outcome,
-            recent=section.recent,
+            recent=RECENT,
             seed=world_model.spec.seed,
             **settings,
         )

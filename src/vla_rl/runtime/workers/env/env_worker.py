@@ -99,7 +99,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             i: Episodes(
                 env,
                 first_env=self.slices[i].first_env,
-                auto_reset=rollout.auto_reset,
+                auto_reset="off" if rollout.auto_reset is None else rollout.auto_reset.mode,
                 chunk_steps=None if rollout.steps is None else rollout.steps // rollout.chunk,
                 draw=self._draw_episode,
                 ignore_terminations=rollout.ignore_terminations,
