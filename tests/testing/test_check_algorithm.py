@@ -104,12 +104,7 @@ WRONG_NEEDS = [
     (["values", "groups"], "got list of 'groups', 'values'; write `needs = Requirements(values=True, groups=True)`"),
     ("frames", "got str of 'frames'; write `needs = Requirements(frames=True)`"),
     (set(), "got set of nothing; write `needs = Requirements()`"),
-    ({"values", "fresh-values"}, "write `needs = Requirements(values=True, recomputed_values=True)`"),
-    ({"values", "fresh-values"}, "'fresh-values' is called recomputed_values now"),
-    (
-        {"fresh-log-probs"},
-        "Requirements(proximal_log_probs=True)` (from vla_rl import Requirements); 'fresh-log-probs' is",
-    ),
+    ({"values", "recomputed-values"}, "write `needs = Requirements(values=True, recomputed_values=True)`"),
     (("group",), "no requirement 'group'; did you mean 'groups'?; there are: values, recomputed_values, proximal_"),
     (None, "got a NoneType; write `needs = Requirements(groups=True)` (from vla_rl import Requirements), for instance"),
     (Requirements, "got the class Requirements; write `needs = Requirements(groups=True)`"),

@@ -56,7 +56,6 @@ def test_any_other_plain_name_is_taken(name):
         ([{"type": "jsonl"}, {"type": "jsonl", "file": "Metrics.jsonl"}], "Metrics.jsonl"),
         ([{"type": "jsonl", "file": "videos"}, {"type": "console"}, {"type": "video"}], "videos"),
         ([{"type": "video"}, {"type": "video", "every": 2}], "videos"),
-        ([{"type": "tensorboard"}, {"type": "tensorboard", "flush_seconds": 3}], "events.out.tfevents"),
     ],
 )
 def test_two_hooks_do_not_write_one_file(hooks, file):

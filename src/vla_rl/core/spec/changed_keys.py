@@ -31,6 +31,11 @@ CHANGED: Mapping[str, tuple[str, str]] = {
     "steps": ("auto_reset", "auto_reset: {steps: ...}"),
     "sampling": ("capacity", "a capacity alone: with one, groups are drawn from the buffer"),
     "max_over_estimation": ("quality_thresholds", "quality_thresholds: {max_over_estimation: ...}"),
+    "cluster_min_samples": ("cluster_eps", "always 2"),
+    "steepness": ("reward_scale", "always 10"),
+    "midpoint": ("reward_scale", "always 0.5"),
+    "encoder_batch": ("encoder", "always 8"),
+    "min_height": ("fps", "always 224"),
     "recent": ("per_real", "always the newest 512 episodes"),
 }
 """Former key -> (a key of the same section today, what to write)."""

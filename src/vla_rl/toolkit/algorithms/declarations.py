@@ -14,8 +14,6 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.types import AdvantageScope, Requirements
 
 REQUIREMENTS = tuple(field.name for field in attrs.fields(Requirements))
-RENAMED = {"fresh-values": "recomputed_values", "fresh-log-probs": "proximal_log_probs"}
-"""Names of two requirements while `needs` was a set of strings -> their names now."""
 
 
 @frozen(kw_only=True)
@@ -87,11 +85,10 @@ def _list_names(needs: Any) -> list[str] | None:
 
 
 def _as_requirements(names: Iterable[str]) -> str:
-    """The line that says the same as these strings, and what became of names that are not in it."""
-    fields = {name: RENAMED.get(name, name.replace("-", "_")) for name in names}
+    """The line that says the same as these strings."""
+    fields = {name: name.replace("-", "_") for name in names}
     chosen = {field: True for field in fields.values() if field in REQUIREMENTS}
     parts = [_format_requirements(Requirements(**chosen))]
-    parts += [f"{name!r} is called {RENAMED[name]} now" for name in fields if name in RENAMED]
     for name, field in fields.items():
         if field not in REQUIREMENTS:
             suggestion = did_you_mean(field, REQUIREMENTS)

@@ -33,8 +33,6 @@ class EncoderSettings:
     own."""
     camera: str | None = None
     """Camera whose frames are embedded; null: the simulator's first camera."""
-    encoder_batch: int = field(default=8, validator=v.ge(1))
-    """Trajectories per forward pass of the encoder, 1 or more; lower it when GPU memory runs out."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of the encoder's matrix products (autocast); weights and embeddings are float32 in any case."""
     device: str | None = None
@@ -43,20 +41,13 @@ class EncoderSettings:
 
 @frozen(kw_only=True, slots=False)
 class RewardSettings:
-    """Keys of a failure's reward: reward_scale * sigmoid(steepness * (midpoint - d)), d in [0, 1] its relative
-    distance."""
+    """Keys of a failure's reward: reward_scale * sigmoid(10 * (0.5 - d)), d in [0, 1] its relative distance."""
 
     cluster_eps: float = field(default=0.5, validator=v.gt(0))
     """DBSCAN's eps, above 0: distance within which two successes are neighbours, each dimension scaled to unit
     variance."""
-    cluster_min_samples: int = field(default=2, validator=v.ge(1))
-    """DBSCAN's min_samples: successes in a neighbourhood, its centre included, that make a cluster; 1 or more."""
     reward_scale: float = field(default=0.6, validator=[v.gt(0), v.le(1)])
     """Upper bound of a failure's reward, above 0 and at most 1; a success has 1."""
-    steepness: float = field(default=10.0, validator=v.gt(0))
-    """Slope of the sigmoid, above 0: how sharply rewards of near and far failures differ."""
-    midpoint: float = field(default=0.5, validator=[v.ge(0), v.le(1)])
-    """Relative distance, 0 to 1, at which a failure gets half of `reward_scale`."""
 
 
 @frozen(kw_only=True)

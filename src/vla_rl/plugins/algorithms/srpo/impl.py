@@ -17,6 +17,10 @@ from vla_rl.toolkit.algorithms.groups import group_relative_advantages, select_g
 from vla_rl.toolkit.algorithms.losses import by_action, by_chunk
 from vla_rl.toolkit.algorithms.policy_loss import ppo_clip, proximal_policy_loss
 
+ENCODER_BATCH = 8
+"""Trajectories per forward pass of the encoder: 512 frames at once with `frames: 64`. The embeddings do not depend on
+it, and fewer frames or a smaller `image_size` save more memory."""
+
 
 class SRPO(Algorithm):
     """GRPO on shaped rewards. The encoder is loaded by the first call of `features`, so only in the process that
@@ -39,7 +43,7 @@ class SRPO(Algorithm):
                 config.encoder,
                 frames=config.frames,
                 size=config.image_size,
-                batch=config.encoder_batch,
+                batch=ENCODER_BATCH,
                 dtype=getattr(torch, config.dtype),
                 device=self.device,
             )

@@ -10,6 +10,11 @@ from attrs import frozen
 from vla_rl.core.types import Array
 from vla_rl.plugins.algorithms.srpo.config import RewardSettings
 
+CLUSTER_MIN_SAMPLES = 2
+"""DBSCAN's min_samples, as in siiRL: two successes near each other make a cluster, a single one does not."""
+STEEPNESS, MIDPOINT = 10.0, 0.5
+"""Sigmoid of a failure's relative distance d in [0, 1], as in siiRL's published recipe: the nearest failure gets 0.99 of
+`reward_scale`, the farthest 0.01, one halfway a half."""
 FLAT = 1e-6
 """Range of a task's distances below which they count as equal: every failure gets relative distance 0.5."""
 
@@ -35,7 +40,7 @@ def success_centres(successes: Array, settings: RewardSettings) -> Array:
 
     scaler = StandardScaler()
     scaled = scaler.fit_transform(successes)
-    labels = DBSCAN(eps=settings.cluster_eps, min_samples=settings.cluster_min_samples).fit(scaled).labels_
+    labels = DBSCAN(eps=settings.cluster_eps, min_samples=CLUSTER_MIN_SAMPLES).fit(scaled).labels_
     clusters = [scaled[labels == label].mean(0) for label in np.unique(labels[labels >= 0])]
     return np.asarray(scaler.inverse_transform(np.stack(clusters)) if clusters else successes.mean(0, keepdims=True))
 
@@ -63,5 +68,5 @@ def progress_rewards(
         low, high = nearest.min(), nearest.max()
         within = np.full(len(nearest), 0.5) if high - low < FLAT else (nearest - low) / (high - low)
         distances[bad], normalized[bad] = nearest, within
-        rewards[bad] = settings.reward_scale / (1 + np.exp(-settings.steepness * (settings.midpoint - within)))
+        rewards[bad] = settings.reward_scale / (1 + np.exp(-STEEPNESS * (MIDPOINT - within)))
     return TrajectoryProgress(rewards=rewards, distances=distances, normalized=normalized)

@@ -12,20 +12,23 @@ from vla_rl.core.events import Evaluation, Run, robot_metrics
 if TYPE_CHECKING:
     from vla_rl.plugins.hooks.tensorboard.config import TensorboardConfig
 
+FLUSH_SECONDS = 30
+"""Longest time that a written number stays in memory. A killed run loses at most this much of its curves, which its
+`metrics.jsonl` has."""
+
 
 class TensorboardWriter:
     """Writes one event file per start of the run; a resumed run purges what the killed one wrote after its
     checkpoint."""
 
     def __init__(self, config: TensorboardConfig) -> None:
-        self._config = config
         self._writer: SummaryWriter | None = None
 
     def on_run_start(self, run: Run) -> None:
         self._writer = SummaryWriter(
             log_dir=str(run.folder),
             purge_step=run.first_step + 1 if run.first_step else None,
-            flush_secs=self._config.flush_seconds,
+            flush_secs=FLUSH_SECONDS,
         )
         if run.first_step == 0:
             spec = yaml.safe_dump(dict(run.spec), sort_keys=False, default_flow_style=None, width=100)

@@ -15,5 +15,3 @@ class VideoConfig:
     """Number of episodes to record per evaluation, 1 to 10,000."""
     fps: float = field(default=5.0, validator=[validators.ge(0.1), validators.le(240.0)])
     """Frames per second of the video, 0.1 to 240; one frame is taken after each chunk of actions."""
-    min_height: int = field(default=224, validator=[validators.ge(16), validators.le(2160)])
-    """Least height in pixels, 16 to 2160, to which camera images are enlarged, by whole factors."""

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 INK, FAINT, PAPER, PROGRESS = (235, 235, 235), (150, 150, 150), (24, 24, 27), (96, 125, 200)
 OUTCOME = {True: ("SUCCESS", (52, 168, 83)), False: ("FAILURE", (217, 48, 37))}
 GAP, MARGIN, LINE = 4, 8, 20
+MIN_HEIGHT = 224
+"""Least height in pixels to which camera images are enlarged, by whole factors: simulators that render 64 pixels are
+legible then, and those of most checkpoints (224) stay as they are."""
 MIN_WIDTH = 320
 HOLD_SECONDS = 1.6
 """How long the last frame, the only one that shows the outcome, stays."""
@@ -54,7 +57,7 @@ class VideoRecorder:
         captions = []
         for number, episode in enumerate(evaluation.frames[: self._config.episodes]):
             outcome = OUTCOME[bool(episode.success)][0].lower()
-            video = compose_video(episode, self._config.min_height)
+            video = compose_video(episode)
             file = folder / f"step_{step:06d}_ep{number}_{outcome}.mp4"
             try:
                 write_mp4(file, video, self._config.fps)
@@ -69,7 +72,7 @@ class VideoRecorder:
         write_whole(folder / f"step_{step:06d}.json", json.dumps({"episodes": captions}, indent=1) + "\n")
 
 
-def compose_video(episode: EpisodeFrames, min_height: int) -> Frames:
+def compose_video(episode: EpisodeFrames, min_height: int = MIN_HEIGHT) -> Frames:
     """Return a video uint8 [frames, H, W, 3]: the cameras, enlarged to `min_height` by whole factors, above the
     caption, which shows the outcome in the last frame alone. H and W are even."""
     cameras = [_enlarge_images(to_numpy(images), min_height) for images in episode.images.values()]
