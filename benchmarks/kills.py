@@ -80,7 +80,7 @@ hooks: [{type: jsonl}]
 runtime: {restarts: 1000}
 """
 AHEAD = """
-asynchrony: {max_lag: LAG, weights: pinned}
+asynchrony: {max_lag: {pinned: LAG}}
 placement: {type: disaggregated}
 """
 

@@ -5,7 +5,7 @@
 
 Two network namespaces are the two machines: driver, simulator and policy in one, the learner in the other, a Ray node
 in each, and a virtual cable between them that is pulled in the update of the second step. Needs Linux, `ip`, `unshare`
-and `nsenter`, and the right to make namespaces. The run is pinned (`weights: pinned`), so that an episode that is lost
+and `nsenter`, and the right to make namespaces. The run is pinned (`max_lag: {pinned: ...}`), so that an episode that is lost
 or repeated would change its figures.
 """
 
@@ -134,7 +134,7 @@ def inside(seconds: float, patience: int | None, lag: int) -> None:
         spec = spec_of(
             runtime={"backend": "ray", "address": f"{HERE}:{PORT}"},
             placement={"type": "hybrid", "sim": "robot:cpu", "policy": "robot:0", "learner": "gpu:0"},
-            asynchrony={"max_lag": lag, "weights": "pinned"},
+            asynchrony={"max_lag": {"pinned": lag}},
         )
         try:
             results = run(parse_spec(spec), folder / "cut")

@@ -33,7 +33,7 @@ def test_episodes_count_before_envs():
         ({}, 0, False),
         ({"rollout": {"lag": 2}}, 2, False),
         ({"asynchrony": {"max_lag": 3}}, 0, True),
-        ({"asynchrony": {"max_lag": 3, "weights": "pinned"}}, 3, True),
+        ({"asynchrony": {"max_lag": {"pinned": 3}}}, 3, True),
     ],
 )
 def test_weights_are_pinned_by_either_key(changes, pinned, overlaps):

@@ -12,16 +12,21 @@ from model_cases import noise, reloading
 from openvla_cases import CHUNK, ENV, observation
 from openvla_cases import policy as oft
 
+from vla_rl.core.spec.structure import Problems, Structurer
 from vla_rl.core.types import Context, Observation
 from vla_rl.plugins.models import openvla, pi0, smolvla
-from vla_rl.plugins.models.openvla.config import OpenVLAARConfig, OpenVLAOFTConfig, OpenVLAValueHeadConfig
+from vla_rl.plugins.models.openvla.config import (
+    ActionAttentionHeadConfig,
+    OpenVLAARConfig,
+    OpenVLAOFTConfig,
+)
 from vla_rl.plugins.models.openvla.heads import ActionValueHead
 from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config, Pi05HeadConfig
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.flow_config import PrefixHeadConfig, ValueHeadConfig
 
-POOLED = OpenVLAValueHeadConfig(kind="action_attention", hidden=(16,))
+POOLED = ActionAttentionHeadConfig(hidden=(16,))
 FLOW: dict[str, Any] = {
     "pi0": (pi0.plugin, Pi0Config, ValueHeadConfig),
     "pi05": (pi0.pi05, Pi05Config, Pi05HeadConfig),
@@ -114,8 +119,8 @@ def test_the_step_of_the_episode_is_embedded() -> None:
     assert (head.clock.weight.grad.abs().amax(1) > 0).tolist() == [True, False, True, True]
     rows = attrs.evolve(told, state=None, images={}).take(np.array([2, 1])).numpy()
     assert Observation.concat([rows, rows]).steps.tolist() == [9, 2, 9, 2]
-    with pytest.raises(ValueError, match="`steps` belongs to kind 'action_attention'"):
-        OpenVLAValueHeadConfig(steps=4)
+    with pytest.raises(Problems, match="value_head.steps: unknown key"):
+        Structurer().read_class({"preset": "fast", "value_head": {"type": "mlp", "steps": 4}}, OpenVLAOFTConfig)
 
 
 @pytest.mark.parametrize("steps", [None, 8])
@@ -125,9 +130,9 @@ def test_attention_over_action_tokens_as_a_plugin(steps: int | None) -> None:
     check_model(openvla.openvla_oft, given, env=ENV, chunk=CHUNK, values="chunk", atol=2e-5, reload=reloading(given))
 
 
-@pytest.mark.parametrize(("detach", "shared"), [(None, False), (False, True)])
-def test_attention_over_action_tokens_is_kept_from_the_trunk(detach: bool | None, shared: bool) -> None:
-    head = OpenVLAValueHeadConfig(kind="action_attention", detach=detach)
+@pytest.mark.parametrize(("detach", "shared"), [({}, False), ({"detach": False}, True)])
+def test_attention_over_action_tokens_is_kept_from_the_trunk(detach: dict[str, bool], shared: bool) -> None:
+    head = ActionAttentionHeadConfig(**detach)
     model = oft(context={"values": "chunk"}, value_head=head)
     chunk = model.sample_chunk(observation(2), noise(2), False)
     model.chunk_log_probs(observation(2), chunk).values.sum().backward()
@@ -137,5 +142,7 @@ def test_attention_over_action_tokens_is_kept_from_the_trunk(detach: bool | None
 
 
 def test_tokens_that_are_not_yet_said_are_refused() -> None:
-    with pytest.raises(ValueError, match="which openvla knows only once it has acted; use mlp or attention"):
-        OpenVLAARConfig(preset="fast", value_head=POOLED)
+    with pytest.raises(
+        Problems, match="value_head.type: expected one of 'mlp', 'attention', got str 'action_attention'"
+    ):
+        Structurer().read_class({"preset": "fast", "value_head": {"type": "action_attention"}}, OpenVLAARConfig)

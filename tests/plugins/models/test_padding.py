@@ -28,7 +28,7 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
     "gr00t": (gr00t.plugin, {"train_expert_only": False}),
     "gr00t n1.7": (gr00t.plugin, {"train_expert_only": False, "preset": "tiny_n1_7"}),
     "openvla": (openvla.openvla, {}),
-    "openvla_oft": (openvla.openvla_oft, {"value_head": {"kind": "attention"}}),
+    "openvla_oft": (openvla.openvla_oft, {"value_head": {"type": "attention"}}),
 }
 PADS = {"train_expert_only": False, "value_head": {"reads": "prefix", "pads": True}}
 """Keys of RLinf's critic of pi0.5."""

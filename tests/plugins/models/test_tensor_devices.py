@@ -21,8 +21,8 @@ ENV, CHUNK, ROWS = synthetic.env_info(), 2, 3
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none")
 COMMON: tuple[dict[str, Any], ...] = ({}, {"lora": {"rank": 4}})
 OWN: dict[str, tuple[dict[str, Any], ...]] = {
-    "openvla_oft": ({"head": "l1", "deviation": {}}, {"value_head": {"kind": "action_attention"}}),
-    "openvla": ({"value_head": {"kind": "attention"}},),
+    "openvla_oft": ({"head": "l1", "deviation": {}}, {"value_head": {"type": "action_attention"}}),
+    "openvla": ({"value_head": {"type": "attention"}},),
 }
 FLOW: tuple[dict[str, Any], ...] = (
     {"noise": {"type": "flow_noise"}, "value_head": {"reads": "denoising"}, "train_expert_only": False},

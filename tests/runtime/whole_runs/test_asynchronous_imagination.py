@@ -58,7 +58,7 @@ def practice_of(results) -> dict[str, Any]:
 def test_pinned_it_is_the_run_that_is_simulated(simulated, tmp_path, world, lag) -> None:
     """A fit sees the episodes of its step and no later ones, and the newest weights practise."""
     folder, results, expected = simulated[lag]
-    asynchrony = {"max_lag": lag, "weights": "pinned"}
+    asynchrony = {"max_lag": {"pinned": lag}}
     again, found = practise(tmp_path, world_model=world, asynchrony=asynchrony, **APART)
     assert_alike(learnt(found), learnt(expected))
     assert_same_weights(tmp_path, folder)
@@ -93,7 +93,7 @@ def real_steps_in(folder, name) -> int:
 def test_killed_and_resumed_it_equals_a_whole_run(simulated, tmp_path, start_run) -> None:
     """The tickets that were played ahead are played again."""
     folder, results, expected = simulated[1]
-    changes = {"world_model": EDM, "asynchrony": {"max_lag": 1, "weights": "pinned"}, **APART}
+    changes = {"world_model": EDM, "asynchrony": {"max_lag": {"pinned": 1}}, **APART}
     parse_spec(small(**changes)).dump(tmp_path / "spec.yaml")
     killed, lines = tmp_path / "killed", tmp_path / "killed" / "metrics.jsonl"
     process = start_run(tmp_path / "spec.yaml", killed)

@@ -46,7 +46,7 @@ def test_pinned_weights_give_the_run_that_is_simulated(train, tmp_path, lag):
     """Bit for bit, whatever takes how long."""
     steps = {"train": {"steps": 5}, "algorithm": {"type": "gipo"}}
     _, expected = train("simulated", rollout={"lag": lag}, **steps)
-    asynchrony = {"max_lag": lag, "weights": "pinned"}
+    asynchrony = {"max_lag": {"pinned": lag}}
     _, got = train("asynchronous", asynchrony=asynchrony, **steps, **APART, **UNEVEN)
     learnt = [[line.get("loss/total") for line in lines] for lines in (expected, got)]
     assert learnt[0] == learnt[1]
@@ -110,10 +110,11 @@ def test_what_cannot_run_side_by_side_is_refused(changes, message):
     ("changes", "message"),
     [
         ({"asynchrony": {"max_lag": 1}, "rollout": {"lag": 1}}, "rollout.lag simulates old weights"),
-        ({"asynchrony": {"weights": "pinned"}}, "weights: has no effect with max_lag: 0"),
+        ({"asynchrony": {"max_lag": {"pinned": 0}}}, "max_lag.pinned: 'pinned' must be >= 1"),
+        ({"asynchrony": {"weights": "pinned"}}, r"weights: unknown key; now max_lag: \{pinned: ...\}"),
         (
-            {"asynchrony": {"max_lag": 1, "weights": "pinned"}, "rollout": {"resample": {"max_rounds": 1}}},
-            "no ticket has a step before it is collected; use weights: latest",
+            {"asynchrony": {"max_lag": {"pinned": 1}}, "rollout": {"resample": {"max_rounds": 1}}},
+            "no ticket has a step before it is collected; give a number",
         ),
         ({"asynchrony": {"max_lag": -1}}, "max_lag"),
     ],

@@ -66,7 +66,7 @@ def test_the_figures_are_those_of_a_learner_that_was_there(train, tmp_path, monk
     steps = {"train": {"steps": 5}, "algorithm": {"type": "gipo"}}
     _, expected = train("simulated", rollout={"lag": 2}, **steps)
     absence = Absence(monkeypatch, at_step=2, expected=32, seconds=seconds)
-    _, got = train("away", asynchrony={"max_lag": 2, "weights": "pinned"}, **steps, **APART)
+    _, got = train("away", asynchrony={"max_lag": {"pinned": 2}}, **steps, **APART)
     assert absence.ahead == 32
     assert absence.seconds >= seconds
     learnt = [[line.get("loss/total") for line in lines] for lines in (expected, got)]

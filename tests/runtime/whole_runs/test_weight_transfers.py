@@ -21,7 +21,7 @@ def test_every_strategy_gives_equal_bits(train, tmp_path, monkeypatch):
     def run(folder, strategy):
         changes = {"train": {"steps": 3, "checkpoint_every": 3}, "eval": {"before": False}}
         placement = {"type": "disaggregated", "weight_transfer": strategy}
-        ahead = {"max_lag": 1, "weights": "pinned"}
+        ahead = {"max_lag": {"pinned": 1}}
         _, metrics = train(folder, runtime={"backend": "ray"}, placement=placement, asynchrony=ahead, **changes)
         # How far rollouts happen to be when a step ends: those of the next step are under way.
         timing = ("rollout/env_steps", "rollout/ready_tickets", "rollout/running_tickets")

@@ -71,7 +71,7 @@ class RunShape:
             groups_per_step=groups,
             resampled_groups=0 if resample is None else -(-resample.max_rounds * envs // rollout.group_size),
             max_lag=asynchrony.max_lag,
-            pinned_lag=rollout.lag or (asynchrony.max_lag if asynchrony.weights == "pinned" else 0),
+            pinned_lag=rollout.lag or asynchrony.pinned_lag,
             streaming=asynchrony.streaming_update,
             uses=1 if replay is None else replay.uses,
             replayed_groups=0 if replay is None else replay.capacity or (replay.uses - 1) * groups,

@@ -221,15 +221,22 @@ class ReplaySpec:
 
 
 @frozen(kw_only=True)
+class PinnedLag:
+    """Weights of a fixed age, so that a run is reproducible."""
+
+    pinned: int = field(validator=number_between(1, LAG))
+    """A whole ticket acts with the weights of this many training steps before its own. Policies keep as many further
+    versions in host memory."""
+
+
+@frozen(kw_only=True)
 class AsynchronySpec:
     """How far rollouts run ahead of training, in one loop for all settings; max_lag 0 is synchronous."""
 
-    max_lag: int = field(default=0, validator=number_between(0, LAG))
+    lag: int | PinnedLag = field(default=0, alias="max_lag", validator=WhereNumber(number_between(0, LAG)))
     """Guaranteed bound on policy lag: training steps that a chunk may be old when it is trained on. Rollouts continue
-    meanwhile. Above 0 the learners need dedicated workers."""
-    weights: Literal["latest", "pinned"] = field(default="latest")
-    """Weights that act: the newest at each chunk (latest), or for a whole ticket those of max_lag steps before its own
-    (pinned: the run is reproducible, and policies keep max_lag further versions in host memory)."""
+    meanwhile, with the newest weights at each chunk; or with exactly those of so many steps before, {pinned: 1}. Above
+    0 the learners need dedicated workers."""
     replay: ReplaySpec | None = None
     """Experience replay: train on collected trajectories more than once; none: once."""
 
@@ -238,10 +245,15 @@ class AsynchronySpec:
     optimiser still steps once all are there, with the same gradient. For algorithms whose `advantage_scope` is GROUP;
     the learners need dedicated workers."""
 
-    @weights.validator
-    def _check_weights(self, attribute: Any, value: str) -> None:
-        if value == "pinned" and not self.max_lag:
-            raise ValueError("has no effect with max_lag: 0, where the newest weights act in every ticket")
+    @property
+    def max_lag(self) -> int:
+        """Bound on policy lag in training steps."""
+        return self.lag.pinned if isinstance(self.lag, PinnedLag) else self.lag
+
+    @property
+    def pinned_lag(self) -> int:
+        """Training steps that the acting weights are old in every ticket; 0: the newest act."""
+        return self.lag.pinned if isinstance(self.lag, PinnedLag) else 0
 
 
 @frozen(kw_only=True)

@@ -167,9 +167,9 @@ class Spec:
     def _check_asynchrony(self, attribute: Any, value: AsynchronySpec) -> None:
         if value.max_lag and self.rollout.lag:
             raise make_problem("rollout.lag simulates old weights in a synchronous run; give one of the two", "max_lag")
-        if value.weights == "pinned" and self.rollout.resample is not None:
+        if value.pinned_lag and self.rollout.resample is not None:
             raise make_problem(
-                "with rollout.resample no ticket has a step before it is collected; use weights: latest", "weights"
+                "pinned: with rollout.resample no ticket has a step before it is collected; give a number", "max_lag"
             )
 
     @imagination.validator

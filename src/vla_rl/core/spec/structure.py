@@ -200,6 +200,8 @@ class Structurer:
             return _read_option(data, (*get_args(members[0]), None))
         if isinstance(data, Mapping) and any(map(tags_of, members)):
             return self.read_class(data, _tagged_member(data, members))
+        if type(data) in (int, float) and (numbers := [member for member in members if member in (int, float)]):
+            members = numbers  # what is wrong with a number is not that it is no table
         failures: list[Problems] = []
         for member in members:
             try:

@@ -20,7 +20,7 @@ from vla_rl.core.types import Chunk, Context
 from vla_rl.plugins.models.openvla import openvla
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
 from vla_rl.plugins.models.openvla.codec import ActionCodec, ActionScale
-from vla_rl.plugins.models.openvla.config import OpenVLAARConfig, OpenVLAValueHeadConfig
+from vla_rl.plugins.models.openvla.config import MLPHeadConfig, OpenVLAARConfig
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.fitting import MismatchError
@@ -121,7 +121,7 @@ def test_a_padded_row_says_what_it_says_alone(original: ARModule, data: dict[str
     [
         ("none", 1, {}),
         ("chunk", 1, {"lora": LoRAConfig(rank=4, dropout=0.3), "log_prob_over": "full_vocabulary"}),
-        ("action", 2, {"freeze_vision": True, "value_head": OpenVLAValueHeadConfig(hidden=(16,))}),
+        ("action", 2, {"freeze_vision": True, "value_head": MLPHeadConfig(hidden=(16,))}),
         ("chunk", 1, {"lora": LoRAConfig(rank=4), "recompute": "selective", "cameras": ("camera1", "camera0")}),
     ],
 )

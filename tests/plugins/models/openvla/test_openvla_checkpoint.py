@@ -19,7 +19,7 @@ from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla.builder import build_policy
 from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
 from vla_rl.plugins.models.openvla.checks import check_checkpoint
-from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig, OpenVLAValueHeadConfig
+from vla_rl.plugins.models.openvla.config import MLPHeadConfig, OpenVLAOFTConfig
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.fitting import MismatchError
 
@@ -212,7 +212,7 @@ def test_critic_of_another_shape(saved: Path) -> None:
     with pytest.raises(CheckpointError, match=r"(?s)value_head.safetensors does not fit.*layers.2.weight"):
         policy(checkpoint=str(saved), context={"values": "action"})
     with pytest.raises(CheckpointError, match="remove"):
-        policy(checkpoint=str(saved), context={"values": "chunk"}, value_head=OpenVLAValueHeadConfig(hidden=(8,)))
+        policy(checkpoint=str(saved), context={"values": "chunk"}, value_head=MLPHeadConfig(hidden=(8,)))
 
 
 @pytest.mark.parametrize(

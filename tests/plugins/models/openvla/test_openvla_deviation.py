@@ -14,7 +14,7 @@ from openvla_cases import CHUNK, ENV, expert, observation, policy
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.plugins.models.openvla import openvla_oft
-from vla_rl.plugins.models.openvla.config import DeviationConfig, OpenVLAOFTConfig, OpenVLAValueHeadConfig
+from vla_rl.plugins.models.openvla.config import ActionAttentionHeadConfig, DeviationConfig, OpenVLAOFTConfig
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.adapters import LoRAConfig
@@ -27,7 +27,7 @@ NORMAL: dict[str, Any] = {"laplace": torch.distributions.Laplace, "gaussian": to
     ("values", "temperature", "config"),
     [
         ("chunk", 1.6, {"deviation": LAPLACE, "freeze_vision": True, "reuse_vision_features": True}),
-        ("action", 1.0, {"deviation": GAUSSIAN, "value_head": OpenVLAValueHeadConfig(kind="action_attention")}),
+        ("action", 1.0, {"deviation": GAUSSIAN, "value_head": ActionAttentionHeadConfig()}),
         ("none", 1.0, {"deviation": LAPLACE, "lora": LoRAConfig(rank=4)}),
     ],
 )

@@ -21,7 +21,7 @@ from vla_rl.core.errors import CheckpointError, NotOffered
 from vla_rl.core.types import Chunk, Context, to_numpy
 from vla_rl.plugins.models.openvla import openvla, openvla_oft
 from vla_rl.plugins.models.openvla.architecture import preset_config
-from vla_rl.plugins.models.openvla.config import OpenVLAARConfig, OpenVLAOFTConfig, OpenVLAValueHeadConfig
+from vla_rl.plugins.models.openvla.config import AttentionHeadConfig, OpenVLAARConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.heads import AttentionValueHead
 from vla_rl.plugins.models.openvla.lora import add_adapters
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, hollow_model, initialise_weights
@@ -53,7 +53,7 @@ def test_contract_with_everything_on(plugin: Any, config: Any) -> None:
         freeze_vision=True,
         reuse_vision_features=True,
         lora=LoRAConfig(rank=4),
-        value_head=OpenVLAValueHeadConfig(kind="attention", hidden=(16,)),
+        value_head=AttentionHeadConfig(hidden=(16,)),
     )
 
     check_model(plugin, given, env=ENV, values="action", temperature=1.6, atol=2e-5, reload=reloading(given))
@@ -334,7 +334,7 @@ def test_autocast_needs_float32_weights() -> None:
 
 @BOTH
 def test_attention_critic_sees_image_and_prompt_and_no_actions(plugin: Any, config: Any) -> None:
-    model = build(plugin, config, {"values": "chunk"}, value_head=OpenVLAValueHeadConfig(kind="attention"))
+    model = build(plugin, config, {"values": "chunk"}, value_head=AttentionHeadConfig())
     obs = observation(4)
     head = model.module.value_head
     assert isinstance(head, AttentionValueHead)
@@ -356,9 +356,7 @@ def test_attention_critic_sees_image_and_prompt_and_no_actions(plugin: Any, conf
 def test_kinds_of_critic_are_not_mixed_up(tmp_path: Path) -> None:
     policy(context={"values": "chunk"}).save(tmp_path)
     with pytest.raises(CheckpointError, match=r"(?s)value_head.safetensors does not fit.*remove.*key.weight"):
-        policy(
-            checkpoint=str(tmp_path), context={"values": "chunk"}, value_head=OpenVLAValueHeadConfig(kind="attention")
-        )
+        policy(checkpoint=str(tmp_path), context={"values": "chunk"}, value_head=AttentionHeadConfig())
 
 
 # ---------------------------------------------------------------------------------------------------------- reference

@@ -15,7 +15,7 @@ from openvla_cases import CHUNK, ENV, expert, observation, policy
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Chunk, EnvInfo
 from vla_rl.plugins.models.openvla import openvla_oft
-from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig, OpenVLAValueHeadConfig
+from vla_rl.plugins.models.openvla.config import MLPHeadConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.prompts import DecodingPrompts
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.adapters import LoRAConfig
@@ -26,7 +26,7 @@ from vla_rl.toolkit.models.adapters import LoRAConfig
     [
         ("none", {}),
         ("chunk", {"lora": LoRAConfig(rank=4, dropout=0.3)}),
-        ("action", {"freeze_vision": True, "value_head": OpenVLAValueHeadConfig(hidden=(16,))}),
+        ("action", {"freeze_vision": True, "value_head": MLPHeadConfig(hidden=(16,))}),
         ("chunk", {"lora": LoRAConfig(rank=4), "freeze_vision": True, "recompute": "full"}),
         ("none", {"append_stop_token": False, "use_proprio": False, "cameras": ("camera1",), "center_crop": True}),
     ],
@@ -162,7 +162,7 @@ def test_what_is_trained() -> None:
 def test_critic_starts_near_zero_and_can_be_detached() -> None:
     obs = observation(4)
     for detach in (False, True):
-        model = policy(context={"values": "action"}, value_head=OpenVLAValueHeadConfig(detach=detach))
+        model = policy(context={"values": "action"}, value_head=MLPHeadConfig(detach=detach))
         values = model.values(obs)
         assert values.shape == (4, CHUNK)
         assert values.abs().max() < 0.1

@@ -163,7 +163,7 @@ def test_pinned_weights_give_the_run_that_is_simulated(train, tmp_path):
     steps = {"train": {"steps": 6}, "algorithm": {"type": "gipo"}, "env": {**LONG, "num_envs": 6}}
     train("simulated", rollout={**SEGMENTS, "lag": 1}, **steps)
     uneven = {**steps["env"], "latency_s": 0.004, "latency_sigma": 1.0}
-    asynchrony = {"max_lag": 1, "weights": "pinned"}
+    asynchrony = {"max_lag": {"pinned": 1}}
     train("ahead", rollout=SEGMENTS, asynchrony=asynchrony, **{**steps, "env": uneven}, eval={"every": 2}, **APART)
     assert_same(tmp_path, "simulated", "ahead")
 

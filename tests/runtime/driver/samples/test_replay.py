@@ -340,7 +340,7 @@ def test_heavy_parts_come_while_the_learner_trains(train, tmp_path):
     """And the run is that of one process, to the bit, where each trajectory is trained on twice."""
     steps = {"train": {"steps": 5}, "model": {"type": "linear", "learn_latency_s": 0.02}, **GIPO}
     _, expected = train("simulated", **{**steps, "rollout": {"group_size": 1, "lag": 1}}, **replaying(2))
-    asynchrony = {"max_lag": 1, "weights": "pinned", "replay": {"uses": 2}}
+    asynchrony = {"max_lag": {"pinned": 1}, "replay": {"uses": 2}}
     slow = {"env": {"num_envs": 6, "latency_s": 0.004, "latency_sigma": 1.0}}
     results, got = train("asynchronous", asynchrony=asynchrony, **steps, **slow, **APART)
     losses = [[line.get("loss/total") for line in steps_of(lines)] for lines in (expected, got)]

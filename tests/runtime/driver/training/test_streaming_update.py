@@ -204,7 +204,7 @@ def test_ahead_and_streamed(train, tmp_path):
     """What was played ahead is begun with at once, with values of the newest critic."""
     changes = changed({"algorithm": {"type": "gipo", **UNNORMALISED}, "train": {"max_grad_norm": 1.0, "steps": 4}})
     train("whole", rollout={"lag": 1}, **changes)
-    asynchrony = {"asynchrony": {"max_lag": 1, "weights": "pinned", "streaming_update": True}}
+    asynchrony = {"asynchrony": {"max_lag": {"pinned": 1}, "streaming_update": True}}
     uneven = {"env": {**LENGTHS, "num_envs": 6, "latency_s": 0.004, "latency_sigma": 1.0}}
     _, got = train("streamed", **{**changes, **asynchrony, **APART, **uneven})
     same(tmp_path, got, tolerance=1e-5)

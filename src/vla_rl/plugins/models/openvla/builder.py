@@ -13,7 +13,13 @@ from vla_rl.plugins.models.openvla.base import Parts
 from vla_rl.plugins.models.openvla.checkpoint import DEVIATION, read_part
 from vla_rl.plugins.models.openvla.checks import decoding_of, uses_l1_head
 from vla_rl.plugins.models.openvla.codec import EPSILON, ActionCodec, ActionScaler
-from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
+from vla_rl.plugins.models.openvla.config import (
+    ActionAttentionHeadConfig,
+    AttentionHeadConfig,
+    FamilyConfig,
+    OpenVLAARConfig,
+    OpenVLAOFTConfig,
+)
 from vla_rl.plugins.models.openvla.fit import OpenVLAIOAdapter, find_fit, over_full_vocabulary
 from vla_rl.plugins.models.openvla.guards import check_network
 from vla_rl.plugins.models.openvla.heads import (
@@ -184,14 +190,12 @@ def _value_head(config: FamilyConfig, context: Context, width: int, fit: OpenVLA
         return None
     outputs = context.chunk if context.values == "action" else None
     options, seed = config.value_head, derived_seed(context.seed, "openvla/value_head")
-    pools = options.kind == "action_attention"
-    detach = pools if options.detach is None else options.detach
-    if pools:
+    if isinstance(options, ActionAttentionHeadConfig):
         head: OpenVLAValueHead = ActionValueHead(
-            width, options.hidden, outputs, detach, seed, fit.token_count, options.steps
+            width, options.hidden, outputs, options.detach, seed, fit.token_count, options.steps
         )
     else:
-        kind = AttentionValueHead if options.kind == "attention" else OpenVLAValueHead
-        head = kind(width, options.hidden, outputs, detach, seed)
+        kind = AttentionValueHead if isinstance(options, AttentionHeadConfig) else OpenVLAValueHead
+        head = kind(width, options.hidden, outputs, options.detach, seed)
     load_head(head, None if fit.checkpoint is None else fit.checkpoint.folder, VALUE_HEAD)
     return head

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from attrs import Attribute, field, frozen
 from attrs.validators import and_, deep_iterable, ge, gt, in_, le, optional
@@ -16,7 +16,6 @@ PRESETS = ("tiny", "fast", "small", "full")
 DTYPES = ("float32", "bfloat16")
 HEADS = ("discrete", "l1")
 GRIPPERS = ("keep", "rlds", "widowx")
-VALUE_HEADS = ("mlp", "attention", "action_attention")
 SAVES = ("merged", "adapter")
 DISTRIBUTIONS = ("laplace", "gaussian")
 SUPPORTS = ("action_tokens", "full_vocabulary")
@@ -54,38 +53,46 @@ def _only_with_l1(config: OpenVLAOFTConfig, attribute: Attribute[Any], value: De
         )
 
 
-def _acts_in_one_pass(config: FamilyConfig, attribute: Attribute[Any], value: OpenVLAValueHeadConfig) -> None:
-    if value.kind == "action_attention" and not isinstance(config, OpenVLAOFTConfig):
-        raise ValueError(
-            "value_head.kind: action_attention reads what stands at the action tokens, which openvla knows only once "
-            "it has acted; use mlp or attention"
-        )
-
-
-def _only_for_actions(config: OpenVLAValueHeadConfig, attribute: Attribute[Any], value: int | None) -> None:
-    if value is not None and config.kind != "action_attention":
-        raise ValueError(f"`steps` belongs to kind 'action_attention'; the kind is {config.kind!r}")
+HIDDEN: Any = deep_iterable(and_(ge(1), le(16_384)))
+"""Bounds of the widths of a critic's hidden layers."""
 
 
 @frozen(kw_only=True)
-class OpenVLAValueHeadConfig:
-    """Keys of the critic, which is built when the algorithm needs one, on the hidden state that predicts the first
-    action token."""
+class MLPHeadConfig:
+    """The critic on the hidden state that predicts the first action token, as in RLinf. It is built when the algorithm
+    needs one."""
 
-    kind: str = field(default="mlp", validator=in_(VALUE_HEADS))
-    """Architecture. `mlp`: on that hidden state alone, as in RLinf. `attention`: attention (four heads) from it over
-    the hidden states of image and prompt, added to it. `action_attention` (openvla_oft): the hidden states of all
-    action tokens, pooled with learnt weights (AcceRL, section 5.2)."""
-    steps: int | None = field(default=None, validator=[optional(ge(2)), _only_for_actions])
-    """Size of a learnt embedding of the episode's step, added to the pooled states of `action_attention` (AcceRL's
-    equation 16), 2 or more: the steps of the longest episode, plus one. Later steps use the last embedding. Null:
-    none."""
-    hidden: tuple[int, ...] = field(default=(512, 128), validator=deep_iterable(and_(ge(1), le(16_384))))
+    type: Literal["mlp"] = "mlp"
+    hidden: tuple[int, ...] = field(default=(512, 128), validator=HIDDEN)
     """Widths of the MLP's hidden layers (GELU between), as in RLinf; 1 to 16,384."""
-    detach: bool | None = None
-    """Stop the critic's gradient from reaching the policy's trunk. Null: true for `action_attention`, as in AcceRL,
-    else false, as in RLinf for OpenVLA: the last hidden state is trained to predict the next token and says little
-    about success until the critic trains it too."""
+    detach: bool = False
+    """Stop the critic's gradient from reaching the policy's trunk. RLinf does not, for OpenVLA: the last hidden state
+    is trained to predict the next token and says little about success until the critic trains it too."""
+
+
+@frozen(kw_only=True)
+class AttentionHeadConfig:
+    """The same after attention (four heads) from that hidden state over those of image and prompt, added to it."""
+
+    type: Literal["attention"] = "attention"
+    hidden: tuple[int, ...] = field(default=(512, 128), validator=HIDDEN)
+    """Widths of the MLP's hidden layers, as for mlp."""
+    detach: bool = False
+    """Stop the critic's gradient from reaching the policy's trunk, as for mlp."""
+
+
+@frozen(kw_only=True)
+class ActionAttentionHeadConfig:
+    """The critic on the hidden states of all action tokens, pooled with learnt weights (AcceRL, section 5.2)."""
+
+    type: Literal["action_attention"] = "action_attention"
+    hidden: tuple[int, ...] = field(default=(512, 128), validator=HIDDEN)
+    """Widths of the MLP's hidden layers, as for mlp."""
+    detach: bool = True
+    """Stop the critic's gradient from reaching the policy's trunk, as in AcceRL."""
+    steps: int | None = field(default=None, validator=optional(ge(2)))
+    """Size of a learnt embedding of the episode's step, added to the pooled states (AcceRL's equation 16), 2 or more:
+    the steps of the longest episode, plus one. Later steps use the last embedding. Null: none."""
 
 
 @frozen(kw_only=True)
@@ -121,7 +128,7 @@ class FamilyConfig:
     """Keep the vision features computed while acting for training, which then runs no vision transformer; needs
     `freeze_vision`. Costs memory and, between processes, traffic: at full size about 1.1 MB per camera in bfloat16,
     seven times the image."""
-    value_head: OpenVLAValueHeadConfig = field(factory=OpenVLAValueHeadConfig, validator=_acts_in_one_pass)
+    value_head: MLPHeadConfig | AttentionHeadConfig | ActionAttentionHeadConfig = field(factory=MLPHeadConfig)
     """Critic, used when the algorithm asks for one."""
     recompute: str = field(default="off", validator=[in_(RECOMPUTE), _no_dropout])
     """Activations of the Llama's layers and of trained vision transformers that the backward pass computes again
@@ -171,6 +178,9 @@ class OpenVLAOFTConfig(FamilyConfig):
 class OpenVLAARConfig(FamilyConfig):
     """Keys of `model:` in a spec with `type: openvla`."""
 
+    value_head: MLPHeadConfig | AttentionHeadConfig = field(factory=MLPHeadConfig)
+    """Critic, used when the algorithm asks for one. There is no action_attention: action tokens are known only after
+    acting."""
     log_prob_over: str = field(default="action_tokens", validator=in_(SUPPORTS))
     """Tokens that are sampled and scored. `action_tokens`: the 256 action tokens, without the others' logits (RLinf).
     `full_vocabulary`: every token, as SimpleVLA-RL scores OpenVLA; a text token then means the nearest action."""
