@@ -5,8 +5,8 @@
 
 Two network namespaces are the two machines: driver, simulator and policy in one, the learner in the other, a Ray node
 in each, and a virtual cable between them that is pulled in the update of the second step. Needs Linux, `ip`, `unshare`
-and `nsenter`, and the right to make namespaces. The run is pinned (`max_lag: {pinned: ...}`), so that an episode that is lost
-or repeated would change its figures.
+and `nsenter`, and the right to make namespaces. The run is pinned (`max_lag: {pinned: ...}`), so that an episode that
+is lost or repeated would change its figures.
 """
 
 from __future__ import annotations

@@ -226,11 +226,12 @@ def tags_of(cls: Any) -> tuple[str, ...]:
 
 def _tagged_member(data: Mapping[Any, Any], members: Sequence[Any]) -> type:
     """Return the class that the mapping's `type` names. Raise Problems."""
-    tagged = {tag: member for member in members for tag in tags_of(member)}
+    tagged: dict[str, type] = {tag: member for member in members for tag in tags_of(member)}
     if "type" not in data:
         raise make_problem(f"required, but missing; one of {', '.join(map(repr, tagged))}", "type")
     with at("type"):
-        return tagged[_read_option(data["type"], list(tagged))]
+        tag: str = _read_option(data["type"], list(tagged))
+    return tagged[tag]
 
 
 def _name_member(member: Any) -> str:

@@ -150,8 +150,8 @@ class RoleBuilder:
         if lag and engine.model is None:
             raise UserError(
                 f"engine {self.spec.rollout.engine.type!r} has no model in this process, and only such a model acts "
-                f"with earlier weights; use rollout.engine.type: torch, or neither asynchrony.max_lag: {{pinned: ...}} nor "
-                f"rollout.lag"
+                f"with earlier weights; use rollout.engine.type: torch, or neither asynchrony.max_lag: "
+                f"{{pinned: ...}} nor rollout.lag"
             )
         return PolicyWorker(
             engine,

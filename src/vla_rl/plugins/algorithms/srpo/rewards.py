@@ -13,8 +13,8 @@ from vla_rl.plugins.algorithms.srpo.config import RewardSettings
 CLUSTER_MIN_SAMPLES = 2
 """DBSCAN's min_samples, as in siiRL: two successes near each other make a cluster, a single one does not."""
 STEEPNESS, MIDPOINT = 10.0, 0.5
-"""Sigmoid of a failure's relative distance d in [0, 1], as in siiRL's published recipe: the nearest failure gets 0.99 of
-`reward_scale`, the farthest 0.01, one halfway a half."""
+"""Sigmoid of a failure's relative distance d in [0, 1], as in siiRL's published recipe: the nearest failure gets 0.99
+of `reward_scale`, the farthest 0.01, one halfway a half."""
 FLAT = 1e-6
 """Range of a task's distances below which they count as equal: every failure gets relative distance 0.5."""
 
