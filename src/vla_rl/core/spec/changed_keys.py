@@ -28,6 +28,7 @@ CHANGED: Mapping[str, tuple[str, str]] = {
     "port": ("ask", "ask: {type: page, port: ...}"),
     "address_file": ("ask", "ask: {type: page, address_file: ...}"),
     "terminal": ("ask", "ask: {type: terminal, device: ...}"),
+    "benchmark": ("tasks", "tasks: MT10, or names of tasks"),
     "weights": ("max_lag", "max_lag: {pinned: ...}"),
     "steps": ("auto_reset", "auto_reset: {steps: ...}"),
     "sampling": ("capacity", "a capacity alone: with one, groups are drawn from the buffer"),

@@ -34,36 +34,26 @@ def known_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int]) -> 
         check_camera_size(name, size)
 
 
-def known_benchmark(instance: Any, attribute: Any, benchmark: str | None) -> None:
-    if benchmark is not None and benchmark not in ("MT1", *BENCHMARKS):
-        near = did_you_mean(benchmark, BENCHMARKS)
-        raise ValueError(f"no Meta-World benchmark {benchmark!r}{near}\n  benchmarks: MT1, {', '.join(BENCHMARKS)}")
-
-
-def one_choice_of_tasks(instance: Any, attribute: Any, tasks: tuple[str, ...] | None) -> None:
-    benchmark = instance.benchmark
-    if benchmark in BENCHMARKS and tasks is not None:
-        raise ValueError(f"benchmark {benchmark} names the tasks itself; give either of the two")
-    if benchmark == "MT1" and (tasks is None or len(tasks) != 1):
-        raise ValueError("MT1 is one task of your choice: give it as tasks: [push-v3]")
-    if benchmark is None and not tasks:
+def known_tasks(instance: Any, attribute: Any, tasks: str | tuple[str, ...]) -> None:
+    if isinstance(tasks, str) and tasks not in BENCHMARKS:
+        near = did_you_mean(tasks, BENCHMARKS)
+        raise ValueError(f"no Meta-World benchmark {tasks!r}{near}; give {', '.join(BENCHMARKS)}, or [push-v3, ...]")
+    if not tasks:
         raise ValueError(f"give tasks, such as [push-v3], or a benchmark: {', '.join(BENCHMARKS)}")
-    for name in tasks or ():
+    for name in () if isinstance(tasks, str) else tasks:
         if name not in INSTRUCTIONS:
             near = did_you_mean(name, INSTRUCTIONS)
             raise ValueError(f"no Meta-World task {name!r}{near}\n  tasks: {', '.join(INSTRUCTIONS)}")
-    if len(set(tasks or ())) < len(tasks or ()):
-        raise ValueError(f"a task is named twice: {', '.join(tasks or ())}")
+    if not isinstance(tasks, str) and len(set(tasks)) < len(tasks):
+        raise ValueError(f"a task is named twice: {', '.join(tasks)}")
 
 
 @frozen(kw_only=True)
 class MetaWorldConfig:
     """Spec keys of the simulator `metaworld`."""
 
-    benchmark: str | None = field(default=None, validator=known_benchmark)
-    """Benchmark: MT10, MT25 or MT50, which name their tasks; or MT1 with one of `tasks`."""
-    tasks: tuple[str, ...] | None = field(default=None, validator=one_choice_of_tasks)
-    """Task names, such as push-v3, instead of a benchmark."""
+    tasks: str | tuple[str, ...] = field(validator=known_tasks)
+    """Tasks: names, such as [push-v3] (one is MT1), or a benchmark that names them: MT10, MT25 or MT50."""
     cameras: dict[str, int] = field(factory=lambda: {"corner2": 224}, validator=known_cameras)
     """Cameras: name -> height and width in pixels (8 to 1024), in the order in which a model sees them."""
     fast_render: bool = False
@@ -80,3 +70,8 @@ class MetaWorldConfig:
     MB without. Others are built again when needed, in half a second."""
     processes: Processes = field(factory=Processes)
     """Processes of the env instances."""
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """Names of the tasks, those of a benchmark in its order."""
+        return BENCHMARKS[self.tasks] if isinstance(self.tasks, str) else self.tasks

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from vla_rl.core.types import EnvInfo, TaskInfo
 from vla_rl.plugins.envs.metaworld.config import MetaWorldConfig
-from vla_rl.plugins.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS
+from vla_rl.plugins.envs.metaworld.tasks import INSTRUCTIONS
 
 ACTION_DIM, STATE_DIM = 4, 4
 
 
 def describe_env(config: MetaWorldConfig) -> EnvInfo:
     """Return the description of the simulator."""
-    names = BENCHMARKS.get(config.benchmark or "", config.tasks or ())
+    names = config.task_names
     note = "fast_render: no shadows, reflections or multisampling, so other pixels than the official simulator's"
     return EnvInfo(
         cameras={name: (size, size) for name, size in config.cameras.items()},

@@ -14,7 +14,7 @@ from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array, Context, ResetState
 from vla_rl.plugins.envs.metaworld.config import MetaWorldConfig
 from vla_rl.plugins.envs.metaworld.info import ACTION_DIM, describe_env
-from vla_rl.plugins.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS
+from vla_rl.plugins.envs.metaworld.tasks import INSTRUCTIONS
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
@@ -27,7 +27,7 @@ def make_env(config: MetaWorldConfig, context: Context) -> SubprocEnvs:
     if find_spec("metaworld") is None:  # fail here, not in an env's process
         raise ModuleNotFoundError("No module named 'metaworld'", name="metaworld")
     os.environ.setdefault("MUJOCO_GL", "egl")
-    names = BENCHMARKS.get(config.benchmark or "", config.tasks or ())
+    names = config.task_names
     order = list(INSTRUCTIONS)
     states: dict[str, list[ResetState]] = {"train": [], "eval": []}
     for name in names:
