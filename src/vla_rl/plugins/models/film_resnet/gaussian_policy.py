@@ -1,5 +1,5 @@
-"""Policy of film_resnet with `head: gaussian`: each number of a chunk has its own normal distribution, squashed by
-tanh into the range of the actions."""
+"""Policy of film_resnet with a Gaussian head: each number of a chunk has its own normal distribution, squashed by tanh
+into the range of the actions."""
 
 from __future__ import annotations
 
