@@ -47,7 +47,7 @@ def merged(*parts: Keys) -> dict[str, Any]:
 GRPO: Keys = {"algorithm": {"type": "grpo"}, "train": {"steps": 120}, "eval": {"every": 20}}
 """After 40 steps seeds differ by more than variants."""
 CRITIC: Keys = {
-    "model": {"value_head": {"hidden": [128], "detach": True}},
+    "model": {"value_head": {"type": "mlp", "hidden": [128], "detach": True}},
     "rollout": {"group_size": 1},
     "algorithm": {"time_limit": "terminal", "value_coef": 0.5, "value_clip": None, "huber_delta": None},
     "train": {"value_lr": 1e-3, "critic_warmup_steps": 2},
