@@ -31,7 +31,7 @@ def positive_between(low: float, high: float) -> Any:
 
 
 @frozen
-class WhereNumber:
+class ValueRange:
     """Validator of a key that takes a number or a table: applies another validator to the number."""
 
     validator: Any
@@ -233,7 +233,7 @@ class PinnedLag:
 class AsynchronySpec:
     """How far rollouts run ahead of training, in one loop for all settings; max_lag 0 is synchronous."""
 
-    lag: int | PinnedLag = field(default=0, alias="max_lag", validator=WhereNumber(number_between(0, LAG)))
+    lag: int | PinnedLag = field(default=0, alias="max_lag", validator=ValueRange(number_between(0, LAG)))
     """Guaranteed bound on policy lag: training steps that a chunk may be old when it is trained on. Rollouts continue
     meanwhile, with the newest weights at each chunk; or with exactly those of so many steps before, {pinned: 1}. Above
     0 the learners need dedicated workers."""

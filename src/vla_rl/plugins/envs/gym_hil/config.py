@@ -43,7 +43,7 @@ class ControllerSettings:
 
     type: Literal["custom"] = "custom"
     controller: str = field(validator=validators.matches_re(r"[\w.]+:[\w.]+"))
-    """Its class, `module:Class`."""
+    """Class of the object, `module:Class`."""
     kwargs: dict[str, Any] = field(factory=dict)
     """Keyword arguments of the class, which also gets the environment as its first argument."""
     in_evaluation: bool = True

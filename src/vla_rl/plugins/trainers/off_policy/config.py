@@ -7,7 +7,7 @@ from typing import Any, Literal
 from attrs import evolve, field, fields, frozen
 from attrs import validators as v
 
-from vla_rl.core.spec.sections import WhereNumber, number_between, positive_between
+from vla_rl.core.spec.sections import ValueRange, number_between, positive_between
 from vla_rl.toolkit.trainers.settings import DemonstrationSettings, DemonstrationShare
 
 MOST_UPDATES = 1000
@@ -70,7 +70,7 @@ class SACConfig:
     critic_updates: int = field(default=0, validator=number_between(0, 1_000_000_000))
     """First updates, which train the critics alone, without the features: values of untrained critics undo what a clone
     has learnt."""
-    temperature: float | Learned = field(factory=Learned, validator=WhereNumber(positive_between(0.0, 1e4)))
+    temperature: float | Learned = field(factory=Learned, validator=ValueRange(positive_between(0.0, 1e4)))
     """Weight of the entropy: a number, or learned."""
 
     @updates_per_step.validator
