@@ -295,7 +295,8 @@ def spec_page() -> str:
 
 A spec is one YAML file with these sections. `type:` names a plugin, whose keys are next to it
 ([keys of plugins](plugin-keys.md)). Unknown keys, wrong types and values out of range are reported together, with file
-and line. `vla-rl check SPEC --show` prints a spec with all its defaults. Snippets show the defaults, and examples of
+and line. Where a key takes one of several tables, the table's `type` says which, and it has the keys of that one alone.
+`vla-rl check SPEC --show` prints a spec with all its defaults. Snippets show the defaults, and examples of
 required keys.
 
 `tools/spec_reference.py` writes this page.

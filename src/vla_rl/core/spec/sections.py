@@ -235,8 +235,8 @@ class AsynchronySpec:
 
     lag: int | PinnedLag = field(default=0, alias="max_lag", validator=ValueRange(number_between(0, LAG)))
     """Guaranteed bound on policy lag: training steps that a chunk may be old when it is trained on. Rollouts continue
-    meanwhile, with the newest weights at each chunk; or with exactly those of so many steps before, {pinned: 1}. Above
-    0 the learners need dedicated workers."""
+    meanwhile, with the newest weights at each chunk; or with weights of exactly this age, {pinned: 1}. Above 0 the
+    learners need dedicated workers."""
     replay: ReplaySpec | None = None
     """Experience replay: train on collected trajectories more than once; none: once."""
 

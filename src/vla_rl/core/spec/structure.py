@@ -201,7 +201,7 @@ class Structurer:
         if isinstance(data, Mapping) and any(map(tags_of, members)):
             return self.read_class(data, _tagged_member(data, members))
         if type(data) in (int, float) and (numbers := [member for member in members if member in (int, float)]):
-            members = numbers  # what is wrong with a number is not that it is no table
+            members = numbers  # a number out of range says so, and does not ask for a table
         failures: list[Problems] = []
         for member in members:
             try:
