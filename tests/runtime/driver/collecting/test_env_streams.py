@@ -146,7 +146,7 @@ def test_a_resumed_run_continues(train, tmp_path, lag):
 def test_a_fault_changes_no_number(train, tmp_path, at_step):
     plugins = ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(Path(fragile.__file__))]
     env = {"type": "fragile", "num_envs": 2, "told": str(tmp_path / "told"), "processes": {"deadline_s": 2.0}}
-    rollout = {**SEGMENTS, "steps": 3, "chunk": 1}
+    rollout = {**SEGMENTS, "auto_reset": {"steps": 3}, "chunk": 1}
     changes = {"plugins": plugins, "rollout": rollout, "algorithm": {"type": "ppo"}}
     _, calm = train("calm", env=env, **changes, train={"steps": 5})
     fault = {**env, "fault": "raise", "at_step": at_step}
@@ -195,7 +195,10 @@ def test_streams_that_cannot_be_played_again_restart(train):
 def test_a_long_task_is_learned_from_short_segments(seed):
     """What pays is 96 actions after the reset, and a ticket has 32: after fresh resets it would never be seen."""
     train = {"steps": 20, "lr": 3e-2, "micro_batch": 128, "global_batch": None, "epochs": 2}
-    long, rollout = {"num_envs": 32, "length": 96, "max_steps": 96}, {**SEGMENTS, "chunk": 8, "steps": 32}
+    long, rollout = (
+        {"num_envs": 32, "length": 96, "max_steps": 96},
+        {**SEGMENTS, "chunk": 8, "auto_reset": {"steps": 32}},
+    )
     ppo = {"type": "ppo", "gamma": 1.0, "lam": 1.0}
     runtime = start(parse_spec(scripted_spec(seed=seed, env=long, rollout=rollout, algorithm=ppo, train=train)))
     try:

@@ -151,9 +151,15 @@ def test_a_resumed_run_samples_as_if_it_had_not_stopped(tmp_path):
     assert [line["sampling/weight/task-1"] for line in whole][-1] > 20
 
 
-@pytest.mark.parametrize("keys", [{"window": 10}, {"type": "uniform", "smoothing": 2.0}])
-def test_keys_of_weighted_sampling_are_refused_without_it(keys):
-    with pytest.raises(SpecError, match="no effect with type: uniform; use type: weighted"):
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"window": 10}, "task_sampling.type: required, but missing; one of 'uniform', 'weighted'"),
+        ({"type": "uniform", "smoothing": 2.0}, "task_sampling.smoothing: unknown key"),
+    ],
+)
+def test_keys_of_weighted_sampling_are_refused_without_it(keys, message):
+    with pytest.raises(SpecError, match=message):
         uneven(rollout={**OFF, "task_sampling": keys})
 
 
