@@ -36,6 +36,19 @@ if TYPE_CHECKING:
         serve,
     )
     from vla_rl.cli.run_record import RunRecord
+    from vla_rl.core.capabilities import (
+        ActionTokens,
+        Capturable,
+        Compilable,
+        ContinuesChunks,
+        HasCritic,
+        HasFeatures,
+        HasReference,
+        Offloadable,
+        Reparameterised,
+        Steerable,
+        TrainsInParts,
+    )
     from vla_rl.core.catalogue import build, load
     from vla_rl.core.declarations import (
         AlgorithmPlugin,
@@ -50,7 +63,7 @@ if TYPE_CHECKING:
         TrainingData,
         WorldModelPlugin,
     )
-    from vla_rl.core.errors import CheckpointError, NotOffered, PluginError, SpecError, UserError, did_you_mean
+    from vla_rl.core.errors import CheckpointError, PluginError, SpecError, UserError, did_you_mean
     from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, Run
     from vla_rl.core.hookspecs import (
         Algorithm,
@@ -108,6 +121,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ActionSource",
+    "ActionTokens",
     "AdvantageScope",
     "Advantages",
     "Algorithm",
@@ -115,11 +129,14 @@ __all__ = [
     "BadObservation",
     "Batch",
     "Batching",
+    "Capturable",
     "CheckpointError",
     "Chunk",
     "ChunkResult",
     "Cluster",
+    "Compilable",
     "Context",
+    "ContinuesChunks",
     "DataPlugin",
     "Demonstrations",
     "DemonstrationsData",
@@ -130,6 +147,9 @@ __all__ = [
     "Episode",
     "EpisodeFrames",
     "Evaluation",
+    "HasCritic",
+    "HasFeatures",
+    "HasReference",
     "HookPlugin",
     "ImitationStep",
     "Job",
@@ -139,8 +159,8 @@ __all__ = [
     "ModelPlugin",
     "Node",
     "Noise",
-    "NotOffered",
     "Observation",
+    "Offloadable",
     "OptimizerStep",
     "Placement",
     "PlacementPlugin",
@@ -150,6 +170,7 @@ __all__ = [
     "PolicyEngine",
     "Rate",
     "RecordedRewards",
+    "Reparameterised",
     "Requirements",
     "ResetState",
     "RewardModel",
@@ -165,10 +186,12 @@ __all__ = [
     "Spec",
     "SpecError",
     "Statistic",
+    "Steerable",
     "TaskInfo",
     "Trainer",
     "TrainerPlugin",
     "TrainingData",
+    "TrainsInParts",
     "TrajectoryData",
     "TrajectoryPart",
     "Transitions",
@@ -239,6 +262,19 @@ _MODULES = {
         "serve",
     ),
     "cli.run_record": ("RunRecord",),
+    "core.capabilities": (
+        "ActionTokens",
+        "Capturable",
+        "Compilable",
+        "ContinuesChunks",
+        "HasCritic",
+        "HasFeatures",
+        "HasReference",
+        "Offloadable",
+        "Reparameterised",
+        "Steerable",
+        "TrainsInParts",
+    ),
     "core.catalogue": ("build", "load"),
     "core.declarations": (
         "AlgorithmPlugin",
@@ -253,7 +289,7 @@ _MODULES = {
         "TrainingData",
         "WorldModelPlugin",
     ),
-    "core.errors": ("CheckpointError", "NotOffered", "PluginError", "SpecError", "UserError", "did_you_mean"),
+    "core.errors": ("CheckpointError", "PluginError", "SpecError", "UserError", "did_you_mean"),
     "core.events": ("EpisodeFrames", "Evaluation", "Rate", "Run"),
     "core.hookspecs": (
         "Algorithm",

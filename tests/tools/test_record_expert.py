@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vla_rl.core.catalogue import load
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.errors import UserError
 from vla_rl.core.types import Context
 from vla_rl.plugins.envs.tabletop.simulator import Tabletop
 
@@ -66,7 +66,7 @@ def test_demonstrations_are_read_by_cloning(record: Any, tmp_path: Path, capsys:
 
 def test_an_expert_that_is_lacking_is_said(record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lacking(self: Any) -> None:
-        raise NotOffered("it has no scripted expert")
+        raise UserError("it has no scripted expert")
 
     monkeypatch.setattr(Tabletop, "expert_chunk", lacking)
     with pytest.raises(SystemExit, match="it has no scripted expert"):

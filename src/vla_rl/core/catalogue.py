@@ -68,22 +68,47 @@ class Kind:
     declaration: type[Declaration]
     contract: str
     """Name of the contract, `module:class`. Its import takes longer than that of all declarations."""
+    capabilities: tuple[str, ...] = ()
+    """Names of the classes in `core/capabilities.py` that components of the kind may inherit in addition. One that
+    inherits another comes before it."""
 
     @property
     def contract_class(self) -> type:
-        """Contract (abstract class) with all hooks of the kind."""
+        """Contract (abstract class) that all components of the kind inherit."""
         base: type = resolve_target(self.contract, f"contract of kind {self.name}")
         return base
+
+    @property
+    def capability_classes(self) -> tuple[type, ...]:
+        """Capabilities of the kind."""
+        modules = (f"vla_rl.core.capabilities:{name}" for name in self.capabilities)
+        return tuple(resolve_target(name, f"capability of kind {self.name}") for name in modules)
 
 
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("model", "vla_rl.models", ModelPlugin, "vla_rl.core.hookspecs:VLAModel"),
-        Kind("engine", "vla_rl.engines", EnginePlugin, "vla_rl.core.hookspecs:PolicyEngine"),
-        Kind("env", "vla_rl.envs", EnvPlugin, "vla_rl.core.hookspecs:SimEnv"),
+        Kind(
+            "model",
+            "vla_rl.models",
+            ModelPlugin,
+            "vla_rl.core.hookspecs:VLAModel",
+            (
+                "HasCritic",
+                "HasReference",
+                "ActionTokens",
+                "Reparameterised",
+                "Steerable",
+                "HasFeatures",
+                "ContinuesChunks",
+                "Capturable",
+                "Compilable",
+            ),
+        ),
+        Kind("engine", "vla_rl.engines", EnginePlugin, "vla_rl.core.hookspecs:PolicyEngine", ("ContinuesChunks",)),
+        Kind("env", "vla_rl.envs", EnvPlugin, "vla_rl.core.hookspecs:SimEnv", ("Offloadable",)),
         Kind("algorithm", "vla_rl.algorithms", AlgorithmPlugin, "vla_rl.core.hookspecs:Algorithm"),
-        Kind("trainer", "vla_rl.trainers", TrainerPlugin, "vla_rl.core.trainers:Trainer"),
+        Kind("trainer", "vla_rl.trainers", TrainerPlugin, "vla_rl.core.trainers:Trainer", ("TrainsInParts",)),
         Kind("placement", "vla_rl.placement", PlacementPlugin, "vla_rl.core.hookspecs:Placement"),
         Kind("data", "vla_rl.data", DataPlugin, "vla_rl.core.hookspecs:Demonstrations"),
         Kind("world_model", "vla_rl.world_models", WorldModelPlugin, "vla_rl.core.world_models:WorldModel"),

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import field, frozen
 
-from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import Demonstrations, hookspec
 from vla_rl.core.types import Array, ArrayOrTensor, Observation, Statistic, concat_arrays, pick_rows, to_numpy
 
@@ -252,7 +251,8 @@ class UpdateMetrics:
 
 class Trainer(ABC):
     """How a learner rank learns: its networks, optimisers and targets, and their updates. The policy is the
-    `TrainedModel` of `Context.training`, which all trainers of a rank share. Entry-point group `vla_rl.trainers`."""
+    `TrainedModel` of `Context.training`, which all trainers of a rank share. One of trajectories that can begin with a
+    part of a training step inherits `TrainsInParts` in addition. Entry-point group `vla_rl.trainers`."""
 
     @abstractmethod
     @hookspec(firstresult=True)
@@ -277,12 +277,6 @@ class Trainer(ABC):
     def update(self, data: Any) -> UpdateMetrics:
         """Train on these data, whose class `TrainerPlugin.trains_on` tells. All ranks call it together. Gradients are
         summed over ranks, so a loss carries the divisors of all of them; the driver merges the metrics of all ranks."""
-
-    @hookspec(firstresult=True)
-    def accumulate(self, data: TrajectoryPart) -> None:
-        """Run the forward and backward passes of a part of a training step's samples, before the rest is collected
-        (streaming update); `update` makes the optimiser step. Optional, for trainers of trajectories."""
-        raise NotOffered(f"{type(self).__name__} cannot begin with a part of a training step")
 
     @hookspec(firstresult=True)  # noqa: B027 - optional
     def restart(self) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from attrs import frozen
 
 from vla_rl.core.declarations import DataPlugin
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, Context, EnvInfo, Observation, to_numpy
 from vla_rl.testing.common.findings import Findings, LeftOut, build_component
@@ -206,7 +206,7 @@ def _check_steps_shown(f: Findings, parts: list[Read]) -> None:
 def _check_statistics(f: Findings, data: Demonstrations, env: EnvInfo, parts: list[Read]) -> None:
     try:
         statistics = data.data_statistics()
-    except NotOffered as exc:
+    except UserError as exc:
         raise LeftOut(str(exc)) from exc
     flaws = list(statistics_flaws(env, statistics))
     for flaw in flaws:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.capabilities import Offloadable
 from vla_rl.core.declarations import EnvPlugin, ModelPlugin
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
@@ -60,7 +61,7 @@ def read_stamp(obs: Observation) -> StampedFrame:
     return StampedFrame(env=numbers[:, 0], episode=numbers[:, 1], step=numbers[:, 2], state=numbers[:, 3])
 
 
-class ScriptedEnv(SimEnv):
+class ScriptedEnv(SimEnv, Offloadable):
     """A simulator whose episodes end at prescribed steps, with observations that say where they are.
 
     Args:

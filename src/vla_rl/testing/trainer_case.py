@@ -12,6 +12,7 @@ import torch
 from attrs import define, evolve, frozen
 from torch import nn
 
+from vla_rl.core.capabilities import Reparameterised, Steerable
 from vla_rl.core.declarations import TrainerPlugin, TrainingData
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.spec.sections import TrainSpec
@@ -87,7 +88,7 @@ class BinPolicy(LinearModel):
         return (log_probs.exp() * shares).sum(-1).mean((1, 2))
 
 
-class GaussianPolicy(LinearModel):
+class GaussianPolicy(LinearModel, Reparameterised, Steerable):
     """The small policy with squashed Gaussians in place of two bins, for trainers of transitions."""
 
     def __init__(self, info: EnvInfo) -> None:

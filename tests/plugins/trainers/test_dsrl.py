@@ -11,8 +11,8 @@ import torch
 from attrs import evolve
 
 from vla_rl.core import catalogue as plugins
+from vla_rl.core.capabilities import STEERING
 from vla_rl.core.errors import UserError
-from vla_rl.core.hookspecs import STEERING
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import parse_spec
@@ -172,7 +172,9 @@ def test_a_run_steers_and_its_checkpoint_does_so_by_itself(tmp_path: Path):
 
 
 def test_models_without_noise_or_without_a_head_are_refused(tmp_path):
-    with pytest.raises(UserError, match="model 'tiny' has none; pi0, pi05, smolvla and gr00t have"):
+    with pytest.raises(
+        UserError, match="model 'tiny' has none; set model.steering: {} \\(pi0, pi05, smolvla and gr00t take it\\)"
+    ):
         trainer_in(tmp_path, LinearModel(INFO, CHUNK))
     plain = build_policy(Pi0Config(preset="tiny"), Context(env=INFO, chunk=CHUNK))
     with pytest.raises(UserError, match=r"model 'tiny' has none; set model.steering: \{\}"):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import Transitions, TransitionsData
@@ -520,11 +521,12 @@ def test_a_checkpoint_without_its_files_is_refused(tmp_path):
 
 
 def test_a_model_without_features_or_gradients_of_actions_is_refused(tmp_path):
-    class Plain(LinearModel):
-        policy_features = LinearModel.__mro__[1].policy_features
+    class Plain(VLAModel):
+        sample_chunk = chunk_log_probs = imitation_loss = save = lambda self: None
+        module = torch.nn.Linear(2, 2)
 
-    with pytest.raises(UserError, match=r"policy's features, and model 'tiny' gives none \(VLAModel.policy_features"):
-        trainer_in(tmp_path, Plain(INFO, CHUNK))
+    with pytest.raises(UserError, match=r"policy's features, and model 'tiny' gives none \(no vla_rl.HasFeatures"):
+        trainer_in(tmp_path, Plain())
     with pytest.raises(UserError, match="actions with a gradient, and model 'tiny' gives none"):
         trainer_in(tmp_path, LinearModel(INFO, CHUNK))
 

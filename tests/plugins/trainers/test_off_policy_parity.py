@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from reference_files import reference
+from vla_rl.core.capabilities import Reparameterised
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.types import Context
 from vla_rl.plugins.trainers.off_policy import impl
@@ -68,7 +69,7 @@ class Actor(nn.Module):
         return SquashedGaussian(self.mean(x).view(shape), self.log_std(x).clamp(-20, 2).view(shape))
 
 
-class ActorModel(LinearModel):
+class ActorModel(LinearModel, Reparameterised):
     """A model whose features are the observations of the implementations."""
 
     def __init__(self, networks):

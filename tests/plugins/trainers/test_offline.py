@@ -9,6 +9,7 @@ from scripted_runs import scripted_spec
 
 from vla_rl.core.catalogue import load
 from vla_rl.core.errors import SpecError, UserError
+from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.trainers import DemonstrationsData, ImitationStep
@@ -161,11 +162,12 @@ def test_losses_of_samples_have_the_mean_of_a_batch():
 
 
 def test_a_model_without_features_is_refused():
-    class Plain(LinearModel):
-        policy_features = LinearModel.__mro__[1].policy_features
+    class Plain(VLAModel):
+        sample_chunk = chunk_log_probs = imitation_loss = save = lambda self: None
+        module = torch.nn.Linear(2, 2)
 
     with pytest.raises(UserError, match="policy's features, and model 'linear' gives none"):
-        trainer_of(Plain(INFO, CHUNK))
+        trainer_of(Plain())
 
 
 def test_equal_returns_are_refused():

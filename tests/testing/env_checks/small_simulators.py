@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.capabilities import Offloadable
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, TaskInfo
@@ -133,7 +134,7 @@ def small_envs(scene_type: type[Scene], num_envs: int = 2, chunk: int = 4, state
     return SubprocEnvs(scene_type.info, splits, env_type, context, Processes(apart=False))
 
 
-class SmallEnv(SimEnv):
+class SmallEnv(SimEnv, Offloadable):
     """Several `Scene`s as a batch."""
 
     scene_type: type[Scene] = Scene
@@ -202,7 +203,7 @@ class NoExpertEnv(SceneEnv):
     """Without a demonstrator."""
 
     def expert_chunk(self, length: int) -> Any:
-        raise NotOffered("no expert here")
+        raise UserError("no expert here")
 
 
 class BuggyExpertEnv(SceneEnv):

@@ -31,7 +31,7 @@ from small_simulators import (
 )
 
 from vla_rl.core.declarations import EnvPlugin
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import Context
 from vla_rl.testing import CheckFailed, check_env
@@ -176,7 +176,7 @@ def test_envs_without_an_expert_continue_after_they_were_asked_for_one() -> None
     try:
         env.reset(np.arange(2), np.arange(2), np.arange(2))
         for _ in range(2):
-            with pytest.raises(NotOffered, match="no expert here"):
+            with pytest.raises(UserError, match="no expert here"):
                 env.expert_chunk()
         assert env.chunk_step(np.zeros((2, 4, 2), np.float32), np.ones(2, bool), True).executed.all()
         assert not env.faults()

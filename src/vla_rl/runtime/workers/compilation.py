@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from vla_rl.core.capabilities import Capturable, Compilable
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.manager import unwrap_component
@@ -49,12 +50,12 @@ def compile_model(
     """
     mode = compilation_mode(spec, device, role, moves)
     component = unwrap_component(model)
-    if mode == "off" or (mode is None and not component.blocks):
+    if mode == "off" or (mode is None and not isinstance(model, Compilable)):
         return None
-    if not component.blocks:
+    if not isinstance(model, Compilable):
         raise UserError(f"model {spec.model.type!r} names no layers to compile; set compile: off")
     if mode == "graphs":
-        if component.decide is None:
+        if not isinstance(model, Capturable):
             raise UserError(
                 f"model {spec.model.type!r} has no part that a CUDA graph could capture; set rollout.compile: blocks"
             )

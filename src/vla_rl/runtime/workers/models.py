@@ -58,7 +58,7 @@ def build_model(
         {"obs": lambda obs: with_suffix(obs, component.instruction_suffix)},
     )
     if learns and algorithm.needs.reference:
-        check_reference(model, spec, info)
+        check_reference(model, spec)
     return model
 
 

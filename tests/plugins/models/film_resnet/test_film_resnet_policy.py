@@ -14,10 +14,9 @@ import torch
 from film_resnet_cases import CHUNK, ENV, SMALL, demonstrated, observation, policy
 from model_cases import changed, noise, read_only_and_tensors
 
+from vla_rl.core.capabilities import ActionTokens, Reparameterised
 from vla_rl.core.catalogue import load
-from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.manager import offers_method
 from vla_rl.core.types import Chunk, Context, EnvInfo, Observation, to_numpy
 from vla_rl.plugins.models.film_resnet import plugin
 from vla_rl.plugins.models.film_resnet.codec import BinCodec, target_distributions
@@ -149,9 +148,9 @@ def test_keys_of_bins_are_refused_with_a_gaussian_head(tmp_path: Path) -> None:
 
 
 def test_only_a_gaussian_head_has_reparameterised_actions() -> None:
-    assert not offers_method(policy(), "reparameterised_actions")
-    assert offers_method(policy(network=GAUSSIAN), "reparameterised_actions")
-    assert not offers_method(policy(network=GAUSSIAN), "encode_actions")
+    assert not isinstance(policy(), Reparameterised)
+    assert isinstance(policy(network=GAUSSIAN), Reparameterised)
+    assert not isinstance(policy(network=GAUSSIAN), ActionTokens)
 
 
 # ---------------------------------------------------------------------------------------------------- words, images
@@ -318,11 +317,6 @@ def test_critic_starts_near_zero_and_can_be_detached() -> None:
         model.chunk_log_probs(obs, chunk).values.sum().backward()
         assert (model.module.words.weight.grad is None) == detach
         assert model.module.value_head.layers[0].weight.grad.abs().sum() > 0
-
-
-def test_values_need_a_critic() -> None:
-    with pytest.raises(NotOffered, match="no value head"):
-        policy().values(observation(1))
 
 
 def test_reference_is_the_policy_before_training() -> None:

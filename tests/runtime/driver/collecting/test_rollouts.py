@@ -392,7 +392,7 @@ def test_a_run_under_a_lag_is_corrected(train, algorithm):
 
 
 def test_a_model_without_a_reference_is_refused_before_training():
-    with pytest.raises(UserError, match=r"kl_coef above 0.* model 'linear' gives none.*set algorithm.kl_coef: 0"):
+    with pytest.raises(UserError, match=r"kl_coef above 0.* model 'linear' has none.*set algorithm.kl_coef: 0"):
         start(parse_spec(scripted_spec(algorithm={"type": "grpo", "kl_coef": 0.1})))
 
 

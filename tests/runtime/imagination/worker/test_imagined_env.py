@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 from recorded_episodes import CHUNK, STEPS, recorder, recordings, tabletop
 
-from vla_rl import Context, Noise, NotOffered, Observation, UserError, Windows, WorldModel, build, load, wrap
+from vla_rl import Context, Noise, Observation, UserError, Windows, WorldModel, build, load, wrap
 from vla_rl.runtime.imagination.worker.imagined_env import ImaginedEnv
 from vla_rl.testing import check_env, check_world_model
 from vla_rl.toolkit.world_models.measures import measure_quality, thresholds_met
@@ -35,7 +35,7 @@ def imagination(recorded, model: WorldModel, num_envs: int = 3, **settings: Any)
 def test_it_keeps_to_the_contract_of_a_simulator(recorded) -> None:
     """All but the eval split, which it says does not exist."""
     env = imagination(recorded, wrap("world_model", oracle(3, history=2 * STEPS), "oracle"))
-    with pytest.raises(NotOffered, match="evaluation is on the real simulator"):
+    with pytest.raises(UserError, match="evaluation is on the real simulator"):
         env.reset_states("eval")
     check_env(env, chunk=CHUNK, expert=False, seconds=4)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.types import Advantages, Batch, Context, Loss, Requirements, Rollout, Scores
 from vla_rl.plugins.algorithms.transitions.config import TransitionsConfig
@@ -40,4 +40,4 @@ class TransitionFields(Algorithm):
         )
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        raise NotOffered("algorithm 'transitions' has no loss; it is for trainers of transitions")
+        raise UserError("algorithm 'transitions' has no loss; it is for trainers of transitions")

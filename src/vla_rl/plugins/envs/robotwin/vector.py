@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.core.errors import NotOffered, UserError
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array, ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
@@ -105,7 +105,7 @@ class VectorRobotwin(SimEnv):
         """Return the next targets of the expert's solution of each scene, by the number of actions that were executed;
         where the expert cannot solve the scene, the targets that the joints have."""
         if self._robotwin.config.control != "joints":
-            raise NotOffered(JOINTS_ONLY)
+            raise UserError(JOINTS_ONLY)
         chunks, length = [], self._chunk
         with suppress_prints(), kept_randomness():
             for env_id, start in enumerate(self._executed):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vla_rl.core.capabilities import Offloadable
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import ArrayOrTensor, ChunkResult, Context, Observation, ResetState
 from vla_rl.plugins.envs.tabletop.config import TabletopConfig
@@ -32,7 +33,7 @@ LIMIT = 0.95
 """Bound of the gripper's position: it stays within [-LIMIT, LIMIT]."""
 
 
-class Tabletop(SimEnv):
+class Tabletop(SimEnv, Offloadable):
     """Tabletop tasks: pick the block, or put the block on the plate, of the colour that the instruction names."""
 
     def __init__(self, config: TabletopConfig, context: Context):

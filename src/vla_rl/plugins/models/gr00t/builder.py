@@ -30,6 +30,7 @@ from vla_rl.toolkit.models.checkpoints import (
 )
 from vla_rl.toolkit.models.fitting import MismatchError, check_horizon, simulator_of
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowShape
+from vla_rl.toolkit.models.flow_variants import choose_class
 from vla_rl.toolkit.models.images import CroppedImages, ImageProcessor
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
 from vla_rl.toolkit.models.networks import construct_module
@@ -73,7 +74,8 @@ def build_policy(config: GrootConfig, context: Context) -> GrootPolicy:
     prompts = ChatPrompts(**flow_fit.prompt_options(source, env, device), **image_options, **format_options)
     images = _build_image_processor(fit, env, device, dtype)
     module = construct_module(lambda: _build_module(config, context, fit, prompts), device)
-    return GrootPolicy(config, context, fit, module, images, device, prompts=prompts, gripper=config.gripper)
+    kind = choose_class(GrootPolicy, config, module)
+    return kind(config, context, fit, module, images, device, prompts=prompts, gripper=config.gripper)
 
 
 def _with_groot_rules(scales: Statistics, generation: Generation, measured: bool) -> Statistics:

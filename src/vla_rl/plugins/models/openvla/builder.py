@@ -9,7 +9,7 @@ import torch
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
-from vla_rl.plugins.models.openvla.base import Parts
+from vla_rl.plugins.models.openvla.base import AdaptedPolicy, Parts
 from vla_rl.plugins.models.openvla.checkpoint import DEVIATION, read_part
 from vla_rl.plugins.models.openvla.checks import decoding_of, uses_l1_head
 from vla_rl.plugins.models.openvla.codec import EPSILON, ActionCodec, ActionScaler
@@ -32,6 +32,7 @@ from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, h
 from vla_rl.plugins.models.openvla.policy import OFTPolicy
 from vla_rl.plugins.models.openvla.prompts import CausalPrompts, DecodingPrompts
 from vla_rl.plugins.models.openvla.regression import L1Policy, SampledL1Policy
+from vla_rl.toolkit.models.combined_classes import combine_classes
 from vla_rl.toolkit.models.heads import VALUE_HEAD, load_head
 from vla_rl.toolkit.models.networks import allocate_network, construct_module, fill_network, keep_tensor, load_weights
 from vla_rl.toolkit.models.recompute import checkpoint_keys
@@ -41,13 +42,22 @@ M = TypeVar("M", bound=PolicyModule)
 
 def build_policy(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy | L1Policy:
     """Build the OFT policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
-    kind = OFTPolicy if not uses_l1_head(config) else L1Policy if config.deviation is None else SampledL1Policy
-    return kind(_build_parts(config, context, OFTModule))
+    parts = _build_parts(config, context, OFTModule)
+    if uses_l1_head(config) and config.deviation is None:
+        return L1Policy(parts)  # it scores nothing, also not under a reference
+    kind: type[OFTPolicy | SampledL1Policy] = SampledL1Policy if uses_l1_head(config) else OFTPolicy
+    return combine_classes(kind, *_capabilities_of(config))(parts)
 
 
 def build_autoregressive(config: OpenVLAARConfig, context: Context) -> ARPolicy:
     """Build the plain OpenVLA policy. Raise errors as `build_policy`."""
-    return ARPolicy(_build_parts(config, context, ARModule), over_full_vocabulary(config))
+    kind = combine_classes(ARPolicy, *_capabilities_of(config))
+    return kind(_build_parts(config, context, ARModule), over_full_vocabulary(config))
+
+
+def _capabilities_of(config: FamilyConfig) -> tuple[type, ...]:
+    """Return the classes of what the settings let the policy do in addition."""
+    return () if config.lora is None else (AdaptedPolicy,)
 
 
 def _build_parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts:

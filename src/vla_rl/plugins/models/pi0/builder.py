@@ -29,6 +29,7 @@ from vla_rl.toolkit.models.flow_fit import (
     uses_state,
 )
 from vla_rl.toolkit.models.flow_network import initialise_flow
+from vla_rl.toolkit.models.flow_variants import choose_class
 from vla_rl.toolkit.models.heads import PrefixValueHead
 from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.networks import construct_module
@@ -49,8 +50,8 @@ def build_policy(config: Pi0Config | Pi05Config, context: Context) -> Pi0Policy 
     common = config, context, fit, module, ImageProcessor(source.sizes.image_size, device, dtype), device
     delta = 0 if source.folder is None else read_delta_actions(source.folder, config.delta_actions)
     if isinstance(config, Pi05Config):
-        return Pi05Policy(*common, prompts=prompts, delta=delta, kind=kind)
-    return Pi0Policy(*common, prompts=prompts, delta=delta)
+        return choose_class(Pi05Policy, config, module)(*common, prompts=prompts, delta=delta, kind=kind)
+    return choose_class(Pi0Policy, config, module)(*common, prompts=prompts, delta=delta)
 
 
 def _sees_state(config: Pi0Config | Pi05Config, kind: str, env: EnvInfo) -> bool | None:

@@ -25,6 +25,7 @@ from vla_rl.toolkit.models.flow_fit import (
     uses_state,
 )
 from vla_rl.toolkit.models.flow_network import initialise_flow
+from vla_rl.toolkit.models.flow_variants import choose_class
 from vla_rl.toolkit.models.images import CornerImages
 from vla_rl.toolkit.models.lerobot import LEROBOT, check_actions, read_statistics
 from vla_rl.toolkit.models.networks import construct_module
@@ -62,7 +63,8 @@ def build_policy(config: SmolVLAConfig, context: Context) -> SmolVLAPolicy:
     module = construct_module(lambda: _build_module(config, context, fit), device)
     prompts = SmolVLAPrompts(**prompt_options(source, env, device))
     images = CornerImages(source.sizes.image_size, device, dtype)
-    return SmolVLAPolicy(config, context, fit, module, images, device, prompts=prompts)
+    kind = choose_class(SmolVLAPolicy, config, module)
+    return kind(config, context, fit, module, images, device, prompts=prompts)
 
 
 def _fit_preset(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIOAdapter:

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vla_rl.core.capabilities import Reparameterised
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.manager import offers_method
 from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.trainers import Trainer, Transitions, TransitionsData, UpdateMetrics
 from vla_rl.core.types import Array, Context, Observation, to_numpy
@@ -124,10 +124,10 @@ class OffPolicy(Trainer):
     def _check_model(self) -> None:
         """Raises UserError for a model that the trainer cannot train."""
         check_features(self._trained, self.name)
-        if not offers_method(self._trained.model, "reparameterised_actions"):
+        if not isinstance(self._trained.model, Reparameterised):
             raise UserError(
                 f"trainer {self.name!r} needs actions with a gradient, and model {self._trained.name!r} gives none "
-                f"(VLAModel.reparameterised_actions); film_resnet does with network: {{head: gaussian}}"
+                f"(no vla_rl.Reparameterised); film_resnet does with network: {{head: gaussian}}"
             )
 
     def _action_shape(self) -> tuple[int, int]:

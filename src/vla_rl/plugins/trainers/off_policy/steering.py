@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from vla_rl.core.capabilities import STEERING, Steerable
 from vla_rl.core.errors import UserError
-from vla_rl.core.hookspecs import STEERING
-from vla_rl.core.manager import offers_method
 from vla_rl.core.trainers import Transitions
 from vla_rl.core.types import ActionSource, Context
 from vla_rl.plugins.trainers.off_policy.config import DsrlConfig
@@ -71,13 +70,9 @@ class Dsrl(OffPolicy):
 def _steering_shape(trained: TrainedModel) -> tuple[int, int]:
     """Return the vectors and numbers of the noise that the policy's head chooses. Raises UserError without a head."""
     model = trained.model
-    if not offers_method(model, "steering_noise"):
+    if not isinstance(model, Steerable):
         raise UserError(
-            f"trainer 'dsrl' steers the initial noise of a flow policy, and model {trained.name!r} has none; pi0, "
-            f"pi05, smolvla and gr00t have"
-        )
-    if model.steering_shape is None:
-        raise UserError(
-            f"trainer 'dsrl' trains a steering head, and model {trained.name!r} has none; set model.steering: {{}}"
+            f"trainer 'dsrl' trains a head that chooses the initial noise of a flow policy, and model {trained.name!r} "
+            f"has none; set model.steering: {{}} (pi0, pi05, smolvla and gr00t take it)"
         )
     return model.steering_shape

@@ -8,6 +8,7 @@ from time import perf_counter
 import torch
 from torch import nn
 
+from vla_rl.core.capabilities import TrainsInParts
 from vla_rl.core.trainers import (
     UNNORMALISED,
     OptimizerStep,
@@ -32,7 +33,7 @@ def make_trainer(config: PolicyGradientConfig, context: Context) -> PolicyGradie
     return PolicyGradient(context.training)
 
 
-class PolicyGradient(Trainer):
+class PolicyGradient(Trainer, TrainsInParts):
     """Trainer of the policy by an algorithm's loss."""
 
     def __init__(self, training: TrainingContext) -> None:

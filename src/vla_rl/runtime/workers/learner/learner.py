@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from attrs import evolve
 
+from vla_rl.core.capabilities import TrainsInParts, require_capability
 from vla_rl.core.hookspecs import Demonstrations, VLAModel
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import (
@@ -162,7 +163,8 @@ class Learner(LearnerInterface):
         passes: int,
         first: bool,
     ) -> None:
-        self._rollout_trainer.accumulate(
+        trainer = require_capability(self._rollout_trainer, TrainsInParts, "asynchrony.streaming_update")
+        trainer.accumulate(
             TrajectoryPart(
                 version=version,
                 inputs=_as_one_batch(self.buffer.find_inputs(*refs)),

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from attrs import frozen
 
+from vla_rl.core.capabilities import TrainsInParts
 from vla_rl.core.catalogue import build
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.manager import Named, offers_method, wrap
+from vla_rl.core.manager import Named, wrap
 from vla_rl.core.spec.sections import Component, default_imitation_trainer
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.trainers import Trainer
@@ -74,11 +75,8 @@ def trainers_of(
                 training=training,
             )
             trainer: Trainer = build("trainer", component.type, component.config, context, spec.plugins)
-            if (
-                spec.asynchrony.streaming_update
-                and component is spec.trainer
-                and not offers_method(trainer, "accumulate")
-            ):
+            in_parts = spec.asynchrony.streaming_update and component is spec.trainer
+            if in_parts and not isinstance(trainer, TrainsInParts):
                 raise UserError(
                     f"trainer {component.type!r} cannot begin with a part of a training step; set "
                     f"asynchrony.streaming_update: false"

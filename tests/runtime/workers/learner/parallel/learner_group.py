@@ -13,6 +13,7 @@ from transfer_ends import stored
 
 from sharding import skip_where_torch_cannot_shard
 from updates import Update, policy_gradient, update_of
+from vla_rl.core.capabilities import Compilable
 from vla_rl.core.catalogue import build
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.manager import wrap
@@ -44,7 +45,7 @@ class Residual(nn.Sequential):
         return x + super().forward(x) + shift
 
 
-class DeepModel(LinearModel):
+class DeepModel(LinearModel, Compilable):
     """A `LinearModel` behind three residual blocks and a layer that no sample ever uses. A narrow one has a frozen
     float32 number in each block."""
 
