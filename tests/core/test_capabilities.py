@@ -113,13 +113,19 @@ def test_an_attribute_of_a_capability_is_required():
     assert isinstance(wrap("model", headless, "headless"), HasCritic)
 
 
-def test_a_critic_that_no_one_asked_for_and_one_that_is_not_there_are_found():
+def test_claims_that_do_not_hold_are_found():
     class Eager(LinearModel):
         def __init__(self):
             super().__init__(INFO, 2, values="chunk")
 
     with pytest.raises(AssertionError, match="critic: expected None, got a module; leave it out where"):
         check_model(Eager(), env=INFO)
+
+    class Layered(LinearModel, Compilable):
+        blocks = (torch.nn.Conv2d,)
+
+    with pytest.raises(AssertionError, match="blocks: expected classes of layers of `module`, got Conv2d"):
+        check_model(Layered(INFO, 2), env=INFO)
 
     class Tokenless(Bare):
         tokens_per_action = LinearModel(INFO, 2).tokens_per_action

@@ -6,9 +6,9 @@ from typing import Any
 
 import attrs
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.declarations import EnvPlugin
 from vla_rl.core.errors import UserError
-from vla_rl.core.types import Context
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
 
 
@@ -17,7 +17,7 @@ class WithoutExpert(ScriptedEnv):
         raise UserError("no task of these has one")
 
 
-def build(config: ScriptedConfig, context: Context) -> WithoutExpert:
+def build(config: ScriptedConfig, context: EnvContext) -> WithoutExpert:
     return WithoutExpert(context.num_envs, chunk=context.chunk, first_env=context.first_env, **attrs.asdict(config))
 
 

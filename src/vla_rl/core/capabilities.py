@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import hookspec
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, UnexecutedActions
 
 C = TypeVar("C")
+S = TypeVar("S")
 STEERING = "steering"
 """Name in `Chunk.extras` of the noise that a steering head chose (`Steerable.steering_noise`)."""
 
@@ -44,11 +45,11 @@ def require_capability(component: object, capability: type[C], who: str) -> C:
 
 
 class HasCritic(ABC):
-    """A model that estimates values, where `Context.values` asks for them."""
+    """A model that estimates values, where `ModelContext.values` asks for them."""
 
     critic: torch.nn.Module | None
     """Submodule of `module` that only `values` depend on. It has its own learning rate and warm-up. None exactly where
-    `Context.values` is "none": no one needs values there."""
+    `ModelContext.values` is "none": no one needs values there."""
 
     @abstractmethod
     @hookspec(firstresult=True)
@@ -132,8 +133,8 @@ class ContinuesChunks(ABC):
 
 
 class Compilable(ABC):
-    """A model with repeated layers that are compiled once (`train.compile`, `rollout.compile`) and sharded each on its
-    own (`train.sharding`)."""
+    """A model with repeated layers that are compiled once (`train.compile`, `rollout.compile`) and sharded one by
+    one (`train.sharding`)."""
 
     blocks: tuple[type[torch.nn.Module], ...]
     """Classes of the repeated layers of `module`. Their forward passes take and return tensors, read nothing on the
@@ -153,18 +154,19 @@ class Capturable(Compilable):
         nothing on the host, and its shapes depend on those of the inputs alone."""
 
 
-class Offloadable(ABC):
-    """A simulator whose device memory can be given to learners meanwhile (`placement.offload.sim`)."""
+class Offloadable(ABC, Generic[S]):
+    """A simulator whose device memory can be given to learners meanwhile (`placement.offload.sim`). S: class of its
+    snapshots."""
 
     @abstractmethod
     @hookspec(firstresult=True)
-    def snapshot(self) -> Any:
+    def snapshot(self) -> S:
         """Return everything that `restore` of a newly built simulator needs to continue exactly; tensors in host
         memory."""
 
     @abstractmethod
     @hookspec(firstresult=True)
-    def restore(self, snapshot: Any) -> None:
+    def restore(self, snapshot: S) -> None:
         """Continue from the `snapshot` of another instance."""
 
 

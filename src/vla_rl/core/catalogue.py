@@ -51,7 +51,20 @@ from vla_rl.core.paths import error_reason, expand_tilde, format_path, resolve_p
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-    from vla_rl.core.types import Context
+    from vla_rl.core.contexts import (
+        AlgorithmContext,
+        Context,
+        DataContext,
+        EngineContext,
+        EnvContext,
+        ModelContext,
+        RewardModelContext,
+        WorldModelContext,
+    )
+    from vla_rl.core.hookspecs import Algorithm, Demonstrations, PolicyEngine, SimEnv, VLAModel
+    from vla_rl.core.reward_models import RewardModel
+    from vla_rl.core.trainers import Trainer
+    from vla_rl.core.world_models import WorldModel
 
 VERSION = re.compile(r"^Version: *(\S+)", flags=re.MULTILINE)
 """A line of a distribution's METADATA."""
@@ -196,6 +209,50 @@ def load_declaration(kind: str, name: str) -> Declaration:
     return _import_declaration(kind, *_find_plugin(kind, name, ()))
 
 
+@overload
+def build(
+    kind: Literal["model"], name: str, config: object, context: ModelContext, extra_modules: Sequence[str] = ()
+) -> VLAModel: ...
+@overload
+def build(
+    kind: Literal["engine"], name: str, config: object, context: EngineContext, extra_modules: Sequence[str] = ()
+) -> PolicyEngine: ...
+@overload
+def build(
+    kind: Literal["env"], name: str, config: object, context: EnvContext, extra_modules: Sequence[str] = ()
+) -> SimEnv: ...
+@overload
+def build(
+    kind: Literal["algorithm"], name: str, config: object, context: AlgorithmContext, extra_modules: Sequence[str] = ()
+) -> Algorithm: ...
+@overload
+def build(
+    kind: Literal["trainer"], name: str, config: object, context: Context, extra_modules: Sequence[str] = ()
+) -> Trainer[Any]: ...
+@overload
+def build(
+    kind: Literal["data"], name: str, config: object, context: DataContext, extra_modules: Sequence[str] = ()
+) -> Demonstrations: ...
+@overload
+def build(
+    kind: Literal["world_model"],
+    name: str,
+    config: object,
+    context: WorldModelContext,
+    extra_modules: Sequence[str] = (),
+) -> WorldModel: ...
+@overload
+def build(
+    kind: Literal["reward_model"],
+    name: str,
+    config: object,
+    context: RewardModelContext,
+    extra_modules: Sequence[str] = (),
+) -> RewardModel: ...
+@overload
+def build(
+    kind: str, name: str, config: object, context: Context | None = None, extra_modules: Sequence[str] = ()
+) -> Any: ...
 def build(
     kind: str, name: str, config: object, context: Context | None = None, extra_modules: Sequence[str] = ()
 ) -> Any:

@@ -117,8 +117,8 @@ class VLAModel(ABC):
 
 class PolicyEngine(ABC):
     """The code that runs a policy in policy workers, `vla-rl eval` and `vla-rl serve` (elsewhere: inference engine,
-    rollout engine). `torch` runs the model itself. An engine is built from its settings and a `Context`:
-    `Context.make_model` returns the run's model in this process, and an engine that never calls it needs none. Its
+    rollout engine). `torch` runs the model itself. An engine is built from its settings and an `EngineContext`:
+    its `make_model` returns the run's model in this process, and an engine that never calls it needs none. Its
     plugin declares `EnginePlugin(own_policy=True)` where it acts with another policy than the spec's model; nothing can
     train that one. Core calls an engine from one thread at a time. An engine that can, inherits `ContinuesChunks` in
     addition. Entry-point group `vla_rl.engines`."""
@@ -204,7 +204,7 @@ class SimEnv(ABC):
     @hookspec(firstresult=True)
     def expert_chunk(self) -> ArrayOrTensor:
         """Return the next chunk of a scripted expert from the current states, float32 [N, C, A] with C as in
-        `Context.chunk`. Optional. Does not change the envs. Raise UserError for a task without an expert."""
+        `EnvContext.chunk`. Optional. Does not change the envs. Raise UserError for a task without an expert."""
         raise UserError(f"{type(self).__name__} has no scripted expert")
 
     @hookspec(firstresult=True)
@@ -312,7 +312,7 @@ class Demonstrations(ABC):
     def data_statistics(self) -> Mapping[str, Mapping[str, Sequence[float]]]:
         """Return {"action": {"mean", "std", "min", "max", "q01", "q99"}, "state": ...} over all steps; each list has
         one number per dimension of the feature. Optional. Lets a model normalise by the data instead of by its
-        checkpoint. Raise UserError where there are none."""
+        checkpoint. Raise UserError for a data set without."""
         raise UserError(f"{type(self).__name__} has no statistics")
 
     @hookspec(firstresult=True)

@@ -213,8 +213,8 @@ class _Wrapped:
         self.__dict__.update(calls)
         self.__dict__["_component"] = component
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[misc]  # `isinstance` asks what the component is
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # `isinstance` asks what the component is
         return type(self._component)
 
     def __getattr__(self, name: str) -> Any:

@@ -71,7 +71,7 @@ class ActingCase(ABC):
         worst = float(outside.max())
         at = [i for i in range(self.env.action_dim) if float(outside[..., i].max()) > 1e-4]
         got = f"{worst:.1%} of the range outside (number {', '.join(map(str, at))} of an action)"
-        remedy = "scale each number by its own Context.env.action_low and action_high, or clip"
+        remedy = "scale each number by its own ModelContext.env.action_low and action_high, or clip"
         self.f.expect(worst <= 1e-4, f"{where}: actions", "within the environment's bounds", got, remedy)
 
 

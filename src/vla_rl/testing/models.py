@@ -11,10 +11,11 @@ import attrs
 import numpy as np
 import torch
 
-from vla_rl.core.capabilities import ActionTokens, HasCritic, HasFeatures, Reparameterised
+from vla_rl.core.capabilities import ActionTokens, Compilable, HasCritic, HasFeatures, Reparameterised
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.declarations import ModelPlugin
 from vla_rl.core.hookspecs import VLAModel
-from vla_rl.core.types import Chunk, Context, EnvInfo, ValueGranularity, pick_rows, to_numpy
+from vla_rl.core.types import Chunk, EnvInfo, ValueGranularity, pick_rows, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.acting import check_continuing
 from vla_rl.testing.common.findings import Findings, build_component
@@ -23,6 +24,7 @@ from vla_rl.testing.policies import KERNELS, check_policy, check_temperature, ta
 from vla_rl.testing.policy_inputs import check_inputs, check_other_bounds
 from vla_rl.testing.policy_traces import check_building, check_traces, other_seed, run_from
 from vla_rl.toolkit.models.adapters import MergedAdapters, has_adapters
+from vla_rl.toolkit.models.blocks import find_blocks
 
 MERGED_KL = 1e-4
 """Largest KL(acting || recomputed) in nats a token where adapters are merged for acting; bfloat16 gives about 1e-5."""
@@ -57,7 +59,7 @@ def check_model(
     The weights are the same afterwards.
     """
     env = synthetic.env_info() if env is None else env
-    context = Context(env=env, chunk=chunk, values=values, device=device, temperature=temperature)
+    context = ModelContext(env=env, chunk=chunk, values=values, device=device, temperature=temperature)
     building = run_from(11, lambda: build_component("model", model, config, context))
     policy, name = building.result
     f = Findings(f"check_model of {name}")
@@ -77,6 +79,7 @@ def check_model(
                 _keyed_noise,
                 _critic_values,
                 _token_round_trip,
+                _compiled_layers,
                 _trained_gradients,
                 _merged_adapters,
                 check_traces,
@@ -145,7 +148,7 @@ def _check_chunk(case: ModelCase, chunk: Chunk, where: str) -> bool:
     valid = case.is_array(chunk.actions, (case.row_count, case.chunk, case.env.action_dim), f"{where}: actions")
     valid &= case.is_array(chunk.log_probs, (case.row_count, case.chunk, per_action), f"{where}: log_probs")
     if case.values == "none":
-        f.expect(chunk.values is None, f"{where}: values", "None", "values", "Context.values is none")
+        f.expect(chunk.values is None, f"{where}: values", "None", "values", "ModelContext.values is none")
     elif f.expect(chunk.values is not None, f"{where}: values", _value_shape(case), "None", "add a value head"):
         valid &= case.is_array(chunk.values, _value_shape(case), f"{where}: values")
     for name, array in chunk.extras.items():
@@ -297,7 +300,7 @@ def _critic_values(case: ModelCase) -> None:
     model = case.model
     if case.values == "none":
         without = not isinstance(model, HasCritic) or model.critic is None
-        case.f.expect(without, "critic", "None", "a module", "leave it out where Context.values is none")
+        case.f.expect(without, "critic", "None", "a module", "leave it out where ModelContext.values is none")
         return
     if not isinstance(model, HasCritic):
         got = f"{model.__class__.__name__}, which does not inherit it"
@@ -329,6 +332,17 @@ def _token_round_trip(case: ModelCase) -> None:
     )
     again = torch.equal(model.encode_actions(decoded), tokens)
     case.f.expect(again, "encode_actions", "the tokens of decoded tokens", "others", "round to the nearest bin")
+
+
+def _compiled_layers(case: ModelCase) -> None:
+    """Check that a model that can be compiled names layers that it has."""
+    model = case.model
+    if isinstance(model, Compilable):
+        names = ", ".join(layer.__name__ for layer in model.blocks) or "none"
+        layers = find_blocks(case.model.module, model.blocks)
+        case.f.expect(
+            bool(model.blocks and layers), "blocks", "classes of layers of `module`", names, "name the repeated layers"
+        )
 
 
 def _trained_gradients(case: ModelCase) -> None:
@@ -444,7 +458,11 @@ def _expect_weights(
 
 
 def _check_saving(
-    case: ModelCase, plugin: ModelPlugin | None, config: Any, context: Context, reload: Callable[[Path], Any] | None
+    case: ModelCase,
+    plugin: ModelPlugin | None,
+    config: Any,
+    context: ModelContext,
+    reload: Callable[[Path], Any] | None,
 ) -> None:
     """Check saving and loading, with moved weights and another seed: equal initial weights would hide lost ones."""
     with tempfile.TemporaryDirectory() as folder, case.moved_weights(0.02):

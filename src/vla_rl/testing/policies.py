@@ -434,7 +434,7 @@ def _reference_policy(case: ModelCase) -> None:
 
 def check_temperature(case: ModelCase, hotter: VLAModel) -> None:
     """`hotter`: the same model, built for twice the temperature."""
-    remedy = "divide logits (or multiply deviations) by Context.temperature, in sampling and in scoring alike"
+    remedy = "divide logits (or multiply deviations) by ModelContext.temperature, in sampling and in scoring alike"
     for scale in (SCALES[1], 0.0):
         with case.moved_weights(scale):
             hotter.load_weights([(name, tensor.clone()) for name, tensor in case.model.weights()])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import numpy as np
@@ -13,9 +13,10 @@ import torch
 from attrs import frozen
 
 from vla_rl.core.capabilities import HasCritic, HasReference
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import Context
 from vla_rl.testing.model_case import ModelCase
 
+K = TypeVar("K", bound=Context)
 SEEDED = "seed by Context.seed inside torch.random.fork_rng(), or draw from vla_rl.generator"
 OWN = "draw from `noise`; seed a separate torch.Generator, or work inside torch.random.fork_rng()"
 
@@ -123,6 +124,6 @@ def check_building(case: ModelCase, first: Ran, second: Ran) -> None:
     case.f.expect(not differ, "build", expected, f"others in {', '.join(differ[:4])}", SEEDED)
 
 
-def other_seed(context: Context) -> Context:
+def other_seed(context: K) -> K:
     """The context of another run: what `save` leaves out does not come back by the same seed."""
     return attrs.evolve(context, seed=context.seed + 1)

@@ -132,7 +132,7 @@ def check_heartbeats(f: Findings, builder: TrainerBuilder) -> None:
         "update",
         "a heartbeat before each pass",
         f"{counts[0]} with micro-batches of {SAMPLES}, {counts[1]} with micro-batches of 2",
-        "call `TrainingContext.heartbeat` before each pass: a learner without one is reported as hung",
+        "call `TrainerContext.heartbeat` before each pass: a learner without one is reported as hung",
     )
 
 

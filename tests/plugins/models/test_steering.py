@@ -13,8 +13,9 @@ from pi0_cases import CHUNK, ENV, expert, observation, policy
 from safetensors.torch import load_file, save_file
 
 from vla_rl.core.capabilities import Steerable
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import CheckpointError, UserError
-from vla_rl.core.types import Context, UnexecutedActions
+from vla_rl.core.types import UnexecutedActions
 from vla_rl.plugins.models import gr00t, pi0, smolvla
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
@@ -38,7 +39,7 @@ def build(name: str, **config: Any) -> Any:
     plugin, settings = MODELS[name]
     if "checkpoint" not in config:
         config.setdefault("preset", "tiny")
-    return plugin.build(settings(**config), Context(env=ENV, chunk=CHUNK))
+    return plugin.build(settings(**config), ModelContext(env=ENV, chunk=CHUNK))
 
 
 def moved(model: Any) -> Any:

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import Transitions, TransitionsData
-from vla_rl.core.types import ActionSource, Context, RecordedRewards
+from vla_rl.core.types import ActionSource, RecordedRewards
 from vla_rl.plugins.models.film_resnet import plugin as film_resnet
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
 from vla_rl.plugins.trainers.off_policy.config import OffPolicyConfig
@@ -33,7 +34,7 @@ from vla_rl.plugins.trainers.off_policy.takeovers import ended_by_takeovers, fin
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.data.samples import InMemoryDataset
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 from vla_rl.toolkit.trainers.trainer_state import load_owned_state, owned_state
 
@@ -50,15 +51,15 @@ MIDDLE, HALF_RANGE = (
 
 
 def model_of(info=INFO):
-    return film_resnet.build(FilmResnetConfig(network=NETWORK), Context(chunk=CHUNK, env=info))
+    return film_resnet.build(FilmResnetConfig(network=NETWORK), ModelContext(chunk=CHUNK, env=info))
 
 
 def trainer_in(folder, model=None, micro_batch=64, policy_lr=1e-3, info=INFO, **keys):
     train = TrainSpec(steps=1, lr=policy_lr, micro_batch=micro_batch, max_grad_norm=None)
     model = model_of() if model is None else model
     trained = TrainedModel(model, train, name="tiny", device="cpu", info=info, acting=True)
-    training = TrainingContext(trained=trained, algorithm=None, heartbeat=lambda: None, folder=folder)
-    return OffPolicy(OffPolicyConfig(**{**SMALL, **keys}), Context(chunk=CHUNK, env=INFO, training=training))
+    training = TrainerContext(chunk=CHUNK, trained=trained, algorithm=None, heartbeat=lambda: None, folder=folder)
+    return OffPolicy(OffPolicyConfig(**{**SMALL, **keys}), training)
 
 
 def transitions_of(count, seed=0, rewards=None):

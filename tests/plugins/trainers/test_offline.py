@@ -13,14 +13,14 @@ from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.trainers import DemonstrationsData, ImitationStep
-from vla_rl.core.types import Context, Observation, RecordedRewards
+from vla_rl.core.types import Observation, RecordedRewards
 from vla_rl.plugins.trainers.offline.config import OfflineConfig
 from vla_rl.plugins.trainers.offline.impl import Offline
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.data.samples import InMemoryDataset, StepWindows
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.critics import CriticEnsemble, advantage_weights, expectile_loss, update_target
 from vla_rl.toolkit.trainers.recorded_returns import read_returns
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
@@ -52,8 +52,8 @@ class Bandit(InMemoryDataset):
 def trainer_of(model, **keys):
     train = TrainSpec(steps=1, lr=1e-2, micro_batch=8)
     trained = TrainedModel(model, train, name="linear", device="cpu", info=INFO, acting=True)
-    training = TrainingContext(trained=trained, algorithm=None, heartbeat=lambda: None)
-    return Offline(OfflineConfig(**keys), Context(chunk=CHUNK, env=INFO, training=training))
+    training = TrainerContext(chunk=CHUNK, trained=trained, algorithm=None, heartbeat=lambda: None)
+    return Offline(OfflineConfig(**keys), training)
 
 
 def steps_on(count, number, lr=3e-2):

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from vla_rl.core.capabilities import Offloadable
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
-from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, TaskInfo
+from vla_rl.core.types import ChunkResult, EnvInfo, Observation, ResetState, TaskInfo
 from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
@@ -129,7 +130,7 @@ class SceneEnv(SingleEnv):
 
 def small_envs(scene_type: type[Scene], num_envs: int = 2, chunk: int = 4, states: Any = small_states) -> SubprocEnvs:
     env_type = type("SmallEnv", (SceneEnv,), {"scene_type": scene_type})
-    context = Context(num_envs=num_envs, chunk=chunk)
+    context = EnvContext(num_envs=num_envs, chunk=chunk)
     splits = {split: states(split) for split in ("train", "eval")}
     return SubprocEnvs(scene_type.info, splits, env_type, context, Processes(apart=False))
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from vla_rl.core.augmentation import AugmentSpec
 from vla_rl.core.capabilities import HasCritic, HasReference, Offloadable
 from vla_rl.core.catalogue import installed_plugins, keep_build, load, unmet_base
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.declarations import TrainingData
 from vla_rl.core.errors import PluginError, SpecError, UserError, did_you_mean
 from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
@@ -36,7 +37,7 @@ from vla_rl.core.spec.spec import (
     trains_on_transitions,
 )
 from vla_rl.core.spec.structure import Problems
-from vla_rl.core.types import AdvantageScope, Context, EnvInfo
+from vla_rl.core.types import AdvantageScope, EnvInfo
 from vla_rl.runtime.checks.compilation import compilation_problem, role_of_model
 from vla_rl.runtime.checks.imagination import imagination_problems, world_model_placement_problems
 from vla_rl.runtime.checks.interpreter import interpreter_problems
@@ -177,9 +178,9 @@ def _local_components(spec: Spec, reads_data: bool) -> Iterator[tuple[tuple[str 
 def _plugin_problems(
     spec: Spec, path: tuple[str | int, ...], kind: str, part: Component, scaling: Scaling = None
 ) -> list[Item]:
-    """Return the problems that the plugin itself finds in its settings. `scaling`: as in `Context`."""
+    """Return the problems that the plugin itself finds in its settings. `scaling`: as in `CheckContext`."""
     rollout = spec.rollout
-    context = Context(
+    context = CheckContext(
         seed=spec.seed,
         chunk=rollout.chunk,
         temperature=rollout.temperature,

@@ -133,7 +133,7 @@ class Offload:
         return torch.cuda.memory_allocated() if self._device.startswith("cuda") else 0
 
 
-def _move_owned(trainer: Trainer, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def _move_owned(trainer: Trainer[Any], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Copy the networks, targets and optimisers that a trainer owns in addition to the policy."""
     for part in owned_parts(trainer).values():
         if isinstance(part, torch.nn.Module):

@@ -31,7 +31,7 @@ class Expects(Protocol):
 
 def check_info(f: Expects, env: SimEnv) -> None:
     info, where = env.info, "info"
-    f.expect(env.num_envs >= 1, "num_envs", "at least 1", env.num_envs, "take it from Context.num_envs")
+    f.expect(env.num_envs >= 1, "num_envs", "at least 1", env.num_envs, "take it from EnvContext.num_envs")
     f.expect(bool(info.cameras), where, "a camera", "none", "policies see images: add one")
     for name, size in info.cameras.items():
         sane = len(size) == 2 and min(size) >= 1

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import (
     ActionSource,
     Array,
     ChunkResult,
-    Context,
     EnvInfo,
     Observation,
     ResetState,
@@ -45,7 +45,7 @@ class SubprocEnvs(SimEnv):
         info: EnvInfo,
         states: Mapping[str, Sequence[ResetState]],
         make_env: MakeEnv,
-        context: Context,
+        context: EnvContext,
         processes: Processes,
     ) -> None:
         """

@@ -12,7 +12,8 @@ def combine_classes(policy: type[P], *parts: type) -> type[P]:
     """Return the class of a policy with these parts: classes that inherit a common base of all policies of a family,
     and a capability. Their methods take precedence over those of `policy`. Equal arguments give the same class.
     """
-    return cast("type[P]", _make_class(policy, parts)) if parts else policy
+    known: type = policy
+    return cast("type[P]", _make_class(known, parts)) if parts else policy
 
 
 @cache

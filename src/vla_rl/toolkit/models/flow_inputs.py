@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.core.capabilities import Compilable
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.hookspecs import VLAModel
-from vla_rl.core.types import Context, Observation
-from vla_rl.toolkit.models.fitting import simulator_of
+from vla_rl.core.types import Observation
 from vla_rl.toolkit.models.flow_config import FlowConfig
 from vla_rl.toolkit.models.flow_fit import FlowIOAdapter
 from vla_rl.toolkit.models.flow_network import FlowModule
@@ -33,13 +33,13 @@ class FlowInputs(VLAModel, Compilable):
     def __init__(
         self,
         config: FlowConfig,
-        context: Context,
+        context: ModelContext,
         fit: FlowIOAdapter,
         module: FlowModule,
         images: ImageProcessor,
         device: torch.device,
     ) -> None:
-        env = simulator_of(context, self.name)
+        env = context.env
         self.module = module
         self.checkpoint = fit.checkpoint
         self.images = images

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from vla_rl.core.capabilities import Capturable, ContinuesChunks, HasCritic, HasFeatures
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.randomness import Noise, generator
-from vla_rl.core.types import ArrayOrTensor, Chunk, Context, Observation, Scores, UnexecutedActions, to_numpy
+from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores, UnexecutedActions, to_numpy
 from vla_rl.toolkit.models.adapters import seed_torch
 from vla_rl.toolkit.models.flow_config import FlowConfig
 from vla_rl.toolkit.models.flow_fit import FlowIOAdapter
@@ -47,7 +48,7 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
     def __init__(
         self,
         config: FlowConfig,
-        context: Context,
+        context: ModelContext,
         fit: FlowIOAdapter,
         module: FlowModule,
         images: ImageProcessor,

@@ -16,8 +16,9 @@ from model_cases import changed, noise, read_only_and_tensors
 
 from vla_rl.core.capabilities import ActionTokens, Reparameterised
 from vla_rl.core.catalogue import load
+from vla_rl.core.contexts import EnvContext, ModelContext
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import Chunk, Context, EnvInfo, Observation, to_numpy
+from vla_rl.core.types import Chunk, EnvInfo, Observation, to_numpy
 from vla_rl.plugins.models.film_resnet import plugin
 from vla_rl.plugins.models.film_resnet.codec import BinCodec, target_distributions
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, FilmValueHeadConfig, NetworkConfig
@@ -275,7 +276,7 @@ def test_it_clones_the_tabletop_expert() -> None:
     """200 updates on 256 episodes of one task; four seeds came from 0.00 to 0.09 to 0.56 to 0.70."""
     rows, draws = 64, np.random.default_rng(0)
     simulator = load("env", "tabletop")
-    env = simulator.build(simulator.config(tasks=("pick_red",)), Context(chunk=CHUNK, num_envs=rows))
+    env = simulator.build(simulator.config(tasks=("pick_red",)), EnvContext(chunk=CHUNK, num_envs=rows))
     model = policy(env.info, network=NetworkConfig(channels=(16, 32)))
 
     def noisy(obs: Observation, label: Any) -> Any:
@@ -364,7 +365,7 @@ def test_the_default_is_small() -> None:
         action_high=(1.0,) * 7,
         tasks=ENV.tasks,
     )
-    model = plugin.build(FilmResnetConfig(), Context(env=env, chunk=8))
+    model = plugin.build(FilmResnetConfig(), ModelContext(env=env, chunk=8))
     assert 4 * sum(p.numel() for p in model.module.parameters()) < 5e6
 
 

@@ -134,10 +134,10 @@ def test_rewards_move_the_head(tmp_path: Path, deviation: DeviationConfig) -> No
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_a_run_from_an_l1_checkpoint(tmp_path: Path, algorithm: str) -> None:
     from vla_rl.core import catalogue
-    from vla_rl.core.types import Context
+    from vla_rl.core.contexts import EnvContext
 
     named = catalogue.load("env", "tabletop").config(tasks=("pick_red",))
-    env = catalogue.build("env", "tabletop", named, Context(num_envs=1))
+    env = catalogue.build("env", "tabletop", named, EnvContext(num_envs=1))
     policy(env=env.info, head="l1").save(tmp_path / "l1")
     spec = {
         "name": "l1",

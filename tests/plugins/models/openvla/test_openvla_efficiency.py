@@ -18,8 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vla_rl.core.capabilities import HasReference
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import CheckpointError
-from vla_rl.core.types import Context, to_numpy
+from vla_rl.core.types import to_numpy
 from vla_rl.plugins.models.openvla import openvla, openvla_oft
 from vla_rl.plugins.models.openvla.architecture import preset_config
 from vla_rl.plugins.models.openvla.config import OpenVLAARConfig, OpenVLAOFTConfig, OpenVLAValueHeadConfig
@@ -37,7 +38,7 @@ BOTH = pytest.mark.parametrize(("plugin", "config"), [(openvla, OpenVLAARConfig)
 
 def build(plugin: Any, config: Any, context: dict[str, Any] | None = None, **keys: Any) -> Any:
     given = {"env": ENV, "chunk": 2, **(context or {})}
-    return plugin.build(config(**{"preset": "fast", **keys}), Context(**given))
+    return plugin.build(config(**{"preset": "fast", **keys}), ModelContext(**given))
 
 
 def calls(module: torch.nn.Module) -> list[Any]:

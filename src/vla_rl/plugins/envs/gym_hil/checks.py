@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import UserError
-from vla_rl.core.types import Context
 from vla_rl.plugins.envs.gym_hil.config import DEVICES, GymHilConfig
 
 
-def check_device_sharing(config: GymHilConfig, context: Context) -> None:
+def check_device_sharing(config: GymHilConfig, context: CheckContext) -> None:
     """Raise UserError for a device that several envs would share."""
     if config.person is not None and config.person.controller in DEVICES and context.num_envs > 1:
         raise UserError(

@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import torch
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
 from vla_rl.plugins.models.openvla.base import AdaptedPolicy, Parts
 from vla_rl.plugins.models.openvla.checkpoint import DEVIATION, read_part
@@ -40,7 +40,7 @@ from vla_rl.toolkit.models.recompute import checkpoint_keys
 M = TypeVar("M", bound=PolicyModule)
 
 
-def build_policy(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy | L1Policy:
+def build_policy(config: OpenVLAOFTConfig, context: ModelContext) -> OFTPolicy | L1Policy:
     """Build the OFT policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
     parts = _build_parts(config, context, OFTModule)
     if uses_l1_head(config) and config.deviation is None:
@@ -49,7 +49,7 @@ def build_policy(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy | L1Po
     return combine_classes(kind, *_capabilities_of(config))(parts)
 
 
-def build_autoregressive(config: OpenVLAARConfig, context: Context) -> ARPolicy:
+def build_autoregressive(config: OpenVLAARConfig, context: ModelContext) -> ARPolicy:
     """Build the plain OpenVLA policy. Raise errors as `build_policy`."""
     kind = combine_classes(ARPolicy, *_capabilities_of(config))
     return kind(_build_parts(config, context, ARModule), over_full_vocabulary(config))
@@ -60,7 +60,7 @@ def _capabilities_of(config: FamilyConfig) -> tuple[type, ...]:
     return () if config.lora is None else (AdaptedPolicy,)
 
 
-def _build_parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts:
+def _build_parts(config: FamilyConfig, context: ModelContext, kind: type[M]) -> Parts:
     fit = find_fit(config, context)
     device, dtype = torch.device(context.device), getattr(torch, config.dtype)
     module = construct_module(lambda: _build_module(config, context, fit, kind, device, dtype), device)
@@ -81,7 +81,6 @@ def _build_parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts
         epsilon=0.0 if autoregressive else EPSILON,
         gripper=config.gripper,
     )
-    assert context.env is not None
     return Parts(
         module=module,
         config=fit.config,
@@ -120,7 +119,7 @@ def _build_prompts(
 
 def _build_module(
     config: FamilyConfig,
-    context: Context,
+    context: ModelContext,
     fit: OpenVLAIOAdapter,
     kind: type[M],
     device: torch.device,
@@ -163,7 +162,7 @@ def _build_module(
 
 
 def _build_network(
-    config: FamilyConfig, context: Context, fit: OpenVLAIOAdapter, device: torch.device, dtype: torch.dtype
+    config: FamilyConfig, context: ModelContext, fit: OpenVLAIOAdapter, device: torch.device, dtype: torch.dtype
 ) -> OpenVLAForActionPrediction:
     vla = hollow_model(fit.config)
     if fit.checkpoint is None:
@@ -180,7 +179,7 @@ def _build_network(
     return vla
 
 
-def _build_deviation(config: FamilyConfig, context: Context, fit: OpenVLAIOAdapter) -> Deviation | None:
+def _build_deviation(config: FamilyConfig, context: ModelContext, fit: OpenVLAIOAdapter) -> Deviation | None:
     options = config.deviation if isinstance(config, OpenVLAOFTConfig) else None
     if options is None:
         return None
@@ -189,7 +188,9 @@ def _build_deviation(config: FamilyConfig, context: Context, fit: OpenVLAIOAdapt
     return part
 
 
-def _value_head(config: FamilyConfig, context: Context, width: int, fit: OpenVLAIOAdapter) -> OpenVLAValueHead | None:
+def _value_head(
+    config: FamilyConfig, context: ModelContext, width: int, fit: OpenVLAIOAdapter
+) -> OpenVLAValueHead | None:
     if context.values == "none":
         return None
     outputs = context.chunk if context.values == "action" else None

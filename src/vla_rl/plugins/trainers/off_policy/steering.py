@@ -15,10 +15,10 @@ from torch import Tensor
 from vla_rl.core.capabilities import STEERING, Steerable
 from vla_rl.core.errors import UserError
 from vla_rl.core.trainers import Transitions
-from vla_rl.core.types import ActionSource, Context
+from vla_rl.core.types import ActionSource
 from vla_rl.plugins.trainers.off_policy.config import DsrlConfig
 from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 
@@ -27,10 +27,9 @@ class Dsrl(OffPolicy):
 
     name = "dsrl"
 
-    def __init__(self, config: DsrlConfig, context: Context) -> None:
+    def __init__(self, config: DsrlConfig, context: TrainerContext) -> None:
         """Create critics and an empty buffer. Raises UserError for a model that is not steered."""
-        training: TrainingContext = context.training
-        vectors, numbers = _steering_shape(training.trained)
+        vectors, numbers = _steering_shape(context.trained)
         super().__init__(config.of_noise(vectors * numbers), context)
 
     def _check_model(self) -> None:
