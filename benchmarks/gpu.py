@@ -208,13 +208,13 @@ def oft_act(stage: Stage) -> None:
 def openvla(stage: Stage) -> None:
     from learner import ACTION_DIM, PIXELS, TEMPERATURE, noise
 
-    from vla_rl.core.types import Context
+    from vla_rl.core.contexts import ModelContext
     from vla_rl.plugins.models.openvla import openvla as plugin
     from vla_rl.plugins.models.openvla.config import OpenVLAARConfig
     from vla_rl.testing import synthetic
 
     env = synthetic.env_info(cameras=1, pixels=PIXELS.get(stage.preset, 64), state_dim=0, action_dim=ACTION_DIM)
-    context = Context(env=env, chunk=1, temperature=TEMPERATURE, device=stage.device)
+    context = ModelContext(env=env, chunk=1, temperature=TEMPERATURE, device=stage.device)
     policy = plugin.build(OpenVLAARConfig(preset=stage.preset, dtype="bfloat16"), context)
     decide(stage, "action, eager", policy, env, noise)
     compile_blocks(stage, policy)
@@ -227,13 +227,13 @@ def flow(stage: Stage, plugin: Any, config: Any, **keys: Any) -> None:
     """Measure pi0 or pi0.5: decisions, then learner steps of the expert."""
     from learner import Learner, noise
 
-    from vla_rl.core.types import Context
+    from vla_rl.core.contexts import ModelContext
     from vla_rl.testing import synthetic
 
     class FlowStep(Learner):
         def __init__(self, rows: int) -> None:
             self.env = synthetic.env_info(cameras=2, pixels=64 if stage.tiny else 224, state_dim=8, action_dim=7)
-            context = Context(env=self.env, chunk=4 if stage.tiny else 10, values="chunk", device=stage.device)
+            context = ModelContext(env=self.env, chunk=4 if stage.tiny else 10, values="chunk", device=stage.device)
             settings = config(preset=stage.preset, dtype="bfloat16", denoise_steps=4, **keys)
             self.policy = plugin.build(settings, context)
             self.optimise(rows)
@@ -285,12 +285,12 @@ def weights(stage: Stage) -> None:
 
 def simulator(stage: Stage) -> None:
     from vla_rl.core.catalogue import build
-    from vla_rl.core.types import Context
+    from vla_rl.core.contexts import EnvContext
     from vla_rl.plugins.envs.tabletop.config import TabletopConfig
 
     chunk = 4
     for num_envs, pixels in ((8, 32),) if stage.tiny else ((256, 64), (1024, 64), (4096, 64), (1024, 224)):
-        context = Context(num_envs=num_envs, chunk=chunk, device=stage.device)
+        context = EnvContext(num_envs=num_envs, chunk=chunk, device=stage.device)
         env = build("env", "tabletop", TabletopConfig(image_size=pixels), context)
         ids = torch.arange(num_envs).numpy()
         states = [state.id for state in env.reset_states("train")]

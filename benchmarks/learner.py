@@ -28,9 +28,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
-from vla_rl.core.types import Context, Scores
+from vla_rl.core.types import Scores
 from vla_rl.plugins.models.gr00t import plugin as gr00t
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.openvla import openvla_oft
@@ -65,7 +66,7 @@ class Learner:
 
     def __init__(self, preset: str, rows: int, device: str = "cpu", **config: Any) -> None:
         self.env = synthetic.env_info(cameras=1, pixels=PIXELS.get(preset, 64), state_dim=0, action_dim=ACTION_DIM)
-        place = Context(env=self.env, chunk=CHUNK, values="chunk", temperature=TEMPERATURE, device=device)
+        place = ModelContext(env=self.env, chunk=CHUNK, values="chunk", temperature=TEMPERATURE, device=device)
         self.policy = self.build(preset, place, **config)
         self.prepare()
         self.optimise(rows)
@@ -79,7 +80,7 @@ class Learner:
         masters.follow_optimizer(self.optimiser)
         self.record(rows)
 
-    def build(self, preset: str, place: Context, **config: Any) -> Any:
+    def build(self, preset: str, place: ModelContext, **config: Any) -> Any:
         return openvla_oft.build(OpenVLAOFTConfig(preset=preset, **config), place)
 
     def prepare(self) -> None:
@@ -151,7 +152,7 @@ class PlainLearner(Learner):
 class FlowLearner(Learner):
     """Learner of a flow model, by its name."""
 
-    def build(self, preset: str, place: Context, **config: Any) -> Any:
+    def build(self, preset: str, place: ModelContext, **config: Any) -> Any:
         plugin, kind = FLOW[preset]
         return plugin.build(kind(preset="tiny", **config), place)
 
@@ -236,7 +237,7 @@ def peak(side: str, size: str) -> tuple[float, float]:
 def decisions(plugin: Any, config: Any, seconds: float) -> tuple[float, float]:
     """Chunks a second at batch 8: of time passed, and of processor time (medians)."""
     env = synthetic.env_info(cameras=1, state_dim=0, action_dim=ACTION_DIM)
-    policy = plugin.build(config, Context(env=env, chunk=CHUNK, temperature=TEMPERATURE))
+    policy = plugin.build(config, ModelContext(env=env, chunk=CHUNK, temperature=TEMPERATURE))
     obs, times = synthetic.observation(env, BATCH), []
     for _ in range(3):
         policy.sample_chunk(obs, noise(BATCH), False)

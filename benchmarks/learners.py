@@ -29,20 +29,20 @@ import torch
 from attrs import frozen
 
 from vla_rl.core.catalogue import build
+from vla_rl.core.contexts import AlgorithmContext, ModelContext
 from vla_rl.core.declarations import ModelPlugin
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import make_component, parse_spec
 from vla_rl.core.trainers import ModelInputs, OptimizerStep
-from vla_rl.core.types import Context
 from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.start import start
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 MEGABYTES, TENSORS = 100, 64
@@ -62,7 +62,7 @@ class BulkyConfig:
 class Bulky(LinearModel):
     """A linear policy with further weights, which nothing uses."""
 
-    def __init__(self, config: BulkyConfig, context: Context) -> None:
+    def __init__(self, config: BulkyConfig, context: ModelContext) -> None:
         assert context.env is not None
         super().__init__(context.env, context.chunk)
         dtype = getattr(torch, config.dtype)
@@ -130,9 +130,9 @@ def trainers_of(algorithm: Algorithm) -> Callable[[TrainedModel], Trainers]:
     """The trainers of a run by this algorithm."""
 
     def make(trained: TrainedModel) -> Trainers:
-        training = TrainingContext(trained=trained, algorithm=algorithm, heartbeat=lambda: None)
+        training = TrainerContext(chunk=CHUNK, trained=trained, algorithm=algorithm, heartbeat=lambda: None)
         built = [
-            build("trainer", name, make_component("trainer", name).config, Context(training=training), ())
+            build("trainer", name, make_component("trainer", name).config, training, ())
             for name in ("policy_gradient", "behaviour_cloning")
         ]
         return Trainers(*built)
@@ -144,9 +144,9 @@ def rank_of(world: int, sharding: str, rank: int, address: str) -> dict[str, Any
     """One learner's updates. -> seconds of the fastest, loss of each, share of collating."""
     torch.set_num_threads(1)
     info = synthetic.env_info(cameras=1, pixels=64, state_dim=0, action_dim=7)
-    place = Context(env=info, chunk=CHUNK, values="chunk")
+    place = ModelContext(env=info, chunk=CHUNK, values="chunk")
     model = build("model", "openvla_oft", make_component("model", "openvla_oft", preset="tiny").config, place, ())
-    algorithm = build("algorithm", "ppo", make_component("algorithm", "ppo").config, Context(chunk=CHUNK), ())
+    algorithm = build("algorithm", "ppo", make_component("algorithm", "ppo").config, AlgorithmContext(chunk=CHUNK), ())
     rows = SAMPLES // world
     obs = synthetic.observation(info, SAMPLES).take(np.arange(rank * rows, (rank + 1) * rows))
     zeros = [0] * rows

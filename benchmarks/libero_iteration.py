@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.core import catalogue as plugins
+from vla_rl.core.contexts import EnvContext, ModelContext
 from vla_rl.core.hookspecs import SimEnv, VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.run.flow import Flow
@@ -32,7 +33,7 @@ from vla_rl.core.run.loop import collect_rollout, finish_step, flow_of
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec, parse_spec
-from vla_rl.core.types import Context, Observation
+from vla_rl.core.types import Observation
 from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.start import start
 
@@ -133,9 +134,11 @@ def measure(rounds: int, num_envs: int, steps: int) -> dict[str, float]:
 
     spec = spec_of(num_envs, steps)
     task = Suite("libero_spatial").tasks[0]
-    alone: SimEnv = plugins.build("env", "libero", spec.env.config, Context(num_envs=num_envs, chunk=CHUNK))
+    alone: SimEnv = plugins.build("env", "libero", spec.env.config, EnvContext(num_envs=num_envs, chunk=CHUNK))
     states = alone.reset_states("train")
-    model: VLAModel = plugins.build("model", spec.model.type, spec.model.config, Context(env=alone.info, chunk=CHUNK))
+    model: VLAModel = plugins.build(
+        "model", spec.model.type, spec.model.config, ModelContext(env=alone.info, chunk=CHUNK)
+    )
     runtime = start(spec)
     try:
         flow = flow_of(spec, State())

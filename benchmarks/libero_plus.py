@@ -267,7 +267,7 @@ def compared_tables(records: Any) -> Iterator[tuple[str, str]]:
 
 def play_here(variant: Any, assets: Path) -> dict[str, Array]:
     """Return what `play_official` does, from the plugin."""
-    from vla_rl.core.types import Context
+    from vla_rl.core.contexts import EnvContext
     from vla_rl.plugins.envs.libero import plugin
     from vla_rl.plugins.envs.libero.config import LiberoConfig
     from vla_rl.plugins.envs.libero.plus import PlusConfig
@@ -277,7 +277,7 @@ def play_here(variant: Any, assets: Path) -> dict[str, Array]:
         plus=PlusConfig(suites=(variant.suite,), dimensions=(variant.dimension,), assets=assets),
         cameras={"agentview": SIZE, "wrist": SIZE},
     )
-    env: Any = plugin.build(config, Context(num_envs=1, chunk=STEPS))
+    env: Any = plugin.build(config, EnvContext(num_envs=1, chunk=STEPS))
     one = np.array([0])
     env.reset(one, np.array([variant.state_id]), one)
     instance = env.inline_env(0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from measuring import Figures, all_pids, apart, interleaved, proportional_mib, seconds
 
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import EnvContext
 
 CHUNK = 8
 
@@ -22,7 +22,7 @@ def libero_env(num_envs: int, tasks: tuple[int, ...] = (0,), **changes: Any) -> 
 
     processes = SharedProcesses(envs_per_process=changes.pop("envs_per_process", 1))
     given = {"suite": "libero_spatial", "tasks": tasks, "processes": processes} | changes
-    env = plugin.build(LiberoConfig(**given), Context(num_envs=num_envs, chunk=CHUNK))
+    env = plugin.build(LiberoConfig(**given), EnvContext(num_envs=num_envs, chunk=CHUNK))
     states: dict[str, list[int]] = {}
     for state in env.reset_states("eval"):
         states.setdefault(state.task, []).append(state.id)

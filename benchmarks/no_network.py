@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from attrs import frozen
 
+from vla_rl.core.contexts import EnvContext, ModelContext
 from vla_rl.core.declarations import EnvPlugin, ModelPlugin
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Chunk, ChunkResult, Context, Observation, ResetState
+from vla_rl.core.types import Chunk, ChunkResult, Observation, ResetState
 from vla_rl.plugins.envs.tabletop.config import TabletopConfig
 from vla_rl.plugins.envs.tabletop.info import describe_env
 from vla_rl.testing.linear import LinearModel
@@ -41,7 +42,7 @@ class TimedTabletop(SimEnv):
     seconds = 0.0
     """Processor time of all its envs so far."""
 
-    def __init__(self, config: TabletopConfig, context: Context) -> None:
+    def __init__(self, config: TabletopConfig, context: EnvContext) -> None:
         from vla_rl.plugins.envs.tabletop.simulator import Tabletop
 
         self._env = Tabletop(config, context)
@@ -72,8 +73,7 @@ class NoNetworkConfig:
     """No keys."""
 
 
-def build(config: NoNetworkConfig, context: Context) -> NoNetwork:
-    assert context.env is not None
+def build(config: NoNetworkConfig, context: ModelContext) -> NoNetwork:
     return NoNetwork(context.env, context.chunk, values=context.values)
 
 

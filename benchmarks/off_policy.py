@@ -23,15 +23,15 @@ import numpy as np
 import torch
 from measuring import Figures, command_line, write_json
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import Transitions, TransitionsData
-from vla_rl.core.types import Context
 from vla_rl.plugins.models.film_resnet import plugin as film_resnet
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, Gaussian, NetworkConfig
 from vla_rl.plugins.trainers.off_policy.config import OffPolicyConfig
 from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
 from vla_rl.testing import synthetic
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.critics import CriticEnsemble
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
@@ -65,18 +65,18 @@ def transitions(count: int, seed: int) -> Transitions:
 
 def build_model() -> Any:
     config = FilmResnetConfig(network=NetworkConfig(head=Gaussian()))
-    return film_resnet.build(config, Context(chunk=CHUNK, env=INFO))
+    return film_resnet.build(config, ModelContext(chunk=CHUNK, env=INFO))
 
 
 def trainer_rounds(features: str, folder: Path) -> Callable[[], int]:
     """Return a function that adds transitions to a trainer and returns how many updates it made."""
     train = TrainSpec(steps=1, lr=1e-4, micro_batch=BATCH)
     trained = TrainedModel(build_model(), train, name="film_resnet", device="cpu", info=INFO, acting=True)
-    training = TrainingContext(trained=trained, algorithm=None, heartbeat=lambda: None, folder=folder)  # type: ignore[arg-type]
+    training = TrainerContext(chunk=CHUNK, trained=trained, algorithm=None, heartbeat=lambda: None, folder=folder)  # type: ignore[arg-type]
     config = OffPolicyConfig(
         batch=BATCH, min_data=START, updates_per_step=UTD, capacity=10_000, features=features, discount=DISCOUNT
     )  # type: ignore[arg-type]
-    trainer = OffPolicy(config, Context(chunk=CHUNK, env=INFO, training=training))
+    trainer = OffPolicy(config, training)
     step = 1
     trainer.update(TransitionsData(step=step, version=0, transitions=transitions(START, 0)))
 

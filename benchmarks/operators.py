@@ -31,7 +31,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import ModelContext
 from vla_rl.plugins.models.openvla import openvla
 from vla_rl.plugins.models.openvla.config import OpenVLAARConfig
 from vla_rl.plugins.models.pi0 import plugin as pi0
@@ -128,13 +128,13 @@ def oft_merged() -> tuple[Any, Callable[[], Any]]:
 
 def pi0_decision() -> tuple[Any, Callable[[], Any]]:
     env = synthetic.env_info(cameras=2, action_dim=ACTION_DIM)
-    policy = pi0.build(Pi0Config(preset="tiny", denoise_steps=4), Context(env=env, chunk=CHUNK))
+    policy = pi0.build(Pi0Config(preset="tiny", denoise_steps=4), ModelContext(env=env, chunk=CHUNK))
     return policy, decision(policy, env)
 
 
 def ar_action() -> tuple[Any, Callable[[], Any]]:
     env = synthetic.env_info(cameras=1, state_dim=0, action_dim=ACTION_DIM)
-    place = Context(env=env, chunk=1, temperature=TEMPERATURE)
+    place = ModelContext(env=env, chunk=1, temperature=TEMPERATURE)
     policy = openvla.build(OpenVLAARConfig(preset="tiny"), place)
     return policy, decision(policy, env)
 

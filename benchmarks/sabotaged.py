@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from attrs import field, frozen
 
-from vla_rl import Context, Noise, Observation, Windows, WorldModel, WorldModelPlugin, build, load
+from vla_rl import Noise, Observation, Windows, WorldModel, WorldModelContext, WorldModelPlugin, build, load
 
 ENDS = 0.15
 """Probability that a chunk succeeds, and that it fails, where the outcome is constant."""
@@ -56,7 +56,7 @@ class Sabotaged(WorldModel):
         return np.roll(actions, 1, axis=0) if self.what == "actions" else actions
 
 
-def _build(config: SabotagedConfig, context: Context) -> Sabotaged:
+def _build(config: SabotagedConfig, context: WorldModelContext) -> Sabotaged:
     plugin = load("world_model", "edm")
     keys = {**plugin.presets[config.preset], **config.keys}
     return Sabotaged(build("world_model", "edm", plugin.config(**keys), context), config.what)

@@ -29,9 +29,10 @@ from websockets.asyncio.server import serve
 from websockets.sync.client import connect
 
 from vla_rl.core.catalogue import build
+from vla_rl.core.contexts import EngineContext, ModelContext
 from vla_rl.core.plan import Batching
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Context, EnvInfo, TaskInfo
+from vla_rl.core.types import EnvInfo, TaskInfo
 from vla_rl.serving.policy import Policy
 from vla_rl.serving.server import PolicyServer, Settings
 from vla_rl.toolkit.models.openpi import pack_frame, unpack_frame
@@ -63,8 +64,8 @@ def policy(model: dict[str, Any], size: int) -> Policy:
             "train": {"steps": 1, "lr": 1e-3, "micro_batch": 2},
         }
     )
-    model = build("model", spec.model.type, spec.model.config, Context(chunk=8, env=info), spec.plugins)
-    context = Context(chunk=8, env=info, make_model=lambda: model)
+    model = build("model", spec.model.type, spec.model.config, ModelContext(chunk=8, env=info), spec.plugins)
+    context = EngineContext(chunk=8, env=info, make_model=lambda: model)
     engine = build("engine", spec.rollout.engine.type, spec.rollout.engine.config, context)
     return Policy(engine=engine, spec=spec, info=info, step=0, sha256="", device="cpu", greedy=True)
 

@@ -19,7 +19,7 @@ import psutil
 from libero_scale import CHUNK, libero_all_suites, libero_env, libero_scale
 from measuring import Figures, apart, interleaved, ratio
 
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import EnvContext
 
 Array = np.ndarray[Any, Any]
 
@@ -254,7 +254,7 @@ def metaworld_env(size: int, fast_render: bool) -> Any:
     from vla_rl.plugins.envs.metaworld.config import MetaWorldConfig
 
     config = MetaWorldConfig(tasks=(METAWORLD_TASK,), cameras={"corner2": size}, fast_render=fast_render)
-    env = plugin.build(config, Context(num_envs=1, chunk=METAWORLD_CHUNK))
+    env = plugin.build(config, EnvContext(num_envs=1, chunk=METAWORLD_CHUNK))
     env.reset(np.zeros(1, int), np.array([env.reset_states("train")[0].id]), np.zeros(1, int))
     return env
 
@@ -341,7 +341,7 @@ def maniskill_env(size: int, cameras: tuple[str, ...], fast_render: bool) -> Any
         backend="cpu",
         fast_render=fast_render,
     )
-    return plugin.build(config, Context(num_envs=1, chunk=MANISKILL_CHUNK))
+    return plugin.build(config, EnvContext(num_envs=1, chunk=MANISKILL_CHUNK))
 
 
 def maniskill_chunks(size: int, *cameras: str) -> Figures:

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Context
 from vla_rl.plugins.models.film_resnet import plugin as film_resnet
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
 from vla_rl.plugins.models.openvla import openvla_oft
@@ -83,7 +83,7 @@ def main() -> None:
     for pixels in arguments.pixels:
         for cameras in arguments.cameras:
             env = synthetic.env_info(cameras=cameras, pixels=pixels, state_dim=STATE_DIM, action_dim=ACTION_DIM)
-            place = Context(env=env, chunk=CHUNK, values="chunk")
+            place = ModelContext(env=env, chunk=CHUNK, values="chunk")
             policies = {
                 "film_resnet": film_resnet.build(FilmResnetConfig(network=NetworkConfig(image_size=pixels)), place),
                 "openvla_oft": openvla_oft.build(OpenVLAOFTConfig(preset="tiny"), place),

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import EnvContext
 from vla_rl.plugins.envs.tabletop import plugin
 from vla_rl.plugins.envs.tabletop.config import TabletopConfig
 
 
 def measure(num_envs: int, size: int, seconds: float) -> float:
     """Env-steps a second over about `seconds`, chunks of one action."""
-    env = plugin.build(TabletopConfig(image_size=size), Context(num_envs=num_envs))
+    env = plugin.build(TabletopConfig(image_size=size), EnvContext(num_envs=num_envs))
     states = env.reset_states("train")[:num_envs]
     env.reset(np.arange(num_envs), np.array([s.id for s in states]), np.zeros(num_envs, np.int64))
     actions, active = torch.rand(num_envs, 1, 3) * 2 - 1, np.ones(num_envs, bool)

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vla_rl import Context, Noise, Observation, SimEnv, Windows, WorldModel, build, load, to_numpy
+from vla_rl import EnvContext, Noise, Observation, SimEnv, Windows, WorldModel, WorldModelContext, build, load, to_numpy
+from vla_rl.core.contexts import ModelContext
 from vla_rl.runtime.imagination.messages import RecordedEpisode
 from vla_rl.runtime.imagination.worker.episode_files import EpisodeShape
 from vla_rl.runtime.imagination.worker.episode_store import EpisodeStore
@@ -99,10 +100,11 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], help="other keys, as lr=1e-3")
     parser.add_argument("--image", type=Path, help="PNG: held-out episodes, each above what is imagined of it")
     options = parser.parse_args()
-    env = build("env", "tabletop", load("env", "tabletop").config(), Context(num_envs=ROWS, chunk=CHUNK))
+    env = build("env", "tabletop", load("env", "tabletop").config(), EnvContext(num_envs=ROWS, chunk=CHUNK))
     model_plugin, world_plugin = load("model", "openvla_oft"), load("world_model", "edm")
-    context = Context(env=env.info, chunk=CHUNK)
-    policy = build("model", "openvla_oft", model_plugin.config(checkpoint="builtin:tabletop"), context)
+    context = WorldModelContext(env=env.info, chunk=CHUNK)
+    place = ModelContext(env=env.info, chunk=CHUNK)
+    policy = build("model", "openvla_oft", model_plugin.config(checkpoint="builtin:tabletop"), place)
     keys = dict(world_plugin.presets[options.preset]) | {
         k: json.loads(v) for k, v in (s.split("=") for s in options.set)
     }

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from vla_rl.core.catalogue import KINDS
-from vla_rl.core.manager import hook_names
+from vla_rl.core.manager import hook_names, with_capabilities
 
 DOCS = Path(__file__).parents[1] / "docs"
 RECIPE = DOCS.parent / "recipes" / "rlinf_oft_libero_10_grpo.yaml"
@@ -22,13 +22,21 @@ def hook_sections() -> str:
     for kind in KINDS.values():
         text += f"\n## {kind.name}: `{kind.contract_class.__name__}`\n\n{inspect.getdoc(kind.contract_class)}\n"
         for name in hook_names(kind.contract_class):
-            method = getattr(kind.contract_class, name)
-            parameters = [p for p in inspect.signature(method).parameters.values() if p.name != "self"]
-            arguments = ", ".join(f"{p.name}: {p.annotation}" for p in parameters)
             optional = "" if name in kind.contract_class.__dict__.get("__abstractmethods__", ()) else "  (optional)"
-            returns = inspect.signature(method).return_annotation
-            text += f"\n### {name}{optional}\n\n```python\n{name}({arguments}) -> {returns}\n```\n{inspect.getdoc(method)}\n"
+            text += hook_section(kind.contract_class, name, optional)
+        for capability in kind.capability_classes:
+            own = [name for name in vars(capability) if name in hook_names(capability)]
+            text += "".join(hook_section(capability, name, f"  (`{capability.__name__}`)") for name in own)
     return text
+
+
+def hook_section(contract: type, name: str, remark: str) -> str:
+    """One hook of a contract or a capability."""
+    method = getattr(contract, name)
+    parameters = [p for p in inspect.signature(method).parameters.values() if p.name != "self"]
+    arguments = ", ".join(f"{p.name}: {p.annotation}" for p in parameters)
+    returns = inspect.signature(method).return_annotation
+    return f"\n### {name}{remark}\n\n```python\n{name}({arguments}) -> {returns}\n```\n{inspect.getdoc(method)}\n"
 
 
 def code_blocks(page: str, language: str) -> list[str]:
@@ -58,9 +66,10 @@ def test_the_lifecycle_names_every_hook() -> None:
     head = (DOCS / "reference" / "hooks.md").read_text().partition(FIRST_SECTION)[0]
     rare = {"encode_actions", "decode_actions", "snapshot", "restore"}
     for kind in KINDS.values():
-        missing = [n for n in hook_names(kind.contract_class) if n not in rare and not re.search(rf"\b{n}\b", head)]
+        names = hook_names(with_capabilities(kind.name))
+        missing = [n for n in names if n not in rare and not re.search(rf"\b{n}\b", head)]
         assert not missing, f"hooks of {kind.name} that the lifecycle lacks: {missing}"
-    known = {name for kind in KINDS.values() for name in hook_names(kind.contract_class)}
+    known = {name for kind in KINDS.values() for name in hook_names(with_capabilities(kind.name))}
     drawn = set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", code_blocks("reference/hooks.md", "text")[0]))
     assert drawn <= known, f"no such hooks: {drawn - known}"
 

@@ -24,7 +24,7 @@ from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.testing import synthetic
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 
@@ -32,7 +32,7 @@ def policy_gradient(algorithm: Algorithm, compare_acting: bool = False) -> Calla
     """The trainers of a run by this algorithm, for a `Learner`."""
 
     def make(trained: TrainedModel) -> Trainers:
-        training = TrainingContext(
+        training = TrainerContext(
             trained=trained, algorithm=algorithm, heartbeat=lambda: None, compare_acting=compare_acting
         )
         return Trainers(collected=PolicyGradient(training), demonstrations=BehaviourCloning(training))

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from figures import report
+from vla_rl.core.contexts import EnvContext, ModelContext
 from vla_rl.core.randomness import Noise, generator
-from vla_rl.core.types import Context, Observation
+from vla_rl.core.types import Observation
 from vla_rl.plugins.envs.tabletop import plugin as tabletop
 from vla_rl.plugins.envs.tabletop.config import TabletopConfig
 from vla_rl.plugins.envs.tabletop.render import WRIST_VIEW
@@ -130,7 +131,7 @@ def success(
     policy: Any, *, split: str = "eval", greedy: bool = True, blank: bool = False, shuffle: bool = False
 ) -> tuple[float, list[float]]:
     """Success on 200 states, in all and by task; with all images grey, or with another colour asked for."""
-    env = tabletop.build(TabletopConfig(), Context(chunk=CHUNK, num_envs=200))
+    env = tabletop.build(TabletopConfig(), EnvContext(chunk=CHUNK, num_envs=200))
     states = env.reset_states(split)[:200]
     rows = np.arange(len(states))
     obs = env.reset(rows, np.array([state.id for state in states]), np.zeros(len(states), np.int64))
@@ -153,9 +154,9 @@ def success(
 
 def train(options: argparse.Namespace) -> Any:
     """-> the policy, at the first evaluation with enough success. Raises SystemExit when it never gets there."""
-    env = tabletop.build(TabletopConfig(), Context(chunk=CHUNK, num_envs=options.batch))
+    env = tabletop.build(TabletopConfig(), EnvContext(chunk=CHUNK, num_envs=options.batch))
     config = openvla_oft.config(preset="tiny", unnorm_key="tabletop")
-    policy = openvla_oft.build(config, Context(seed=options.seed, chunk=CHUNK, env=env.info))
+    policy = openvla_oft.build(config, ModelContext(seed=options.seed, chunk=CHUNK, env=env.info))
     network = policy.module.vla
     probes = Probes(network.config.text_config.hidden_size, options.seed)
     trained = [p for p in policy.module.parameters() if p.requires_grad]

@@ -21,8 +21,9 @@ from torch import Tensor
 from transformers import VJEPA2Config, VJEPA2Model
 
 from figures import report
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.randomness import generator
-from vla_rl.core.types import Context, Observation, to_numpy
+from vla_rl.core.types import Observation, to_numpy
 from vla_rl.plugins.algorithms.srpo.encoder import BUILTIN, Frames, frame_indices, preprocess_frames
 from vla_rl.plugins.envs.tabletop import plugin as tabletop
 from vla_rl.plugins.envs.tabletop.config import TabletopConfig
@@ -121,7 +122,7 @@ def train(options: argparse.Namespace) -> VJEPA2Model:
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / warmup) * (1 - 0.95 * step / options.steps)
     )
-    env = tabletop.build(TabletopConfig(), Context(num_envs=options.films, chunk=CHUNK))
+    env = tabletop.build(TabletopConfig(), EnvContext(num_envs=options.films, chunk=CHUNK))
     rng = generator(options.seed, "progress encoder")
     for step in range(options.steps):
         if step % options.refresh == 0:
@@ -147,7 +148,7 @@ def train(options: argparse.Namespace) -> VJEPA2Model:
 @torch.inference_mode()
 def rank_correlation(model: VJEPA2Model, seed: int) -> float:
     """Spearman's, of the embedding's and the true nearness to the goal at the ends of 512 new trajectories."""
-    env = tabletop.build(TabletopConfig(), Context(num_envs=512, chunk=CHUNK))
+    env = tabletop.build(TabletopConfig(), EnvContext(num_envs=512, chunk=CHUNK))
     films = play(env, generator(seed, "progress encoder, check"))
     row = np.arange(512)
     found = embeddings(model, prepared(films), films.length).numpy()[row, films.task]

@@ -19,10 +19,11 @@ import numpy as np
 from attrs import define, field
 
 from vla_rl.core.catalogue import load
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.randomness import generator
 from vla_rl.core.spec.spec import Spec, load_spec
-from vla_rl.core.types import Array, Context, Observation, to_numpy
+from vla_rl.core.types import Array, Observation, to_numpy
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
 from vla_rl.toolkit.data.recording import Recording, encode_png
 
@@ -118,7 +119,7 @@ def main() -> None:
     try:
         spec = load_spec(arguments.spec, arguments.overrides)
         env = load("env", spec.env.type).build(
-            spec.env.config, Context(num_envs=spec.env.num_envs, chunk=spec.rollout.chunk)
+            spec.env.config, EnvContext(num_envs=spec.env.num_envs, chunk=spec.rollout.chunk)
         )
         with LeRobotWriter(arguments.folder, fps=FPS, robot=spec.env.type) as writer:
             good = 0

@@ -104,7 +104,7 @@ def test_a_name_of_a_package_that_an_extra_installs_is_refused(tmp_path: Path, m
         ("env", "sim-env", "SimEnv"),
         ("algorithm", "loss", "Loss"),
         ("hook", "run", "Run"),
-        ("data", "context", "Context"),
+        ("data", "data-context", "DataContext"),
     ],
 )
 def test_a_class_of_the_name_of_an_import_is_refused(kind: str, name: str, class_name: str, tmp_path: Path) -> None:

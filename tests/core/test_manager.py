@@ -11,10 +11,10 @@ import pytest
 
 from vla_rl.core.catalogue import KINDS, Kind
 from vla_rl.core.declarations import Declaration, EnvPlugin
-from vla_rl.core.errors import HookFailed, NotOffered, PluginError
+from vla_rl.core.errors import HookFailed, PluginError, UserError
 from vla_rl.core.hookspecs import Algorithm, PolicyEngine, RunEvents, SimEnv, VLAModel, hookspec
 from vla_rl.core.interrupts import StopAtOnce
-from vla_rl.core.manager import broadcast, check_module, hook_names, hookimpl, offers_method, unwrap_component, wrap
+from vla_rl.core.manager import broadcast, check_module, hook_names, hookimpl, unwrap_component, wrap
 from vla_rl.core.types import Requirements
 
 
@@ -114,11 +114,11 @@ class World:
 
     @hookspec(firstresult=True)
     def reset(self, frames: Any) -> Any:
-        raise NotOffered("World has no reset")
+        raise UserError("World has no reset")
 
     @hookspec(firstresult=True)
     def weights(self) -> Any:
-        raise NotOffered("World has no weights")
+        raise UserError("World has no weights")
 
 
 class Dream(World):
@@ -152,7 +152,7 @@ def test_two_kinds_may_have_a_hook_of_one_name(world):
 
 
 def test_errors_name_the_kind(world):
-    with pytest.raises(NotOffered, match="World has no weights") as caught:
+    with pytest.raises(UserError, match="World has no weights") as caught:
         wrap("world", Dream(), "dream").weights()
     assert caught.value.__notes__ == ["in plugin 'dream', hook 'weights' of world"]
 
@@ -365,23 +365,6 @@ def test_a_method_without_result_is_called_once(wrapped):
     assert folder == ["saved"]
 
 
-def test_what_a_contract_leaves_to_the_author_is_not_offered():
-    model = type("Bare", (VLAModel,), dict.fromkeys(VLAModel.__abstractmethods__, lambda self: None))()
-    wrapped = wrap("model", model, "bare")
-    assert wrapped.critic is None
-    calls = {
-        "no action tokens": lambda: wrapped.encode_actions(None),
-        "cannot continue a chunk": lambda: wrapped.continue_chunk(None, None, None, None),
-        "no value head": lambda: wrapped.values(None),
-        "no reference policy": lambda: wrapped.reference_log_probs(None, None),
-        "no scripted expert": lambda: wrap("env", Still(), "still").expert_chunk(),
-        "cannot be offloaded": lambda: wrap("env", Still(), "still").snapshot(),
-    }
-    for text, call in calls.items():
-        with pytest.raises(NotOffered, match=text):
-            call()
-
-
 class Pointer(PolicyEngine):
     def act(self, obs):
         return f"chunk for {obs}"
@@ -401,30 +384,16 @@ def test_an_engine_is_wrapped_by_hooks_of_its_kind_alone():
     wrapped = wrap("engine", Pointer(), "pointer", {"hooks": hooks})
     assert wrapped.act("obs", None, True) == "wrapped chunk for obs"
     assert unwrap_component(wrapped).act("obs") == "chunk for obs"
-    with pytest.raises(NotOffered, match="no critic"):
+    with pytest.raises(UserError, match="gives no values"):
         wrapped.values(None)
-    with pytest.raises(NotOffered, match="takes no weights"):
+    with pytest.raises(UserError, match="takes no weights"):
         wrapped.load([])
 
 
 def test_hooks_of_a_contract_include_inherited_ones():
-    assert hook_names(PolicyEngine)[:2] == ("act", "continue_chunk")
-    assert hook_names(Pointer)[:2] == ("continue_chunk", "values")
+    assert hook_names(PolicyEngine)[:2] == ("act", "values")
+    assert hook_names(Pointer)[:2] == ("values", "load")
     assert {"imitation_loss", "save"} <= set(hook_names(VLAModel))
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_what_a_component_offers(wrapped):
-    class Continuing(Pointer):
-        def continue_chunk(self, obs, noise, greedy, previous):
-            return "actions"
-
-    def of(model):
-        return wrap("engine", model, "m") if wrapped else model
-
-    assert offers_method(of(Continuing()), "continue_chunk") and not offers_method(of(Pointer()), "continue_chunk")
-    again = type("Again", (Continuing,), {"continue_chunk": PolicyEngine.continue_chunk})
-    assert not offers_method(of(again()), "continue_chunk")
 
 
 def test_trace_prints_every_call(monkeypatch, capsys):

@@ -9,8 +9,8 @@ from typing import Literal
 
 from attrs import field, frozen
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.declarations import ModelPlugin
-from vla_rl.core.types import Context
 from vla_rl.testing.linear import LinearModel
 
 
@@ -25,7 +25,7 @@ class DyingConfig:
 
 
 class DyingModel(LinearModel):
-    def __init__(self, config: DyingConfig, context: Context) -> None:
+    def __init__(self, config: DyingConfig, context: ModelContext) -> None:
         super().__init__(context.env, context.chunk, seed=context.seed)
         self.dying = config
         self.sent = -2  # the learner's first calls are for types and layout

@@ -11,8 +11,9 @@ from typing import Literal
 import numpy as np
 from attrs import field, frozen
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.declarations import EnvPlugin
-from vla_rl.core.types import Context, EnvInfo, ResetState, TaskInfo
+from vla_rl.core.types import EnvInfo, ResetState, TaskInfo
 from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
@@ -95,7 +96,7 @@ class Fragile(SingleEnv):
         return first or self.config.always
 
 
-def build(config: FragileConfig, context: Context) -> SubprocEnvs:
+def build(config: FragileConfig, context: EnvContext) -> SubprocEnvs:
     info = EnvInfo(
         cameras={"main": (8, 8)},
         state_dim=2,

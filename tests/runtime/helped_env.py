@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.declarations import EnvPlugin
 from vla_rl.core.errors import UserError
-from vla_rl.core.types import ActionSource, Context, EnvInfo, ResetState, TaskInfo
+from vla_rl.core.types import ActionSource, EnvInfo, ResetState, TaskInfo
 from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
@@ -74,7 +75,7 @@ class Helped(SingleEnv):
         return View({"main": image}, np.array([self.target, self.steps / LENGTH], np.float32))
 
 
-def helped_envs(config: HelpedConfig, context: Context) -> SubprocEnvs:
+def helped_envs(config: HelpedConfig, context: EnvContext) -> SubprocEnvs:
     info = EnvInfo(
         cameras={"main": (8, 8)},
         state_dim=2,

@@ -6,18 +6,18 @@ from typing import Any
 
 import attrs
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.declarations import EnvPlugin
-from vla_rl.core.errors import NotOffered
-from vla_rl.core.types import Context
+from vla_rl.core.errors import UserError
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
 
 
 class WithoutExpert(ScriptedEnv):
     def expert_chunk(self) -> Any:
-        raise NotOffered("no task of these has one")
+        raise UserError("no task of these has one")
 
 
-def build(config: ScriptedConfig, context: Context) -> WithoutExpert:
+def build(config: ScriptedConfig, context: EnvContext) -> WithoutExpert:
     return WithoutExpert(context.num_envs, chunk=context.chunk, first_env=context.first_env, **attrs.asdict(config))
 
 

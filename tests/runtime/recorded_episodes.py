@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl import Context, Observation, build, generator, load, to_numpy
+from vla_rl import EnvContext, Observation, build, generator, load, to_numpy
 from vla_rl.runtime.imagination.messages import RecordedEpisode
 from vla_rl.runtime.imagination.worker.episode_files import EpisodeShape
 from vla_rl.runtime.imagination.worker.episode_store import EpisodeStore
@@ -18,7 +18,7 @@ STEPS = 16
 
 def tabletop(num_envs: int, size: int = 16, chunk: int = CHUNK) -> Any:
     plugin = load("env", "tabletop")
-    return build("env", "tabletop", plugin.config(image_size=size), Context(num_envs=num_envs, chunk=chunk))
+    return build("env", "tabletop", plugin.config(image_size=size), EnvContext(num_envs=num_envs, chunk=chunk))
 
 
 def recordings(count: int, env: Any, longest: int) -> list[RecordedEpisode]:

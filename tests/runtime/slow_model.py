@@ -7,8 +7,8 @@ from pathlib import Path
 
 from attrs import field, frozen
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.declarations import ModelPlugin
-from vla_rl.core.types import Context
 from vla_rl.testing.linear import LinearModel
 
 
@@ -23,7 +23,7 @@ class SlowConfig:
 
 
 class SlowModel(LinearModel):
-    def __init__(self, config: SlowConfig, context: Context) -> None:
+    def __init__(self, config: SlowConfig, context: ModelContext) -> None:
         super().__init__(context.env, context.chunk, seed=context.seed)
         self.slow = config
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_rl import Context, build, generator, load, to_numpy
+from vla_rl import EnvContext, build, generator, load, to_numpy
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.runtime.workers.env.episodes import Episodes
@@ -26,7 +26,7 @@ def tabletop_data(
     """
     plugin = load("env", "tabletop")
     config = plugin.config(image_size=pixels, tasks=tasks)
-    env = build("env", "tabletop", config, Context(num_envs=ENVS, chunk=CHUNK))
+    env = build("env", "tabletop", config, EnvContext(num_envs=ENVS, chunk=CHUNK))
     store = RecordingStore()
     recorder = EpisodeRecorder(env.info, RecordSettings(what="rollout", final_frame=final_frame), store)
     episodes = Episodes(env, name="tabletop", seed=0, chunk=CHUNK, recorder=recorder)

@@ -16,8 +16,8 @@ from clients import WAIT, Client, opened, request_of, served
 from trained import sight, train
 
 import vla_rl
+from vla_rl.core.contexts import DataContext
 from vla_rl.core.errors import UserError
-from vla_rl.core.types import Context
 from vla_rl.plugins.data.lerobot import plugin as reader
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.serving import recording
@@ -36,7 +36,7 @@ def policy(run):
 
 
 def read(folder, policy):
-    return reader.build(LeRobotConfig(folder=folder), Context(env=policy.info, chunk=policy.chunk))
+    return reader.build(LeRobotConfig(folder=folder), DataContext(env=policy.info, chunk=policy.chunk))
 
 
 def episodes(folder):

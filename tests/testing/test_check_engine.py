@@ -8,6 +8,7 @@ import attrs
 import pytest
 import torch
 
+from vla_rl.core.capabilities import ContinuesChunks
 from vla_rl.core.declarations import EnginePlugin
 from vla_rl.core.hookspecs import PolicyEngine
 from vla_rl.core.types import Chunk
@@ -140,7 +141,7 @@ def test_how_chunks_are_continued_is_checked(continued, message) -> None:
     def continue_chunk(self, obs, noise, greedy, previous):
         return continued(self, obs, previous)
 
-    engine = type("Continuing", (Still,), {"continue_chunk": continue_chunk, "continues": True})(INFO, 2)
+    engine = type("Continuing", (Still, ContinuesChunks), {"continue_chunk": continue_chunk})(INFO, 2)
     if message is None:
         check_engine(engine, env=INFO)
     else:

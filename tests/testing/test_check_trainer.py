@@ -42,9 +42,7 @@ class NoKeys:
 
 def plugin_of(trainer):
     data = TrainingData.DEMONSTRATIONS if issubclass(trainer, BehaviourCloning) else TrainingData.TRAJECTORIES
-    return TrainerPlugin(
-        config=NoKeys, build=lambda config, context: trainer(context.training), summary="test", trains_on=data
-    )
+    return TrainerPlugin(config=NoKeys, build=lambda config, context: trainer(context), summary="test", trains_on=data)
 
 
 class WithHead(PolicyGradient):

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.distributions import Distribution, Normal
 
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import ModelContext
 from vla_rl.testing import CheckFailed, check_model
 from vla_rl.testing.synthetic import env_info
 
@@ -541,7 +541,7 @@ def test_a_mistake_is_found(mutant) -> None:
 
 def test_clipped_actions_of_a_component_are_found_without_its_plugin() -> None:
     """Nothing can be rebuilt for other bounds."""
-    model = UnscaledButClipped(page.Config(width=16), Context(env=ENV, chunk=2))
+    model = UnscaledButClipped(page.Config(width=16), ModelContext(env=ENV, chunk=2))
     with pytest.raises(CheckFailed, match="fill the ranges of all their numbers about alike"):
         check_model(model, env=ENV)
 

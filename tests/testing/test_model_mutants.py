@@ -15,6 +15,7 @@ import torch
 from test_check_model import INFO, findings
 
 from vla_rl.cli.new_plugin import new_plugin
+from vla_rl.core.capabilities import HasReference
 from vla_rl.core.catalogue import import_module
 from vla_rl.testing import CheckFailed, LinearModel, check_model
 from vla_rl.testing.scripted import LinearConfig, vla_rl_plugins
@@ -320,7 +321,7 @@ class LoadsHalf(LinearModel):
 
 
 @found_by("the same log_probs whatever the trained weights are")
-class MovingReference(LinearModel):
+class MovingReference(LinearModel, HasReference):
     def reference_log_probs(self, obs, chunk):
         return self.chunk_log_probs(obs, chunk).log_probs.detach()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import ModelContext
 from vla_rl.plugins.models.film_resnet import plugin
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, Gaussian, NetworkConfig
 from vla_rl.plugins.models.film_resnet.gaussian_policy import GaussianFilmResnetPolicy
@@ -48,7 +48,7 @@ class SummedOverTheChunk(GaussianFilmResnetPolicy):
 
 
 def findings(cls):
-    context = Context(env=ENV, chunk=CHUNK)
+    context = ModelContext(env=ENV, chunk=CHUNK)
     model = plugin.build(CONFIG, context)
     model.__class__ = cls
     f = Findings("check_model")

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from updates import policy_gradient, update_of
+from vla_rl.core.contexts import AlgorithmContext
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import ModelInputs
-from vla_rl.core.types import Context
 from vla_rl.plugins.algorithms import gipo, grpo, ppo
 from vla_rl.plugins.algorithms.gipo.config import GIPOConfig
 from vla_rl.plugins.algorithms.grpo.config import GRPOConfig
@@ -21,9 +21,9 @@ from vla_rl.testing import LinearModel, synthetic, train_on
 INFO = synthetic.env_info()
 LR = 1e-2
 ALGORITHMS = {
-    "grpo": grpo.plugin.build(GRPOConfig(entropy_coef=0.01), Context()),
-    "ppo": ppo.plugin.build(PPOConfig(advantage="action"), Context()),
-    "gipo": gipo.plugin.build(GIPOConfig(), Context()),
+    "grpo": grpo.plugin.build(GRPOConfig(entropy_coef=0.01), AlgorithmContext()),
+    "ppo": ppo.plugin.build(PPOConfig(advantage="action"), AlgorithmContext()),
+    "gipo": gipo.plugin.build(GIPOConfig(), AlgorithmContext()),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import base_checkpoint as tool
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import EnvContext, ModelContext
 from vla_rl.plugins.envs.tabletop import plugin as tabletop
 from vla_rl.plugins.envs.tabletop.config import TabletopConfig
 from vla_rl.plugins.models.openvla import openvla_oft
@@ -17,8 +17,8 @@ from vla_rl.plugins.models.openvla import openvla_oft
 
 @pytest.fixture(scope="module")
 def policy() -> Any:
-    env = tabletop.build(TabletopConfig(), Context(chunk=4))
-    return openvla_oft.build(openvla_oft.config(checkpoint="builtin:tabletop"), Context(chunk=4, env=env.info))
+    env = tabletop.build(TabletopConfig(), EnvContext(chunk=4))
+    return openvla_oft.build(openvla_oft.config(checkpoint="builtin:tabletop"), ModelContext(chunk=4, env=env.info))
 
 
 def test_it_is_small_and_holds_safetensors():
@@ -47,5 +47,5 @@ def test_the_script_makes_a_loadable_checkpoint(tmp_path: Path, monkeypatch: pyt
     few = "--see 2 --find 2 --act 2 --every 2 --batch 8 --stop 0 --threads"
     monkeypatch.setattr("sys.argv", ["base_checkpoint", *few.split(), str(torch.get_num_threads()), "--out", str(out)])
     tool.main()
-    env = tabletop.build(TabletopConfig(), Context(chunk=4))
-    openvla_oft.build(openvla_oft.config(checkpoint=str(out)), Context(chunk=4, env=env.info))
+    env = tabletop.build(TabletopConfig(), EnvContext(chunk=4))
+    openvla_oft.build(openvla_oft.config(checkpoint=str(out)), ModelContext(chunk=4, env=env.info))

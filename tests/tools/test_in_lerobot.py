@@ -18,10 +18,11 @@ import pytest
 from PIL import Image
 
 from vla_rl.core.catalogue import load
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import make_component, parse_spec
-from vla_rl.core.types import Context, to_numpy
+from vla_rl.core.types import to_numpy
 from vla_rl.runtime.start import evaluate
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
@@ -119,7 +120,7 @@ def test_an_exported_checkpoint_acts_alike(tmp_path: Path, model: str, keys: dic
     """With the same noise, to 1e-5 of the actions' range, which is [-1, 1]."""
     env, plugin = synthetic.env_info(bounds=((-1.0, 1.0),)), load("model", model)
     config = plugin.config(preset="tiny", greedy_start="zeros", denoise_steps=10, **keys)
-    policy = plugin.build(config, Context(env=env, chunk=CHUNK))
+    policy = plugin.build(config, ModelContext(env=env, chunk=CHUNK))
     policy.save(tmp_path / "model")
     obs = synthetic.observation(env, ROWS)
     ours = to_numpy(policy.sample_chunk(obs, Noise(0, "test", range(ROWS), [0] * ROWS, [0] * ROWS), True).actions)

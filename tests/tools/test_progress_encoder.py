@@ -11,8 +11,8 @@ import torch
 from scipy.stats import spearmanr
 
 import progress_encoder as tool
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.randomness import generator
-from vla_rl.core.types import Context
 from vla_rl.plugins.algorithms.srpo.config import RewardSettings
 from vla_rl.plugins.algorithms.srpo.encoder import TrajectoryEncoder
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards
@@ -34,7 +34,7 @@ def test_it_is_small_and_holds_safetensors():
 def test_its_rewards_rank_failures_by_how_near_they_came():
     """Trajectories of a disturbed expert in new scenes."""
     rows = 256
-    env = tabletop.build(TabletopConfig(), Context(num_envs=rows, chunk=tool.CHUNK))
+    env = tabletop.build(TabletopConfig(), EnvContext(num_envs=rows, chunk=tool.CHUNK))
     films = tool.play(env, generator(7, "test of the encoder"))
     frames = tuple(film[:length] for film, length in zip(films.frames, films.length, strict=True))
     near = films.nearness[np.arange(rows), films.length - 1, films.task]

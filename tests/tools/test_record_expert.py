@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from vla_rl.core.catalogue import load
-from vla_rl.core.errors import NotOffered
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import DataContext, EnvContext
+from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.tabletop.simulator import Tabletop
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "record_expert.py"
@@ -55,8 +55,8 @@ def test_demonstrations_are_read_by_cloning(record: Any, tmp_path: Path, capsys:
         assert all(row["action.executed"] == CHUNK for row in table[:-1])
         assert 1 <= table[-1]["action.executed"] <= CHUNK and sum(row["next.reward"] for row in table) == 1
     plugin, tabletop = load("data", "lerobot"), load("env", "tabletop")
-    info = tabletop.build(tabletop.config(image_size=16), Context(num_envs=1, chunk=CHUNK)).info
-    data = plugin.build(plugin.config(folder=tmp_path / "set"), Context(env=info, chunk=CHUNK))
+    info = tabletop.build(tabletop.config(image_size=16), EnvContext(num_envs=1, chunk=CHUNK)).info
+    data = plugin.build(plugin.config(folder=tmp_path / "set"), DataContext(env=info, chunk=CHUNK))
     assert data.num_samples() == sum(len(table) for table in tables)
     record(tmp_path / "set", "--episodes", 4, "--noise", 0.0, "env.num_envs=2")
     again = [pq.read_table(file).to_pylist() for file in sorted((tmp_path / "set" / "data").rglob("*.parquet"))]
@@ -66,7 +66,7 @@ def test_demonstrations_are_read_by_cloning(record: Any, tmp_path: Path, capsys:
 
 def test_an_expert_that_is_lacking_is_said(record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lacking(self: Any) -> None:
-        raise NotOffered("it has no scripted expert")
+        raise UserError("it has no scripted expert")
 
     monkeypatch.setattr(Tabletop, "expert_chunk", lacking)
     with pytest.raises(SystemExit, match="it has no scripted expert"):

@@ -19,10 +19,10 @@ from typing import Any
 import attrs
 
 from vla_rl.core.catalogue import load, missing_package
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.spec.sections import EnvSpec
 from vla_rl.core.spec.spec import read_env
-from vla_rl.core.types import Context
 from vla_rl.runtime.checks.interpreter import interpreter_problems
 from vla_rl.runtime.comm.status_line import EVERY_S, StatusLine
 from vla_rl.runtime.placement.hardware import check_device
@@ -84,7 +84,7 @@ def examine_named_env(
         )
     if plugin.preflight is not None:
         plugin.preflight(env.config)
-    context = Context(num_envs=num_envs, chunk=chunk, device=check_device(device))
+    context = EnvContext(num_envs=num_envs, chunk=chunk, device=check_device(device))
     options: dict[str, Any] = {"expert": expert, "seconds": seconds, "whole_range": whole_range}
     try:
         return examine_env(plugin, env.config, context, **options, on_section=on_section)

@@ -10,9 +10,10 @@ from typing import Any
 import typer
 
 from vla_rl.core.catalogue import build, load
+from vla_rl.core.contexts import DataContext
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Context, EnvInfo
+from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.placement.hardware import check_device
 from vla_rl.toolkit.json_files import Record, read_record
 from vla_rl.toolkit.reward_models.fitting import ClassifierSettings, fit_classifier
@@ -114,7 +115,7 @@ def open_frames(folder: Path, cameras: Sequence[str], label: str | None) -> Demo
     if not env.cameras:
         raise UserError(f"{folder} has no camera images ({IMAGES}...)")
     config = load("data", "lerobot").config(folder=folder, reward=chosen)
-    opened: Demonstrations = build("data", "lerobot", config, Context(chunk=1, env=env))
+    opened = build("data", "lerobot", config, DataContext(chunk=1, env=env))
     return opened
 
 

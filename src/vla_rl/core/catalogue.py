@@ -51,7 +51,20 @@ from vla_rl.core.paths import error_reason, expand_tilde, format_path, resolve_p
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-    from vla_rl.core.types import Context
+    from vla_rl.core.contexts import (
+        AlgorithmContext,
+        Context,
+        DataContext,
+        EngineContext,
+        EnvContext,
+        ModelContext,
+        RewardModelContext,
+        WorldModelContext,
+    )
+    from vla_rl.core.hookspecs import Algorithm, Demonstrations, PolicyEngine, SimEnv, VLAModel
+    from vla_rl.core.reward_models import RewardModel
+    from vla_rl.core.trainers import Trainer
+    from vla_rl.core.world_models import WorldModel
 
 VERSION = re.compile(r"^Version: *(\S+)", flags=re.MULTILINE)
 """A line of a distribution's METADATA."""
@@ -68,22 +81,47 @@ class Kind:
     declaration: type[Declaration]
     contract: str
     """Name of the contract, `module:class`. Its import takes longer than that of all declarations."""
+    capabilities: tuple[str, ...] = ()
+    """Names of the classes in `core/capabilities.py` that components of the kind may inherit in addition. One that
+    inherits another comes before it."""
 
     @property
     def contract_class(self) -> type:
-        """Contract (abstract class) with all hooks of the kind."""
+        """Contract (abstract class) that all components of the kind inherit."""
         base: type = resolve_target(self.contract, f"contract of kind {self.name}")
         return base
+
+    @property
+    def capability_classes(self) -> tuple[type, ...]:
+        """Capabilities of the kind."""
+        modules = (f"vla_rl.core.capabilities:{name}" for name in self.capabilities)
+        return tuple(resolve_target(name, f"capability of kind {self.name}") for name in modules)
 
 
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("model", "vla_rl.models", ModelPlugin, "vla_rl.core.hookspecs:VLAModel"),
-        Kind("engine", "vla_rl.engines", EnginePlugin, "vla_rl.core.hookspecs:PolicyEngine"),
-        Kind("env", "vla_rl.envs", EnvPlugin, "vla_rl.core.hookspecs:SimEnv"),
+        Kind(
+            "model",
+            "vla_rl.models",
+            ModelPlugin,
+            "vla_rl.core.hookspecs:VLAModel",
+            (
+                "HasCritic",
+                "HasReference",
+                "ActionTokens",
+                "Reparameterised",
+                "Steerable",
+                "HasFeatures",
+                "ContinuesChunks",
+                "Capturable",
+                "Compilable",
+            ),
+        ),
+        Kind("engine", "vla_rl.engines", EnginePlugin, "vla_rl.core.hookspecs:PolicyEngine", ("ContinuesChunks",)),
+        Kind("env", "vla_rl.envs", EnvPlugin, "vla_rl.core.hookspecs:SimEnv", ("Offloadable",)),
         Kind("algorithm", "vla_rl.algorithms", AlgorithmPlugin, "vla_rl.core.hookspecs:Algorithm"),
-        Kind("trainer", "vla_rl.trainers", TrainerPlugin, "vla_rl.core.trainers:Trainer"),
+        Kind("trainer", "vla_rl.trainers", TrainerPlugin, "vla_rl.core.trainers:Trainer", ("TrainsInParts",)),
         Kind("placement", "vla_rl.placement", PlacementPlugin, "vla_rl.core.hookspecs:Placement"),
         Kind("data", "vla_rl.data", DataPlugin, "vla_rl.core.hookspecs:Demonstrations"),
         Kind("world_model", "vla_rl.world_models", WorldModelPlugin, "vla_rl.core.world_models:WorldModel"),
@@ -171,6 +209,50 @@ def load_declaration(kind: str, name: str) -> Declaration:
     return _import_declaration(kind, *_find_plugin(kind, name, ()))
 
 
+@overload
+def build(
+    kind: Literal["model"], name: str, config: object, context: ModelContext, extra_modules: Sequence[str] = ()
+) -> VLAModel: ...
+@overload
+def build(
+    kind: Literal["engine"], name: str, config: object, context: EngineContext, extra_modules: Sequence[str] = ()
+) -> PolicyEngine: ...
+@overload
+def build(
+    kind: Literal["env"], name: str, config: object, context: EnvContext, extra_modules: Sequence[str] = ()
+) -> SimEnv: ...
+@overload
+def build(
+    kind: Literal["algorithm"], name: str, config: object, context: AlgorithmContext, extra_modules: Sequence[str] = ()
+) -> Algorithm: ...
+@overload
+def build(
+    kind: Literal["trainer"], name: str, config: object, context: Context, extra_modules: Sequence[str] = ()
+) -> Trainer[Any]: ...
+@overload
+def build(
+    kind: Literal["data"], name: str, config: object, context: DataContext, extra_modules: Sequence[str] = ()
+) -> Demonstrations: ...
+@overload
+def build(
+    kind: Literal["world_model"],
+    name: str,
+    config: object,
+    context: WorldModelContext,
+    extra_modules: Sequence[str] = (),
+) -> WorldModel: ...
+@overload
+def build(
+    kind: Literal["reward_model"],
+    name: str,
+    config: object,
+    context: RewardModelContext,
+    extra_modules: Sequence[str] = (),
+) -> RewardModel: ...
+@overload
+def build(
+    kind: str, name: str, config: object, context: Context | None = None, extra_modules: Sequence[str] = ()
+) -> Any: ...
 def build(
     kind: str, name: str, config: object, context: Context | None = None, extra_modules: Sequence[str] = ()
 ) -> Any:

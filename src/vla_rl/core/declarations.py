@@ -20,7 +20,21 @@ from vla_rl.core.errors import PluginError, did_you_mean
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vla_rl.core.types import Context, EnvInfo
+    from vla_rl.core.contexts import (
+        AlgorithmContext,
+        CheckContext,
+        DataContext,
+        EngineContext,
+        EnvContext,
+        ModelContext,
+        RewardModelContext,
+        WorldModelContext,
+    )
+    from vla_rl.core.hookspecs import Algorithm, Demonstrations, Placement, PolicyEngine, SimEnv, VLAModel
+    from vla_rl.core.reward_models import RewardModel
+    from vla_rl.core.trainers import Trainer
+    from vla_rl.core.types import EnvInfo
+    from vla_rl.core.world_models import WorldModel
 
 T = TypeVar("T")
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -103,8 +117,8 @@ class Declaration:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Named sets of keys: `preset: NAME` in a spec stands for them, and keys given with it take precedence. No key may
     be named `preset`."""
-    check: Target[Callable[[Any, Context], None] | None] = Target(None)
-    """Function of (config, context without `env`), called by `vla-rl check` and before every run; takes less than a
+    check: Target[Callable[[Any, CheckContext], None] | None] = Target(None)
+    """Function of (config, context), called by `vla-rl check` and before every run; takes less than a
     second. Raises UserError for problems that are visible without building: missing or truncated files, unknown names,
     a chunk length that the checkpoint was not trained for. `vla_rl.at(key)` names the key to blame. No downloads."""
 
@@ -113,7 +127,7 @@ class Declaration:
 class ModelPlugin(Declaration):
     """Declaration of a model."""
 
-    build: Target[Callable[[Any, Context], Any]] = Target()
+    build: Target[Callable[[Any, ModelContext], VLAModel]] = Target()
     """Class or function (config, context) -> `VLAModel`."""
     action_dim: Target[Callable[[Any], int | None] | None] = Target(None)
     """Function of the config that returns the action dimension, or None if it is unknown without building. Env and
@@ -130,7 +144,7 @@ class ModelPlugin(Declaration):
 class EnvPlugin(Declaration):
     """Declaration of a simulator."""
 
-    build: Target[Callable[[Any, Context], Any]] = Target()
+    build: Target[Callable[[Any, EnvContext], SimEnv]] = Target()
     """Class or function (config, context) -> `SimEnv`."""
     preflight: Target[Callable[[Any], None] | None] = Target(None)
     """Function of the config that is called before any process starts. Raises UserError for what this machine lacks
@@ -154,7 +168,7 @@ class EnvPlugin(Declaration):
 class AlgorithmPlugin(Declaration):
     """Declaration of an algorithm."""
 
-    build: Target[Callable[[Any, Context], Any]] = Target()
+    build: Target[Callable[[Any, AlgorithmContext], Algorithm]] = Target()
     """Class or function (config, context) -> `Algorithm`."""
     preflight: Target[Callable[[Any], None] | None] = Target(None)
     """Function of the config that is called before any process starts. Raises UserError for what this machine lacks,
@@ -165,8 +179,9 @@ class AlgorithmPlugin(Declaration):
 class TrainerPlugin(Declaration):
     """Declaration of a trainer."""
 
-    build: Target[Callable[[Any, Context], Any]] = Target()
-    """Class or function (config, context) -> `Trainer`."""
+    build: Target[Callable[..., Trainer[Any]]] = Target()
+    """Class or function (config, context) -> `Trainer`. The context is a `TrainerContext`, and a
+    `WorldModelTrainerContext` for the trainer of a world model."""
     trains_on: TrainingData
     """Kind of data that the trainer learns from."""
     expert_share: Target[Callable[[Any, int], float] | None] = Target(None)
@@ -181,7 +196,7 @@ class TrainerPlugin(Declaration):
 class PlacementPlugin(Declaration):
     """Declaration of a placement strategy."""
 
-    build: Target[Callable[[Any], Any]] = Target()
+    build: Target[Callable[[Any], Placement]] = Target()
     """Class or function (config) -> `Placement`."""
 
 
@@ -189,7 +204,7 @@ class PlacementPlugin(Declaration):
 class EnginePlugin(Declaration):
     """Declaration of an engine, which runs a policy."""
 
-    build: Target[Callable[[Any, Context], Any]] = Target()
+    build: Target[Callable[[Any, EngineContext], PolicyEngine]] = Target()
     """Class or function (config, context) -> `PolicyEngine`."""
     own_policy: bool = False
     """It acts with its own policy, such as that of a server. The spec's `model` is not built, and `run` and `sft`
@@ -200,7 +215,7 @@ class EnginePlugin(Declaration):
 class DataPlugin(Declaration):
     """Declaration of a reader of data sets."""
 
-    build: Target[Callable[[Any, Context], Any]] = Target()
+    build: Target[Callable[[Any, DataContext], Demonstrations]] = Target()
     """Class or function (config, context) -> `Demonstrations`."""
     inspect: Target[Callable[[Path], Any] | None] = Target(None)
     """Function (folder) -> `vla_rl.toolkit.data.inspection.recorded.RecordedData`, for `vla-rl data`."""
@@ -212,7 +227,7 @@ class DataPlugin(Declaration):
 class WorldModelPlugin(Declaration):
     """Declaration of a world model."""
 
-    build: Target[Callable[[Any, Context], Any]] = Target()
+    build: Target[Callable[[Any, WorldModelContext], WorldModel]] = Target()
     """Class or function (config, context) -> `WorldModel`."""
 
 
@@ -220,7 +235,7 @@ class WorldModelPlugin(Declaration):
 class RewardModelPlugin(Declaration):
     """Declaration of a reward model."""
 
-    build: Target[Callable[[Any, Context], Any]] = Target()
+    build: Target[Callable[[Any, RewardModelContext], RewardModel]] = Target()
     """Class or function (config, context) -> `RewardModel`."""
 
 

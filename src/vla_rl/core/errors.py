@@ -17,10 +17,6 @@ class PluginError(UserError):
     """A plugin is unknown, ambiguous or incomplete, or violates the contract of its kind."""
 
 
-class NotOffered(UserError):
-    """A caller used an optional method that this component does not have, or does not have as it was built."""
-
-
 class CheckpointError(UserError):
     """A checkpoint of a model or a run cannot be read or written. The message names the file and says what to do."""
 

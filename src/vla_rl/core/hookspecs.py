@@ -2,9 +2,9 @@
 
 Each method is also a pluggy hook specification. An author only subclasses the contract, and `@hookimpl(wraps=KIND)`
 functions of the same name wrap every component of that kind. Specifications and implementations take no default
-arguments (pluggy drops them). An implementation may leave out arguments that it does not use. An optional method that a
-plugin does not have, or does not have as it was built, raises `NotOffered`; any other exception is a bug and is shown
-as one.
+arguments (pluggy drops them). An implementation may leave out arguments that it does not use. Methods here are duties,
+or optional with a default that is right for those who leave them out. What only some components of a kind can do is a
+class in `capabilities.py`, which they inherit in addition.
 
 Shapes: N envs (simulator instances), B samples, C actions in a chunk, A action dimensions, M log-probs per action.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.errors import UserError
 from vla_rl.core.types import AdvantageScope, DataProperties, Requirements, pick_rows
 
 if TYPE_CHECKING:
@@ -43,35 +43,20 @@ if TYPE_CHECKING:
         ResetState,
         Rollout,
         Scores,
-        UnexecutedActions,
     )
 
 hookspec = pluggy.HookspecMarker("vla_rl")
-STEERING = "steering"
-"""Name in `Chunk.extras` of the noise that a steering head chose (`VLAModel.steering_noise`)."""
 
 
 class VLAModel(ABC):
-    """A policy over action chunks that is trained; owns an `nn.Module`. Entry-point group `vla_rl.models`."""
+    """A policy over action chunks that is trained; owns an `nn.Module`. It inherits the capabilities that it has in
+    addition: `HasCritic`, `HasReference`, `ActionTokens`, `HasFeatures`, `Reparameterised`, `Steerable`,
+    `ContinuesChunks`, `Compilable`, `Capturable`. Entry-point group `vla_rl.models`."""
 
     module: torch.nn.Module
     """All parameters; those with `requires_grad` are trained."""
-    critic: torch.nn.Module | None = None
-    """Submodule of `module` that only `values` depend on. It has its own learning rate and warm-up."""
     tokens_per_action: int
     """M, log-probs per action: its action tokens, or 1."""
-    blocks: tuple[type[torch.nn.Module], ...] = ()
-    """Classes of the repeated layers of `module`, each of which is compiled once (`train.compile`, `rollout.compile`).
-    Their forward passes take and return tensors, read nothing on the host, and are called as modules. Default: none,
-    and the model cannot be compiled."""
-    regions: tuple[Callable[..., Any], ...] = ()
-    """Methods that are compiled together with the blocks, as their classes hold them: methods of this class, and of
-    parts of `module`. They take and return tensors, and read nothing on the host. Optional."""
-    decide: Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] | None = None
-    """Part of `sample_chunk` between its inputs and its chunk, which `rollout.compile: graphs` captures: from tensors
-    to tensors, all of them on the device and [B, ...], with random numbers among the inputs. `sample_chunk` calls it by
-    this name. It reads nothing on the host, and its shapes depend on those of the inputs alone. Default: there is none,
-    and graphs are refused."""
     cameras_read: tuple[str, ...] | None = None
     """Cameras that the model reads; None: all cameras of the simulator."""
     statistics_name: str | None = None
@@ -79,8 +64,6 @@ class VLAModel(ABC):
     instruction_suffix: str = ""
     """Text that follows every instruction, such as the condition of an advantage-conditioned policy. Core sets it,
     appends it to the observations that the methods get, and keeps it in checkpoints."""
-    steering_shape: tuple[int, int] | None = None
-    """R, W: vectors and numbers of the initial noise that a steering head chooses; None: the policy is not steered."""
 
     @abstractmethod
     @hookspec(firstresult=True)
@@ -89,44 +72,11 @@ class VLAModel(ABC):
         numbers per sample (tokens are drawn by inverse CDF). `greedy` takes the mode, or the model's equivalent.
         `log_probs` are those of the distribution that was sampled."""
 
-    @hookspec(firstresult=True)
-    def continue_chunk(
-        self, obs: Observation, noise: Noise, greedy: bool, previous: Sequence[UnexecutedActions]
-    ) -> torch.Tensor:
-        """Return actions float32 [B, C, A] that continue the `previous` chunk of each sample (real-time chunking). They
-        begin at the observation, so the first `delay` of them repeat actions that are executed meanwhile. Optional;
-        called by `vla-rl serve` for clients that send the actions they have left. Default: not offered, and servers
-        tell such clients so."""
-        raise NotOffered(f"{type(self).__name__} cannot continue a chunk")
-
-    @hookspec(firstresult=True)
-    def encode_actions(self, actions: ArrayOrTensor) -> torch.Tensor:
-        """Tokenise actions, float [B, C, A] in the simulator's units, and return int64 [B, C, M]. Optional, for models
-        with action tokens."""
-        raise NotOffered(f"{type(self).__name__} has no action tokens")
-
-    @hookspec(firstresult=True)
-    def decode_actions(self, tokens: ArrayOrTensor) -> torch.Tensor:
-        """Return the actions of tokens int64 [B, C, M] as float32 [B, C, A], un-normalised with the checkpoint's
-        statistics. Optional, for models with action tokens."""
-        raise NotOffered(f"{type(self).__name__} has no action tokens")
-
     @abstractmethod
     @hookspec(firstresult=True)
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         """Score recorded chunks, with gradient: log_probs and entropy [B, C, M], values [B], [B, C] or None. With the
         weights that sampled the chunks, log_probs equal the recorded ones."""
-
-    @hookspec(firstresult=True)
-    def values(self, obs: Observation) -> torch.Tensor:
-        """Return the critic's values, [B] or [B, C], without gradient and without sampling actions. Optional."""
-        raise NotOffered(f"{type(self).__name__} has no value head")
-
-    @hookspec(firstresult=True)
-    def reference_log_probs(self, obs: Observation, chunk: Chunk) -> torch.Tensor:
-        """Return the log-probs [B, C, M] under the reference policy (the policy before training), without gradient.
-        Optional."""
-        raise NotOffered(f"{type(self).__name__} has no reference policy")
 
     @abstractmethod
     @hookspec(firstresult=True)
@@ -143,30 +93,6 @@ class VLAModel(ABC):
 
         rows = [np.array([i]) for i in range(len(obs))]
         return torch.stack([self.imitation_loss(obs.take(row), pick_rows(actions, row)) for row in rows])
-
-    @hookspec(firstresult=True)
-    def policy_features(self, obs: Observation) -> torch.Tensor:
-        """Return what the policy makes of an observation before it chooses actions, [B, D] with gradient, for the
-        critics of trainers. Optional."""
-        raise NotOffered(f"{type(self).__name__} gives no features")
-
-    @hookspec(firstresult=True)
-    def reparameterised_actions(
-        self, features: torch.Tensor, normals: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the chunks that the policy samples given its `policy_features` [B, D] and standard normal numbers
-        [B, C, A], and their log-probs, both with gradient (reparameterisation trick), for actor-critic trainers.
-        Actions are float32 [B, C, A] in the simulator's units; log_probs [B, C, M] are those of `chunk_log_probs`.
-        Optional."""
-        raise NotOffered(f"{type(self).__name__} has no reparameterised actions")
-
-    @hookspec(firstresult=True)
-    def steering_noise(self, features: torch.Tensor, normals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the initial noise that the steering head of a frozen flow policy samples, given `policy_features`
-        [B, D] and standard normal numbers [B, R, W], and its log-probs, both [B, R, W] with gradient. Noise is scaled
-        to (-1, 1), before the head's range; log-probs are those of the scaled noise. `Chunk.extras["steering"]` is the
-        inverse hyperbolic tangent of the scaled noise of a chunk. Optional."""
-        raise NotOffered(f"{type(self).__name__} has no initial noise to steer")
 
     @hookspec(firstresult=True)
     def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
@@ -191,18 +117,17 @@ class VLAModel(ABC):
 
 class PolicyEngine(ABC):
     """The code that runs a policy in policy workers, `vla-rl eval` and `vla-rl serve` (elsewhere: inference engine,
-    rollout engine). `torch` runs the model itself. An engine is built from its settings and a `Context`:
-    `Context.make_model` returns the run's model in this process, and an engine that never calls it needs none. Its
+    rollout engine). `torch` runs the model itself. An engine is built from its settings and an `EngineContext`:
+    its `make_model` returns the run's model in this process, and an engine that never calls it needs none. Its
     plugin declares `EnginePlugin(own_policy=True)` where it acts with another policy than the spec's model; nothing can
-    train that one. Core calls an engine from one thread at a time. Entry-point group `vla_rl.engines`."""
+    train that one. Core calls an engine from one thread at a time. An engine that can, inherits `ContinuesChunks` in
+    addition. Entry-point group `vla_rl.engines`."""
 
     model: VLAModel | None = None
     """Model in this process whose parameters act; None: there is none. The runtime moves them between devices, and
     compares them with published weights."""
     statistics_name: str | None = None
     """`VLAModel.statistics_name` of the policy that acts."""
-    continues: bool = False
-    """`continue_chunk` works."""
 
     @abstractmethod
     @hookspec(firstresult=True)
@@ -211,17 +136,10 @@ class PolicyEngine(ABC):
         may leave out `log_probs`; `extras` are those that the model's `chunk_log_probs` takes."""
 
     @hookspec(firstresult=True)
-    def continue_chunk(
-        self, obs: Observation, noise: Noise, greedy: bool, previous: Sequence[UnexecutedActions]
-    ) -> torch.Tensor:
-        """Continue previous chunks, as `VLAModel.continue_chunk`. Optional; called where `continues` is true."""
-        raise NotOffered(f"{type(self).__name__} cannot continue a chunk")
-
-    @hookspec(firstresult=True)
     def values(self, obs: Observation) -> torch.Tensor:
-        """Return the critic's values, [B] or [B, C], as `VLAModel.values`. Optional; called with a critic, for the
+        """Return the critic's values, [B] or [B, C], as `HasCritic.values`. Optional; called with a critic, for the
         observations after truncated episodes."""
-        raise NotOffered(f"{type(self).__name__} has no critic")
+        raise UserError(f"{type(self).__name__} gives no values; write its method `values`")
 
     @hookspec(firstresult=True)
     def load(self, pairs: Iterable[tuple[str, ArrayOrTensor]]) -> None:
@@ -229,7 +147,7 @@ class PolicyEngine(ABC):
         parameters have other names maps them itself. Called for every published version, between two requests. Pairs
         can be gone through once, and tensors are valid until the call returns. Every engine that does not act with its
         own policy has it."""
-        raise NotOffered(f"{type(self).__name__} takes no weights")
+        raise UserError(f"{type(self).__name__} takes no weights; write its method `load`")
 
     @hookspec(firstresult=True)  # noqa: B027 - optional
     def wake_up(self) -> None:
@@ -252,8 +170,8 @@ class PolicyEngine(ABC):
 
 
 class SimEnv(ABC):
-    """A batch of N envs (simulator instances). Core adds resets, step limits, masks and statistics. Entry-point group
-    `vla_rl.envs`."""
+    """A batch of N envs (simulator instances). Core adds resets, step limits, masks and statistics. A simulator that
+    can give its device memory away inherits `Offloadable` in addition. Entry-point group `vla_rl.envs`."""
 
     num_envs: int
     info: EnvInfo
@@ -267,7 +185,7 @@ class SimEnv(ABC):
     @hookspec(firstresult=True)
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
         """Return the fixed initial states of split "train" or "eval", in a stable order. The splits share neither ids
-        nor scenes. Raise `NotOffered` for "eval" if the simulator cannot be evaluated."""
+        nor scenes. Raise UserError for "eval" if the simulator cannot be evaluated."""
 
     @abstractmethod
     @hookspec(firstresult=True)
@@ -286,25 +204,14 @@ class SimEnv(ABC):
     @hookspec(firstresult=True)
     def expert_chunk(self) -> ArrayOrTensor:
         """Return the next chunk of a scripted expert from the current states, float32 [N, C, A] with C as in
-        `Context.chunk`. Optional. Does not change the envs."""
-        raise NotOffered(f"{type(self).__name__} has no scripted expert")
+        `EnvContext.chunk`. Optional. Does not change the envs. Raise UserError for a task without an expert."""
+        raise UserError(f"{type(self).__name__} has no scripted expert")
 
     @hookspec(firstresult=True)
     def faults(self) -> Mapping[int, Sequence[str]]:
         """Return the faults since the last call: env number -> what broke. Optional. A reset repairs the env, and core
         runs its episode again."""
         return {}
-
-    @hookspec(firstresult=True)
-    def snapshot(self) -> Any:
-        """Return everything that `restore` of a newly built simulator needs to continue exactly; tensors in host
-        memory. Optional, for offload."""
-        raise NotOffered(f"{type(self).__name__} cannot be offloaded")
-
-    @hookspec(firstresult=True)
-    def restore(self, snapshot: Any) -> None:
-        """Continue from the `snapshot` of another instance. Optional, for offload."""
-        raise NotOffered(f"{type(self).__name__} cannot be offloaded")
 
     @hookspec(firstresult=True)  # noqa: B027 - optional
     def close(self) -> None:
@@ -398,15 +305,15 @@ class Demonstrations(ABC):
     @hookspec(firstresult=True)
     def read_rewards(self, indices: ArrayOrTensor, discount: float) -> RecordedRewards:
         """Return the rewards that followed samples, int64 [B], discounted by `discount` per step. Optional, for
-        recordings with rewards."""
-        raise NotOffered(f"{type(self).__name__} has no rewards")
+        recordings with rewards. Raise UserError for a recording without."""
+        raise UserError(f"{type(self).__name__} has no rewards")
 
     @hookspec(firstresult=True)
     def data_statistics(self) -> Mapping[str, Mapping[str, Sequence[float]]]:
         """Return {"action": {"mean", "std", "min", "max", "q01", "q99"}, "state": ...} over all steps; each list has
         one number per dimension of the feature. Optional. Lets a model normalise by the data instead of by its
-        checkpoint."""
-        raise NotOffered(f"{type(self).__name__} has no statistics")
+        checkpoint. Raise UserError for a data set without."""
+        raise UserError(f"{type(self).__name__} has no statistics")
 
     @hookspec(firstresult=True)
     def data_properties(self) -> DataProperties:

@@ -59,10 +59,10 @@ def hook_names(contract: type) -> tuple[str, ...]:
     return tuple(name for name, value in declared.items() if hasattr(value, "vla_rl_spec"))
 
 
-def offers_method(component: object, method: str) -> bool:
-    """Return whether a component, wrapped or not, implements an optional method. A contract's own method has pluggy's
-    mark and only raises `NotOffered`."""
-    return not hasattr(getattr(unwrap_component(component), method), "vla_rl_spec")
+def with_capabilities(kind: str) -> type:
+    """Return a class with all hooks of a kind: those of its contract, and of the capabilities of its components."""
+    known = KINDS[kind]
+    return type(known.contract_class.__name__, (known.contract_class, *known.capability_classes), {})
 
 
 def unwrap_component(component: object) -> Any:
@@ -80,7 +80,7 @@ class Manager(pluggy.PluginManager):
         super().__init__("vla_rl")
         self.failed = failed
         self.kind = kind
-        self.contract = KINDS[kind].contract_class
+        self.contract = with_capabilities(kind)
         self.add_hookspecs(self.contract)
         self.arguments = {name: _argument_names(getattr(self.contract, name))[1:] for name in hook_names(self.contract)}
         self._component = False
@@ -93,6 +93,8 @@ class Manager(pluggy.PluginManager):
         self._plugin_name = name or type(plugin).__name__
         if self.has_plugin(self._plugin_name) or self.is_registered(plugin):
             raise PluginError(f"plugin {self._plugin_name!r} is registered twice")
+        if component:
+            self._check_capabilities(plugin)
         try:
             result = super().register(plugin, self._plugin_name)
         except pluggy.PluginValidationError as exc:
@@ -137,6 +139,27 @@ class Manager(pluggy.PluginManager):
         self._check_signature(name, function, getattr(plugin, name), options)
         return dict(options)
 
+    def _check_capabilities(self, component: object) -> None:
+        """Raise PluginError for a method of a capability that the component does not inherit, and for an attribute
+        that one of its capabilities lacks. Python itself sees to methods that are missing."""
+        who = f"plugin {self._plugin_name!r}: {type(component).__name__}"
+        for capability in KINDS[self.kind].capability_classes:
+            if isinstance(component, capability):
+                lacking = [name for name in inspect.get_annotations(capability) if not hasattr(component, name)]
+                if lacking:
+                    raise PluginError(
+                        f"{who} inherits vla_rl.{capability.__name__} and has no attribute {', '.join(lacking)}; set it"
+                    )
+                continue
+            methods = [name for name, value in vars(capability).items() if hasattr(value, "vla_rl_spec")]
+            stray_methods = [name for name in methods if inspect.getattr_static(component, name, None) is not None]
+            if stray_methods:
+                raise PluginError(
+                    f"{who} has {', '.join(stray_methods)} and does not inherit vla_rl.{capability.__name__}, so no "
+                    f"one would call it; inherit that class, whose methods are {', '.join(methods)}, or choose another "
+                    f"name"
+                )
+
     def _verify_hook(self, hook: pluggy.HookCaller, hookimpl: pluggy.HookImpl) -> None:
         # A component inherits the contract's own optional methods. They count as implementations, but their author is
         # not the one to be warned of a deprecated hook or argument.
@@ -154,7 +177,7 @@ class Manager(pluggy.PluginManager):
 
     def _suggest_hook(self, hook: str) -> str:
         """Suggest what to do about a hook name that this kind does not have."""
-        decorators = [f"@hookimpl(wraps={kind!r})" for kind in KINDS if hook in hook_names(KINDS[kind].contract_class)]
+        decorators = [f"@hookimpl(wraps={kind!r})" for kind in KINDS if hook in hook_names(with_capabilities(kind))]
         return (
             f"; to go around that method, say {' or '.join(decorators)}"
             if decorators
@@ -189,6 +212,10 @@ class _Wrapped:
     def __init__(self, component: object, calls: Mapping[str, Callable[..., Any]]) -> None:
         self.__dict__.update(calls)
         self.__dict__["_component"] = component
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # `isinstance` asks what the component is
+        return type(self._component)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_component" or name.startswith("__"):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from attrs import field, frozen
 
-from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import Demonstrations, hookspec
 from vla_rl.core.types import Array, ArrayOrTensor, Observation, Statistic, concat_arrays, pick_rows, to_numpy
 
@@ -250,9 +249,14 @@ class UpdateMetrics:
     """Seconds that the update took."""
 
 
-class Trainer(ABC):
+D = TypeVar("D", TrajectoryData, DemonstrationsData, TransitionsData, WindowData)
+"""What a trainer learns from."""
+
+
+class Trainer(ABC, Generic[D]):
     """How a learner rank learns: its networks, optimisers and targets, and their updates. The policy is the
-    `TrainedModel` of `Context.training`, which all trainers of a rank share. Entry-point group `vla_rl.trainers`."""
+    `TrainedModel` of its context, which all trainers of a rank share. One of trajectories that can begin with a
+    part of a training step inherits `TrainsInParts` in addition. Entry-point group `vla_rl.trainers`."""
 
     @abstractmethod
     @hookspec(firstresult=True)
@@ -274,17 +278,12 @@ class Trainer(ABC):
 
     @abstractmethod
     @hookspec(firstresult=True)
-    def update(self, data: Any) -> UpdateMetrics:
-        """Train on these data, whose class `TrainerPlugin.trains_on` tells. All ranks call it together. Gradients are
-        summed over ranks, so a loss carries the divisors of all of them; the driver merges the metrics of all ranks."""
+    def update(self, data: D) -> UpdateMetrics:
+        """Train on these data. Their class D belongs to `TrainerPlugin.trains_on`: `Trainer[TrajectoryData]`. All ranks
+        call it together. Gradients are summed over ranks, so a loss carries the divisors of all of them; the driver
+        merges the metrics of all ranks."""
 
     @hookspec(firstresult=True)
-    def accumulate(self, data: TrajectoryPart) -> None:
-        """Run the forward and backward passes of a part of a training step's samples, before the rest is collected
-        (streaming update); `update` makes the optimiser step. Optional, for trainers of trajectories."""
-        raise NotOffered(f"{type(self).__name__} cannot begin with a part of a training step")
-
-    @hookspec(firstresult=True)  # noqa: B027 - optional
     def restart(self) -> None:
         """Forget samples and gradients of a training step that has begun, where a parallel strategy has replaced the
         policy's parameters. Optional."""
@@ -295,6 +294,6 @@ class Trainer(ABC):
         numbers, texts, lists and dicts; checkpoints are read with torch's `weights_only`. Optional."""
         return {}
 
-    @hookspec(firstresult=True)  # noqa: B027 - optional
+    @hookspec(firstresult=True)
     def load(self, state: Mapping[str, Any]) -> None:
         """Resume from what `state` returned. Optional."""

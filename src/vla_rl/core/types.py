@@ -74,50 +74,6 @@ def at_last_action(flags: Any, executed: Any) -> Any:
     return flags[np.arange(len(flags)), last]
 
 
-# ------------------------------------------------------------------------------------------------ contexts
-
-
-Role = Literal["act", "learn", "both"]
-"""What a worker does with its model."""
-
-
-@frozen(kw_only=True)
-class Context:
-    """Run information that core passes to a component's builder."""
-
-    seed: int = 0
-    device: str = "cpu"
-    chunk: int = 1
-    """C, actions in a chunk."""
-    num_envs: int = 1
-    """Simulators: envs of this component (a run may have several components)."""
-    first_env: int = 0
-    """Simulators: run-wide number of the component's first env."""
-    env: EnvInfo | None = None
-    """Models and engines: the simulator they act in. Demonstrations: the simulator they are for."""
-    suites: tuple[str, ...] = ()
-    """Models: task suites of the simulator, where its settings name some; also in `check` of its plugin."""
-    temperature: float = 1.0
-    """Models: sampling temperature, in rollout and training alike."""
-    role: Role = "both"
-    """Models and engines: what this process uses the model for. act: policy workers without a learner, `vla-rl eval`
-    and `vla-rl serve`; learn: learners without a policy; both: workers with both, which share one set of weights."""
-    model_config: Any = None
-    """Engines: settings of the spec's `model`, an instance of its plugin's `config`; None for engines that act with
-    their own policy."""
-    training: Any = None
-    """Trainers: the learner rank that they train in, a `vla_rl.toolkit.trainers.context.TrainingContext`; the world
-    model, for the trainer that fits one."""
-    make_model: Callable[[], Any] | None = None
-    """Engines: returns the run's `VLAModel` in this process, with its wrappers; builds it at the first call. None with
-    `EnginePlugin.own_policy`."""
-    values: ValueGranularity = "none"
-    """Models: critic output that the algorithm needs: none, [B] or [B, C]."""
-    scaling: Mapping[str, Mapping[str, Sequence[float]]] | None = None
-    """Models: statistics to normalise actions and state by (`Demonstrations.data_statistics`), instead of the
-    checkpoint's own, which may then be missing. Empty in `check` of its plugin, where no data have been read yet."""
-
-
 # ---------------------------------------------------------------------------------------------- simulators
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
+from vla_rl.core.capabilities import ContinuesChunks, require_capability
 from vla_rl.core.catalogue import hook_modules
 from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.hookspecs import PolicyEngine, VLAModel
@@ -78,7 +79,7 @@ class Policy:
     @property
     def continues(self) -> bool:
         """Whether it can continue previous actions."""
-        return self.engine.continues
+        return isinstance(self.engine, ContinuesChunks)
 
     @property
     def plugin(self) -> str:
@@ -190,7 +191,8 @@ class Policy:
             rows = list(continued)
             noise = self._make_noise([keys[row] for row in rows])
             unexecuted = list(continued.values())
-            actions[rows] = to_numpy(self.engine.continue_chunk(_take_rows(obs, rows), noise, self.greedy, unexecuted))
+            engine = require_capability(self.engine, ContinuesChunks, "real-time chunking")
+            actions[rows] = to_numpy(engine.continue_chunk(_take_rows(obs, rows), noise, self.greedy, unexecuted))
         return actions
 
     def _make_noise(self, keys: Sequence[Key]) -> Noise:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
 
+from vla_rl.core.capabilities import ContinuesChunks
 from vla_rl.core.types import UnexecutedActions, to_numpy
 from vla_rl.testing.model_case import ActingCase
 from vla_rl.testing.policy_traces import OWN, changed_generators, run_from
@@ -33,9 +33,9 @@ def check_acting(case: ActingCase) -> None:
         case.expect_near(to_numpy(turned.actions)[order], chunk.actions, where, what, remedy)
 
 
-def check_continuing(case: ActingCase, continue_chunk: Callable[..., torch.Tensor] | None) -> None:
-    """Record findings on `continue_chunk`; None: it is not offered."""
-    if continue_chunk is None:
+def check_continuing(case: ActingCase, component: object) -> None:
+    """Record findings on the `continue_chunk` of a model or an engine that has it."""
+    if not isinstance(component, ContinuesChunks):
         return
     where, shape = "continue_chunk", (case.row_count, case.chunk, case.env.action_dim)
     with case.f.section(where):
@@ -47,16 +47,16 @@ def check_continuing(case: ActingCase, continue_chunk: Callable[..., torch.Tenso
             for row, start in enumerate(starts)
         ]
         for greedy in (False, True):
-            continued = continue_chunk(case.obs, case.make_noise(), greedy, previous)
+            continued = component.continue_chunk(case.obs, case.make_noise(), greedy, previous)
             if not case.is_array(continued, shape, where):
                 return
             case.within_bounds(continued, where)
             graph = isinstance(continued, torch.Tensor) and continued.requires_grad
             case.f.expect(not graph, where, "no gradient", "a graph", "decorate it with torch.no_grad()")
-            again = continue_chunk(case.obs, case.make_noise(), greedy, previous)
+            again = component.continue_chunk(case.obs, case.make_noise(), greedy, previous)
             case.expect_near(again, continued, where, "the same actions from the same noise", "draw from `noise` only")
         order = list(range(case.row_count))[::-1]
-        turned = continue_chunk(
+        turned = component.continue_chunk(
             case.obs.take(np.array(order)), case.make_noise(order), True, [previous[row] for row in order]
         )
         what, remedy = "a row's actions wherever it stands in the batch", "use each row's own previous actions"

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from vla_rl.core.contexts import AlgorithmContext
 from vla_rl.core.declarations import AlgorithmPlugin
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run.selection import take_columns
-from vla_rl.core.types import Advantages, Context, Rollout, ValueGranularity, to_numpy
+from vla_rl.core.types import Advantages, Rollout, ValueGranularity, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.advantages import TENSORS, AdvantageCase, check_advantages, same_tensor
 from vla_rl.testing.common.findings import Findings, build_component
@@ -43,7 +44,7 @@ def check_algorithm(algorithm: Algorithm | AlgorithmPlugin, config: Any = None, 
     `features`: D of `Rollout.features`, for algorithms that use them without making them of frames.
     """
     chosen: Algorithm
-    chosen, name = build_component("algorithm", algorithm, config, Context())
+    chosen, name = build_component("algorithm", algorithm, config, AlgorithmContext())
     f = Findings(f"check_algorithm of {name}")
     declaration_errors = wrong_declarations(chosen)
     for error in declaration_errors:

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.contexts import DataContext
 from vla_rl.core.declarations import DataPlugin
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Array, Context, EnvInfo, Observation, to_numpy
+from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 from vla_rl.testing.common.findings import Findings, LeftOut, build_component
 from vla_rl.toolkit.data.validation import sample_flaws, statistics_flaws, unknown_instruction
 
@@ -32,7 +33,7 @@ def check_data(data: Demonstrations | DataPlugin, config: Any = None, *, env: En
         env: of the simulator that the demonstrations are for, `EnvInfo` as it offers it.
     """
     opened: Demonstrations
-    opened, name = build_component("data", data, config, Context(env=env, chunk=chunk))
+    opened, name = build_component("data", data, config, DataContext(env=env, chunk=chunk))
     f = Findings(f"check_data of {name}")
     count = 0
     parts: list[Read] = []
@@ -206,7 +207,7 @@ def _check_steps_shown(f: Findings, parts: list[Read]) -> None:
 def _check_statistics(f: Findings, data: Demonstrations, env: EnvInfo, parts: list[Read]) -> None:
     try:
         statistics = data.data_statistics()
-    except NotOffered as exc:
+    except UserError as exc:
         raise LeftOut(str(exc)) from exc
     flaws = list(statistics_flaws(env, statistics))
     for flaw in flaws:

@@ -9,11 +9,12 @@ import attrs
 import numpy as np
 import torch
 
+from vla_rl.core.capabilities import HasCritic
+from vla_rl.core.contexts import EngineContext
 from vla_rl.core.declarations import EnginePlugin
-from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import PolicyEngine, VLAModel
 from vla_rl.core.manager import wrap
-from vla_rl.core.types import Chunk, Context, EnvInfo, to_numpy
+from vla_rl.core.types import Chunk, EnvInfo, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.acting import KERNELS, check_acting, check_continuing
 from vla_rl.testing.common.findings import CheckFailed, Findings, build_component
@@ -38,14 +39,14 @@ def check_engine(
     Args:
         engine: a component, or an `EnginePlugin` that is built with `config` for `env`, `chunk`, `device` and `model`.
         model: model whose weights the engine acts with; None for an engine with its own policy.
-        model_config: settings of the model, as `Context.model_config`.
+        model_config: settings of the model, as `EngineContext.model_config`.
         rows: batch size of the checks.   atol: tolerance of log-probs and actions; raise it below fp32.
     The weights of `model` are the same afterwards.
     """
     env = synthetic.env_info() if env is None else env
     seated = None if model is None else wrap("model", model, type(model).__name__)
     make_model = None if seated is None else lambda: seated
-    context = Context(env=env, chunk=chunk, device=device, model_config=model_config, make_model=make_model)
+    context = EngineContext(env=env, chunk=chunk, device=device, model_config=model_config, make_model=make_model)
     if isinstance(engine, EnginePlugin) and engine.own_policy == (model is not None):
         advice = "give no model" if engine.own_policy else "give the model that it acts for"
         raise CheckFailed("check_engine", (f"own_policy is {engine.own_policy}; {advice}",))
@@ -57,7 +58,7 @@ def check_engine(
         component.warm_up([1, rows])
     with f.section("act"):
         check_acting(case)
-    check_continuing(case, component.continue_chunk if component.continues else None)
+    check_continuing(case, component)
     with f.section("sleep and wake_up"):
         _check_sleep(case)
     if seated is not None:
@@ -122,10 +123,9 @@ def _check_greedy(case: EngineCase, model: VLAModel, where: str) -> bool:
 
 def _check_values(case: EngineCase, model: VLAModel, where: str) -> bool:
     """Compare values, where the model has some."""
-    try:
-        expected = model.values(case.obs)
-    except NotOffered:
+    if not isinstance(model, HasCritic) or model.critic is None:
         return True
+    expected = model.values(case.obs)
     what, remedy = "the model's values of these observations", "compute them with the newest weights"
     return case.expect_near(case.engine.values(case.obs), expected, f"values ({where})", what, remedy, KERNELS)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.declarations import EnvPlugin
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import Context
 from vla_rl.testing.common.findings import Findings, build_component
 from vla_rl.testing.env_checks import arrangements, ends, experts, first_action, scenes, surroundings, values, wandering
 from vla_rl.testing.env_checks.player import Player
@@ -42,7 +42,7 @@ def check_env(
         seconds: about how long to run episodes. A slow simulator runs fewer states and shorter episodes; building it,
             about 40 chunks and the expert's episode are never cut.
     """
-    context = Context(num_envs=num_envs, chunk=chunk, device=device)
+    context = EnvContext(num_envs=num_envs, chunk=chunk, device=device)
     options: dict[str, Any] = {"expert": expert, "expert_success": expert_success, "whole_range": whole_range}
     examine_env(env, config, context, **options, seconds=seconds).close()
 
@@ -50,7 +50,7 @@ def check_env(
 def examine_env(
     env: SimEnv | EnvPlugin,
     config: Any,
-    context: Context,
+    context: EnvContext,
     *,
     expert: bool = True,
     expert_success: float = 0.5,
@@ -71,7 +71,9 @@ def examine_env(
         with f.section("info"):
             values.check_info(f, sim)
             if another:
-                f.expect(sim.num_envs == context.num_envs, "num_envs", context.num_envs, sim.num_envs, "as in Context")
+                f.expect(
+                    sim.num_envs == context.num_envs, "num_envs", context.num_envs, sim.num_envs, "as in EnvContext"
+                )
         splits: dict[str, Any] = {}
         with f.section("reset_states"):
             splits = values.check_states(f, sim)
@@ -148,6 +150,6 @@ def _roll_out(
         surroundings.nothing_piles_up(player, another)
 
 
-def _built_again(plugin: EnvPlugin, config: Any, context: Context) -> SimEnv:
+def _built_again(plugin: EnvPlugin, config: Any, context: EnvContext) -> SimEnv:
     sim: SimEnv = build_component("env", plugin, config, context)[0]
     return sim

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from vla_rl.core.capabilities import ActionTokens, HasCritic, HasFeatures
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import Chunk, EnvInfo, Observation, Scores, ValueGranularity
@@ -25,7 +26,7 @@ class _Layers(nn.Module):
         self.value_head = nn.Linear(inputs, critic) if critic else None
 
 
-class LinearModel(VLAModel):
+class LinearModel(VLAModel, HasCritic, ActionTokens, HasFeatures):
     """One linear layer from the state to C x A categorical distributions over `bins` evenly spaced actions (M = A).
 
     An environment without a state is seen through its cameras, averaged to 4 x 4 pixels. `values` adds a linear
@@ -120,7 +121,8 @@ class LinearModel(VLAModel):
     @torch.no_grad()
     def values(self, obs: Observation) -> torch.Tensor:
         values = self._compute_values(self._compute_features(obs))
-        return super().values(obs) if values is None else values
+        assert values is not None
+        return values
 
     def imitation_loss(self, obs: Observation, actions: Any) -> torch.Tensor:
         log_probs = self._log_softmax(self._compute_features(obs))

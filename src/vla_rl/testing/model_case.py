@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from attrs import frozen
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.capabilities import HasCritic
 from vla_rl.core.hookspecs import PolicyEngine, VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, EnvInfo, Observation, ValueGranularity, to_numpy
@@ -71,7 +71,7 @@ class ActingCase(ABC):
         worst = float(outside.max())
         at = [i for i in range(self.env.action_dim) if float(outside[..., i].max()) > 1e-4]
         got = f"{worst:.1%} of the range outside (number {', '.join(map(str, at))} of an action)"
-        remedy = "scale each number by its own Context.env.action_low and action_high, or clip"
+        remedy = "scale each number by its own ModelContext.env.action_low and action_high, or clip"
         self.f.expect(worst <= 1e-4, f"{where}: actions", "within the environment's bounds", got, remedy)
 
 
@@ -102,18 +102,9 @@ class ModelCase(ActingCase):
     @property
     def of_critic(self) -> frozenset[str]:
         """Names of the critic's parameters."""
-        critic = self.model.critic
+        critic = self.model.critic if isinstance(self.model, HasCritic) else None
         parts = [] if critic is None else [id(p) for p in critic.parameters()]
         return frozenset(name for name, p in self.model.module.named_parameters() if id(p) in parts)
-
-    @property
-    def has_tokens(self) -> bool:
-        """Return whether actions are tokens, with log-probs of discrete distributions."""
-        try:
-            self.model.encode_actions(self.draw_chunks().actions)
-        except NotOffered:
-            return False
-        return True
 
     def sample_copies(self, copies: int, seed: int = 0) -> tuple[Observation, Chunk]:
         """Return every row this many times, each copy with separate noise."""

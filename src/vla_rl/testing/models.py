@@ -11,11 +11,11 @@ import attrs
 import numpy as np
 import torch
 
+from vla_rl.core.capabilities import ActionTokens, Compilable, HasCritic, HasFeatures, Reparameterised
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.declarations import ModelPlugin
-from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
-from vla_rl.core.manager import offers_method
-from vla_rl.core.types import Chunk, Context, EnvInfo, ValueGranularity, pick_rows, to_numpy
+from vla_rl.core.types import Chunk, EnvInfo, ValueGranularity, pick_rows, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.acting import check_continuing
 from vla_rl.testing.common.findings import Findings, build_component
@@ -24,6 +24,7 @@ from vla_rl.testing.policies import KERNELS, check_policy, check_temperature, ta
 from vla_rl.testing.policy_inputs import check_inputs, check_other_bounds
 from vla_rl.testing.policy_traces import check_building, check_traces, other_seed, run_from
 from vla_rl.toolkit.models.adapters import MergedAdapters, has_adapters
+from vla_rl.toolkit.models.blocks import find_blocks
 
 MERGED_KL = 1e-4
 """Largest KL(acting || recomputed) in nats a token where adapters are merged for acting; bfloat16 gives about 1e-5."""
@@ -58,7 +59,7 @@ def check_model(
     The weights are the same afterwards.
     """
     env = synthetic.env_info() if env is None else env
-    context = Context(env=env, chunk=chunk, values=values, device=device, temperature=temperature)
+    context = ModelContext(env=env, chunk=chunk, values=values, device=device, temperature=temperature)
     building = run_from(11, lambda: build_component("model", model, config, context))
     policy, name = building.result
     f = Findings(f"check_model of {name}")
@@ -78,6 +79,7 @@ def check_model(
                 _keyed_noise,
                 _critic_values,
                 _token_round_trip,
+                _compiled_layers,
                 _trained_gradients,
                 _merged_adapters,
                 check_traces,
@@ -86,7 +88,7 @@ def check_model(
                     check(case)
             check_inputs(case, getattr(given, "cameras", None))
             check_policy(case)
-            check_continuing(case, case.model.continue_chunk if offers_method(case.model, "continue_chunk") else None)
+            check_continuing(case, case.model)
             if plugin is not None:
                 with f.section("temperature"):
                     check_temperature(case, again.result)
@@ -146,7 +148,7 @@ def _check_chunk(case: ModelCase, chunk: Chunk, where: str) -> bool:
     valid = case.is_array(chunk.actions, (case.row_count, case.chunk, case.env.action_dim), f"{where}: actions")
     valid &= case.is_array(chunk.log_probs, (case.row_count, case.chunk, per_action), f"{where}: log_probs")
     if case.values == "none":
-        f.expect(chunk.values is None, f"{where}: values", "None", "values", "Context.values is none")
+        f.expect(chunk.values is None, f"{where}: values", "None", "values", "ModelContext.values is none")
     elif f.expect(chunk.values is not None, f"{where}: values", _value_shape(case), "None", "add a value head"):
         valid &= case.is_array(chunk.values, _value_shape(case), f"{where}: values")
     for name, array in chunk.extras.items():
@@ -216,29 +218,30 @@ def _check_weighable(case: ModelCase, sampled: Chunk) -> None:
         shifted = not torch.allclose(alone, losses[:1], rtol=0.5, atol=0.1)
         expected = "about the loss of a sample alone, whatever other rows there are"
         case.f.expect(not shifted, "imitation_losses", expected, float(losses[0].detach()), "do not mix rows")
-    if not offers_method(case.model, "policy_features"):
+    model = case.model
+    if not isinstance(model, HasFeatures):
         return
-    features = case.model.policy_features(case.obs)
+    features = model.policy_features(case.obs)
     fine = features.ndim == 2 and len(features) == case.row_count and features.dtype == torch.float32
     got = f"{features.dtype} {list(features.shape)}"
     if case.f.expect(
         fine, "policy_features", f"float32 [{case.row_count}, D]", got, "flatten what comes before the head"
     ):
-        again = case.model.policy_features(case.obs.take(np.arange(1)))
+        again = model.policy_features(case.obs.take(np.arange(1)))
         apart = torch.allclose(again, features[:1], rtol=1e-3, atol=1e-4)
         expected = "the same features of a row whatever other rows there are"
         case.f.expect(apart, "policy_features", expected, "others", "do not mix rows")
-        if offers_method(case.model, "reparameterised_actions"):
-            _check_reparameterised(case, features.detach())
+        if isinstance(case.model, Reparameterised):
+            _check_reparameterised(case, case.model, features.detach())
 
 
-def _check_reparameterised(case: ModelCase, features: torch.Tensor) -> None:
+def _check_reparameterised(case: ModelCase, model: Reparameterised, features: torch.Tensor) -> None:
     """Findings on the actions of features, which have to be distributed as those of `sample_chunk`."""
     where = "reparameterised_actions"
     shape = (case.row_count, case.chunk, case.env.action_dim)
     normals = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(features.device)
     greedy = case.draw_chunks(greedy=True)
-    middle, middle_log_probs = case.model.reparameterised_actions(features, torch.zeros_like(normals))
+    middle, middle_log_probs = model.reparameterised_actions(features, torch.zeros_like(normals))
     if not case.is_array(middle_log_probs, (*shape[:2], case.model.tokens_per_action), f"{where}: log_probs"):
         return
     expected = "the greedy chunk from noise that is 0"
@@ -247,7 +250,7 @@ def _check_reparameterised(case: ModelCase, features: torch.Tensor) -> None:
         scored = case.model.chunk_log_probs(case.obs, greedy).log_probs
     case.expect_near(middle_log_probs, scored, where, "the log_probs of chunk_log_probs", "score the same distribution")
     leaf = features.clone().requires_grad_()
-    actions, log_probs = case.model.reparameterised_actions(leaf, normals)
+    actions, log_probs = model.reparameterised_actions(leaf, normals)
     case.is_array(actions, shape, f"{where}: actions")
     case.within_bounds(actions.detach(), where)
     moved = bool((actions.detach() != middle.detach()).all())
@@ -294,9 +297,16 @@ def _keyed_noise(case: ModelCase) -> None:
 
 
 def _critic_values(case: ModelCase) -> None:
+    model = case.model
     if case.values == "none":
+        without = not isinstance(model, HasCritic) or model.critic is None
+        case.f.expect(without, "critic", "None", "a module", "leave it out where ModelContext.values is none")
         return
-    values = case.model.values(case.obs)
+    if not isinstance(model, HasCritic):
+        got = f"{model.__class__.__name__}, which does not inherit it"
+        case.f.expect(False, "values", f"vla_rl.HasCritic with values={case.values!r}", got, "inherit it, or use none")
+        return
+    values = model.values(case.obs)
     if case.is_array(values, _value_shape(case), "values"):
         case.expect_near(
             values, case.draw_chunks().values, "values", "the values of sample_chunk", "read the same hidden state"
@@ -304,25 +314,35 @@ def _critic_values(case: ModelCase) -> None:
         case.f.expect(not values.requires_grad, "values", "no gradient", "a graph", "decorate it with torch.no_grad()")
     part = "the part of `module` that values come from"
     remedy = "the learner gives it a separate learning rate"
-    if case.f.expect(case.model.critic is not None, "critic", part, "None", remedy):
+    if case.f.expect(model.critic is not None, "critic", part, "None", remedy):
         case.f.expect(bool(case.of_critic), "critic", part, "one without parameters of `module`", remedy)
 
 
 def _token_round_trip(case: ModelCase) -> None:
-    actions = case.draw_chunks().actions
-    try:
-        tokens = case.model.encode_actions(actions)
-    except NotOffered:
+    model, actions = case.model, case.draw_chunks().actions
+    if not isinstance(model, ActionTokens):
         return
+    tokens = model.encode_actions(actions)
     shape = [case.row_count, case.chunk, case.model.tokens_per_action]
     got = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)}"
     case.f.expect(got == f"int64 {shape}", "encode_actions", f"int64 {shape}", got, "convert or reshape it")
-    decoded = case.model.decode_actions(tokens)
+    decoded = model.decode_actions(tokens)
     case.expect_near(
         decoded, actions, "decode_actions", "sampled actions back from their tokens", "invert encode_actions"
     )
-    again = torch.equal(case.model.encode_actions(decoded), tokens)
+    again = torch.equal(model.encode_actions(decoded), tokens)
     case.f.expect(again, "encode_actions", "the tokens of decoded tokens", "others", "round to the nearest bin")
+
+
+def _compiled_layers(case: ModelCase) -> None:
+    """Check that a model that can be compiled names layers that it has."""
+    model = case.model
+    if isinstance(model, Compilable):
+        names = ", ".join(layer.__name__ for layer in model.blocks) or "none"
+        layers = find_blocks(case.model.module, model.blocks)
+        case.f.expect(
+            bool(model.blocks and layers), "blocks", "classes of layers of `module`", names, "name the repeated layers"
+        )
 
 
 def _trained_gradients(case: ModelCase) -> None:
@@ -438,7 +458,11 @@ def _expect_weights(
 
 
 def _check_saving(
-    case: ModelCase, plugin: ModelPlugin | None, config: Any, context: Context, reload: Callable[[Path], Any] | None
+    case: ModelCase,
+    plugin: ModelPlugin | None,
+    config: Any,
+    context: ModelContext,
+    reload: Callable[[Path], Any] | None,
 ) -> None:
     """Check saving and loading, with moved weights and another seed: equal initial weights would hide lost ones."""
     with tempfile.TemporaryDirectory() as folder, case.moved_weights(0.02):

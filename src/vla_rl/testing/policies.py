@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.capabilities import ActionTokens, HasCritic, HasReference
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Array, Chunk, Observation, to_numpy
 from vla_rl.testing import synthetic
@@ -98,11 +98,10 @@ def _compare_rows(
         if other is not None:
             what = f"a row's {name} whatever other rows there are"
             case.expect_near(one, to_numpy(other)[rows], "chunk_log_probs", what, remedy, KERNELS)
-    if case.values != "none":
+    model = case.model
+    if case.values != "none" and isinstance(model, HasCritic):
         what = "a row's value whatever other rows there are"
-        case.expect_near(
-            case.model.values(obs), to_numpy(case.model.values(case.obs))[rows], "values", what, remedy, KERNELS
-        )
+        case.expect_near(model.values(obs), to_numpy(model.values(case.obs))[rows], "values", what, remedy, KERNELS)
 
 
 def take_chunk_rows(chunk: Chunk, rows: Array) -> Chunk:
@@ -152,7 +151,7 @@ def _sampled_from(case: ModelCase, where: str) -> None:
         case.f.expect(not fixed, "chunk_log_probs", expected, "the same for all", "gather those of the chunk")
         _entries_apart(case, log_probs)
         _in_order(case, chunk)
-    if case.has_tokens:
+    if isinstance(case.model, ActionTokens):
         holds = bool((log_probs <= 1e-5).all())
         case.f.expect(holds, "log_probs", "at most 0, as of tokens", f"{float(log_probs.max()):.3g}", "mind the sign")
     _draws_apart(case, to_numpy(chunk.actions))
@@ -255,7 +254,7 @@ def _explained_variance(target: np.ndarray[Any, Any], numbers: np.ndarray[Any, A
 
 
 def _greedy_likelihood(case: ModelCase) -> None:
-    if not case.has_tokens:
+    if not isinstance(case.model, ActionTokens):
         return
     best = case.draw_chunks(greedy=True)
     with torch.no_grad():
@@ -417,11 +416,10 @@ def _use_of_arguments(case: ModelCase) -> None:
 
 
 def _reference_policy(case: ModelCase) -> None:
-    chunk = case.draw_chunks()
-    try:
-        before = case.model.reference_log_probs(case.obs, chunk)
-    except NotOffered:
+    model, chunk = case.model, case.draw_chunks()
+    if not isinstance(model, HasReference):
         return
+    before = model.reference_log_probs(case.obs, chunk)
     where = "reference_log_probs"
     graph = bool(before.requires_grad)
     case.f.expect(not graph, where, "no gradient", "a graph", "decorate it with torch.no_grad()")
@@ -429,14 +427,14 @@ def _reference_policy(case: ModelCase) -> None:
     if not case.f.expect(same, where, "the shape of log_probs", list(before.shape), "as chunk_log_probs gives them"):
         return
     with case.moved_weights(SCALES[0]):
-        after = case.model.reference_log_probs(case.obs, chunk)
+        after = model.reference_log_probs(case.obs, chunk)
     what = "the same log_probs whatever the trained weights are"
     case.expect_near(after, before, where, what, "score with the weights before training", KERNELS)
 
 
 def check_temperature(case: ModelCase, hotter: VLAModel) -> None:
     """`hotter`: the same model, built for twice the temperature."""
-    remedy = "divide logits (or multiply deviations) by Context.temperature, in sampling and in scoring alike"
+    remedy = "divide logits (or multiply deviations) by ModelContext.temperature, in sampling and in scoring alike"
     for scale in (SCALES[1], 0.0):
         with case.moved_weights(scale):
             hotter.load_weights([(name, tensor.clone()) for name, tensor in case.model.weights()])

@@ -9,9 +9,10 @@ import attrs
 import numpy as np
 import torch
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import VLAModel
-from vla_rl.core.types import Chunk, Context, EnvInfo, Observation, Scores, to_numpy
+from vla_rl.core.types import Chunk, EnvInfo, Observation, Scores, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.model_case import ModelCase
 
@@ -61,11 +62,11 @@ def _check_camera_use(case: ModelCase, named: tuple[str, ...] | None) -> None:
     for camera in case.env.cameras if read is None else [name for name in case.env.cameras if name in read]:
         obs = attrs.evolve(case.obs, images={**case.obs.images, camera: others.images[camera]})
         expected = f"an answer that depends on the images of camera {camera!r}"
-        remedy = "read every camera of Context.env.cameras, or let `cameras_read` name those that the model reads"
+        remedy = "read every camera of ModelContext.env.cameras, or let `cameras_read` name those that the model reads"
         case.f.expect(_changes_answer(case, obs, chunk), "observation", expected, "the same for other images", remedy)
     turned = attrs.evolve(case.obs, images=dict(reversed([*case.obs.images.items()])))
     expected = "the same whatever the order in which an observation lists its cameras"
-    remedy = "read obs.images[name] in the order of Context.env.cameras, not obs.images.values()"
+    remedy = "read obs.images[name] in the order of ModelContext.env.cameras, not obs.images.values()"
     case.f.expect(not _changes_answer(case, turned, chunk), "observation", expected, "another answer", remedy)
 
 
@@ -129,7 +130,7 @@ def _numbers_alike(case: ModelCase) -> None:
     alike = bool(spread.max() <= WIDER * spread.min() + EDGE and edges.max() - edges.min() <= FULLER)
     expected = "actions that fill the ranges of all their numbers about alike"
     got = f"{_format_percent(spread)} of each range as deviations, {_format_percent(edges)} of samples at a bound"
-    remedy = "scale each number by its own Context.env.action_low and action_high"
+    remedy = "scale each number by its own ModelContext.env.action_low and action_high"
     case.f.expect(alike, "sample_chunk: actions", expected, got, remedy)
 
 
@@ -143,7 +144,7 @@ def _format_percent(parts: np.ndarray[Any, Any]) -> str:
 
 
 def check_other_bounds(
-    case: ModelCase, build: Callable[[Any, Context], VLAModel], config: Any, context: Context
+    case: ModelCase, build: Callable[[Any, ModelContext], VLAModel], config: Any, context: ModelContext
 ) -> None:
     """The same weights, built for an environment with other bounds, choose the same parts of the ranges, and clone
     demonstrations there as well. A checkpoint's own statistics may be tied to one simulator: not asked of these."""
@@ -172,7 +173,7 @@ def check_other_bounds(
             float(other.imitation_loss(case.obs, moved).detach()),
         ]
     expected = "the same parts of the ranges where bounds are others"
-    remedy = "scale each number by its own Context.env.action_low and action_high"
+    remedy = "scale each number by its own ModelContext.env.action_low and action_high"
     case.f.expect(worst < 1e-2, "sample_chunk: actions", expected, f"{worst:.0%} of a range apart", remedy)
     holds = abs(losses[0] - losses[1]) <= 2 * (1 + abs(losses[0]))
     expected = "about the same loss for the same parts of other ranges"

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import attrs
 import numpy as np
 import torch
 from attrs import frozen
 
-from vla_rl.core.errors import NotOffered
-from vla_rl.core.types import Context
+from vla_rl.core.capabilities import HasCritic, HasReference
+from vla_rl.core.contexts import Context
 from vla_rl.testing.model_case import ModelCase
 
+K = TypeVar("K", bound=Context)
 SEEDED = "seed by Context.seed inside torch.random.fork_rng(), or draw from vla_rl.generator"
 OWN = "draw from `noise`; seed a separate torch.Generator, or work inside torch.random.fork_rng()"
 
@@ -73,13 +74,15 @@ def check_traces(case: ModelCase) -> None:
         "sample_chunk": case.draw_chunks,
         "sample_chunk (greedy)": lambda: case.draw_chunks(greedy=True),
         "chunk_log_probs": lambda: case.model.chunk_log_probs(case.obs, chunk),
-        "values": lambda: case.model.values(case.obs),
-        "reference_log_probs": lambda: case.model.reference_log_probs(case.obs, chunk),
         "imitation_loss": lambda: case.model.imitation_loss(case.obs, chunk.actions),
     }
+    model = case.model
+    if isinstance(model, HasCritic) and model.critic is not None:
+        calls["values"] = partial(model.values, case.obs)
+    if isinstance(model, HasReference):
+        calls["reference_log_probs"] = partial(model.reference_log_probs, case.obs, chunk)
     for name, call in calls.items():
-        with suppress(NotOffered):
-            _check_trace(case, name, call)
+        _check_trace(case, name, call)
 
 
 def _check_trace(case: ModelCase, where: str, call: Callable[[], Any]) -> None:
@@ -121,6 +124,6 @@ def check_building(case: ModelCase, first: Ran, second: Ran) -> None:
     case.f.expect(not differ, "build", expected, f"others in {', '.join(differ[:4])}", SEEDED)
 
 
-def other_seed(context: Context) -> Context:
+def other_seed(context: K) -> K:
     """The context of another run: what `save` leaves out does not come back by the same seed."""
     return attrs.evolve(context, seed=context.seed + 1)

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
+from vla_rl.core.contexts import RewardModelContext
 from vla_rl.core.declarations import RewardModelPlugin
 from vla_rl.core.reward_models import RewardModel
-from vla_rl.core.types import Array, Context, EnvInfo, Observation, to_numpy
+from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.common.findings import Findings, Unfit, build_component
 
@@ -29,7 +30,9 @@ def check_reward_model(
         env: simulator whose observations are judged; None: one with two cameras and a state.
     """
     env = synthetic.env_info() if env is None else env
-    component, name = build_component("reward_model", model, config, Context(env=env, num_envs=ROWS, device=device))
+    component, name = build_component(
+        "reward_model", model, config, RewardModelContext(env=env, num_envs=ROWS, device=device)
+    )
     f = Findings(f"check_reward_model of {name}")
     obs = synthetic.observation(env, ROWS)
     with f.section("success_probability"):

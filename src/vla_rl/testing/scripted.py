@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.capabilities import Offloadable
+from vla_rl.core.contexts import EnvContext, ModelContext
 from vla_rl.core.declarations import EnvPlugin, ModelPlugin
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import (
     Array,
     ChunkResult,
-    Context,
     EnvInfo,
     Observation,
     ResetState,
@@ -60,7 +61,7 @@ def read_stamp(obs: Observation) -> StampedFrame:
     return StampedFrame(env=numbers[:, 0], episode=numbers[:, 1], step=numbers[:, 2], state=numbers[:, 3])
 
 
-class ScriptedEnv(SimEnv):
+class ScriptedEnv(SimEnv, Offloadable[Sequence[Array]]):
     """A simulator whose episodes end at prescribed steps, with observations that say where they are.
 
     Args:
@@ -197,10 +198,10 @@ class ScriptedEnv(SimEnv):
         chunk[:, :, 0] = 0.5 * self._target_signs()[:, None]
         return chunk
 
-    def snapshot(self) -> Any:
+    def snapshot(self) -> Sequence[Array]:
         return [array.copy() for array in self._saved_arrays()]
 
-    def restore(self, snapshot: Any) -> None:
+    def restore(self, snapshot: Sequence[Array]) -> None:
         for array, saved in zip(self._saved_arrays(), snapshot, strict=True):
             array[...] = saved
 
@@ -309,18 +310,16 @@ class LinearConfig:
     """Sleep in it for each sample, seconds."""
 
 
-def _build_env(config: ScriptedConfig, context: Context) -> ScriptedEnv:
+def _build_env(config: ScriptedConfig, context: EnvContext) -> ScriptedEnv:
     import attrs
 
     options = attrs.asdict(config)
     return ScriptedEnv(context.num_envs, chunk=context.chunk, first_env=context.first_env, **options)
 
 
-def _build_model(config: LinearConfig, context: Context) -> Any:
+def _build_model(config: LinearConfig, context: ModelContext) -> Any:
     from vla_rl.testing.linear import LinearModel
 
-    if context.env is None:
-        raise ValueError("the linear model is built to fit an environment: Context.env is None")
     return LinearModel(
         context.env,
         context.chunk,

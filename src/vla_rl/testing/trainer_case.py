@@ -12,17 +12,18 @@ import torch
 from attrs import define, evolve, frozen
 from torch import nn
 
+from vla_rl.core.capabilities import Reparameterised, Steerable
 from vla_rl.core.declarations import TrainerPlugin, TrainingData
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import Trainer
-from vla_rl.core.types import Advantages, Batch, Context, EnvInfo, Loss, Observation, Rollout, Scores
+from vla_rl.core.types import Advantages, Batch, EnvInfo, Loss, Observation, Rollout, Scores
 from vla_rl.testing import synthetic
 from vla_rl.testing.common.findings import build_component
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.models.instructions import with_suffix
 from vla_rl.toolkit.models.squashed_gaussian import SquashedGaussian
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.parallel import ParallelStrategy
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 from vla_rl.toolkit.trainers.trainer_state import POLICY
@@ -87,7 +88,7 @@ class BinPolicy(LinearModel):
         return (log_probs.exp() * shares).sum(-1).mean((1, 2))
 
 
-class GaussianPolicy(LinearModel):
+class GaussianPolicy(LinearModel, Reparameterised, Steerable):
     """The small policy with squashed Gaussians in place of two bins, for trainers of transitions."""
 
     def __init__(self, info: EnvInfo) -> None:
@@ -135,7 +136,7 @@ class HeartbeatCounter:
 class TrainerCase:
     """A trainer with its policy."""
 
-    trainer: Trainer
+    trainer: Trainer[Any]
     trained: TrainedModel
     kind: TrainingData
     folder: Path
@@ -212,8 +213,7 @@ class TrainerBuilder:
             trained.strategy = strategy
         algorithm = SurrogateAlgorithm()
         heartbeats = HeartbeatCounter()
-        training = TrainingContext(trained=trained, algorithm=algorithm, heartbeat=heartbeats, folder=folder)
-        context = Context(chunk=CHUNK, env=info, training=training)
+        context = TrainerContext(chunk=CHUNK, trained=trained, algorithm=algorithm, heartbeat=heartbeats, folder=folder)
         trainer, _ = build_component("trainer", self.plugin, self.config, context)
         return TrainerCase(trainer, trained, self.kind, folder, algorithm, heartbeats)
 

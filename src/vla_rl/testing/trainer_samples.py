@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from attrs import define, evolve
 
+from vla_rl.core.capabilities import STEERING
 from vla_rl.core.declarations import TrainingData
-from vla_rl.core.hookspecs import STEERING, Demonstrations
+from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.randomness import Noise
 from vla_rl.core.trainers import (
     DemonstrationsData,

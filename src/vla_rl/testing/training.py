@@ -8,6 +8,7 @@ import attrs
 import numpy as np
 import torch
 
+from vla_rl.core.capabilities import HasReference, require_capability
 from vla_rl.core.hookspecs import Algorithm, VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.run.selection import take_columns
@@ -58,7 +59,12 @@ def train_on(
     batch = attrs.evolve(batch, obs=obs.take(samples), chunk=recorded_chunk)
     if algorithm.needs.reference:
         with torch.no_grad():
-            batch = attrs.evolve(batch, reference_log_probs=model.reference_log_probs(batch.obs, batch.chunk))
+            batch = attrs.evolve(
+                batch,
+                reference_log_probs=require_capability(model, HasReference, "the algorithm").reference_log_probs(
+                    batch.obs, batch.chunk
+                ),
+            )
     loss = algorithm.loss(model.chunk_log_probs(batch.obs, batch.chunk), batch)
     optimizer.zero_grad()
     loss.total.backward()

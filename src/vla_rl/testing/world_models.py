@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from vla_rl.core.contexts import WorldModelContext
 from vla_rl.core.declarations import WorldModelPlugin
 from vla_rl.core.randomness import Noise, generator
-from vla_rl.core.types import Array, Context, EnvInfo, Observation, to_numpy
+from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.testing.common.findings import Findings, build_component
 from vla_rl.testing.env_checks.values import check_array, check_observation
@@ -110,7 +111,7 @@ def check_world_model(
             `config` for them.
         windows: at least 4 recorded ones of history + 2 frames; none: noise, which most models can do with.
     """
-    model_context = Context(env=env, chunk=chunk)
+    model_context = WorldModelContext(env=env, chunk=chunk)
     building = run_from(11, lambda: build_component("world_model", model, config, model_context))
     mind: WorldModel
     mind, name = building.result

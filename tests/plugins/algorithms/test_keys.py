@@ -6,7 +6,8 @@ import attrs
 import pytest
 import torch
 
-from vla_rl.core.types import AdvantageScope, Context, Scores
+from vla_rl.core.contexts import AlgorithmContext
+from vla_rl.core.types import AdvantageScope, Scores
 from vla_rl.plugins.algorithms import gipo, grpo, ppo
 from vla_rl.plugins.algorithms.grpo.config import GRPOConfig, SoftGate
 from vla_rl.plugins.algorithms.ppo.config import PPOConfig
@@ -70,7 +71,7 @@ NESTED = [
 
 def fingerprint(plugin, **keys):
     """Everything that a spec's key can reach."""
-    algorithm = plugin.build(plugin.config(**keys), Context())
+    algorithm = plugin.build(plugin.config(**keys), AlgorithmContext())
     values = algorithm.value_granularity if algorithm.needs.values else "none"
     rollout = synthetic.rollout(values=values, groups=6, chunk_steps=5, proximal=True)
     rollout = rollout.evolve(success=rollout.rewards.sum((0, 2)) > 0)
@@ -128,8 +129,8 @@ def test_keys_of_grpo_that_contradict():
 
 def test_kl_needs_a_reference_and_only_then():
     for plugin, _ in TABLE.values():
-        assert not plugin.build(plugin.config(), Context()).needs.reference
-        assert plugin.build(plugin.config(kl=KLSettings(coef=0.1)), Context()).needs.reference
+        assert not plugin.build(plugin.config(), AlgorithmContext()).needs.reference
+        assert plugin.build(plugin.config(kl=KLSettings(coef=0.1)), AlgorithmContext()).needs.reference
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
@@ -137,7 +138,7 @@ def test_what_a_correction_needs(name):
     plugin, _ = TABLE[name]
 
     def asked(**keys):
-        algorithm = plugin.build(plugin.config(**keys), Context())
+        algorithm = plugin.build(plugin.config(**keys), AlgorithmContext())
         return algorithm.off_policy, algorithm.needs.proximal_log_probs, algorithm.needs.recomputed_values
 
     assert asked() == (False, False, False)
@@ -145,7 +146,7 @@ def test_what_a_correction_needs(name):
     assert asked(correction=Decoupled(proximal="interpolate")) == (True, False, False)
     if name == "ppo":
         assert asked(correction=VTrace()) == (True, True, True)
-    assert gipo.plugin.build(gipo.plugin.config(), Context()).off_policy  # by its trust weights
+    assert gipo.plugin.build(gipo.plugin.config(), AlgorithmContext()).off_policy  # by its trust weights
 
 
 @pytest.mark.parametrize(

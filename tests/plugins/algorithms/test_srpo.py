@@ -8,9 +8,10 @@ import pytest
 import torch
 from algorithm_cases import cases_of
 
+from vla_rl.core.contexts import AlgorithmContext
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.spec.spec import make_component
-from vla_rl.core.types import Context, Requirements, Scores
+from vla_rl.core.types import Requirements, Scores
 from vla_rl.plugins.algorithms.srpo import plugin
 from vla_rl.plugins.algorithms.srpo.config import RewardSettings, SRPOConfig
 from vla_rl.plugins.algorithms.srpo.impl import SRPO
@@ -130,7 +131,7 @@ def scores(rewards):
 
 def test_one_reward_a_trajectory_at_its_last_action():
     before = rollout()
-    shaped = SRPO(CONFIG, Context()).shape_rewards(before)
+    shaped = SRPO(CONFIG, AlgorithmContext()).shape_rewards(before)
     assert shaped.rewards[:, 0].tolist() == [[0, 0], [1, 0], [0, 0]], "a success at its third action"
     assert shaped.rewards[:, 1].flatten()[:5].tolist() == [0] * 5 and 0 < shaped.rewards[2, 1, 1] < 0.6
     assert scores(shaped.rewards)[:4] == pytest.approx(shaped.findings["reward"][:4].tolist())
@@ -138,35 +139,37 @@ def test_one_reward_a_trajectory_at_its_last_action():
 
 
 def test_groups_outside_of_the_filter_take_no_part():
-    shaped = SRPO(CONFIG, Context()).shape_rewards(rollout())
+    shaped = SRPO(CONFIG, AlgorithmContext()).shape_rewards(rollout())
     assert scores(shaped.rewards)[4:] == [1.5] * 4, "without success: as the simulator paid"
     assert shaped.findings["reward"][4:].isnan().all() and shaped.findings["distance"][4:].isnan().all()
-    assert SRPO(CONFIG, Context()).select(shaped).tolist() == [True] * 4 + [False] * 4
-    unfiltered = SRPO(attrs.evolve(CONFIG, filter=None), Context())
+    assert SRPO(CONFIG, AlgorithmContext()).select(shaped).tolist() == [True] * 4 + [False] * 4
+    unfiltered = SRPO(attrs.evolve(CONFIG, filter=None), AlgorithmContext())
     shaped = unfiltered.shape_rewards(rollout())
     assert all(0 < score < 0.6 for score in scores(shaped.rewards)[4:]), "the other group's successes count as well"
     assert unfiltered.select(shaped).all()
-    truncated = SRPO(attrs.evolve(CONFIG, filter_truncated=True), Context()).shape_rewards(rollout())
+    truncated = SRPO(attrs.evolve(CONFIG, filter_truncated=True), AlgorithmContext()).shape_rewards(rollout())
     assert torch.equal(truncated.rewards, rollout().rewards)
 
 
 def test_a_trajectory_without_frames_keeps_its_task_reward():
     blind = rollout()
     blind.features[[0, 1]] = 0.0
-    shaped = SRPO(CONFIG, Context()).shape_rewards(blind)
+    shaped = SRPO(CONFIG, AlgorithmContext()).shape_rewards(blind)
     assert scores(shaped.rewards)[:2] == [1.75, 1.5]
     assert scores(shaped.rewards)[3] == 1.0 and scores(shaped.rewards)[2] == pytest.approx(0.3)
-    nothing = SRPO(CONFIG, Context()).shape_rewards(rollout().evolve(features=None))
+    nothing = SRPO(CONFIG, AlgorithmContext()).shape_rewards(rollout().evolve(features=None))
     assert torch.equal(nothing.rewards, rollout().rewards)
 
 
 def test_without_a_success_failures_have_no_reward():
-    shaped = SRPO(attrs.evolve(CONFIG, filter=None), Context()).shape_rewards(rollout(success=[0] * 8, lengths=[6] * 8))
+    shaped = SRPO(attrs.evolve(CONFIG, filter=None), AlgorithmContext()).shape_rewards(
+        rollout(success=[0] * 8, lengths=[6] * 8)
+    )
     assert not shaped.rewards.any()
 
 
 def test_advantages_are_relative_to_the_group_and_tell_of_the_rewards():
-    algorithm = SRPO(CONFIG, Context())
+    algorithm = SRPO(CONFIG, AlgorithmContext())
     made = algorithm.advantages(algorithm.shape_rewards(rollout()))
     first = made.advantages[0, :4]
     assert first[0] == first[3] > 0 and first[1] != first[2] and first.sum() == pytest.approx(0, abs=1e-5)
@@ -178,7 +181,9 @@ def test_advantages_are_relative_to_the_group_and_tell_of_the_rewards():
 
 
 def test_a_rollout_that_names_no_tasks_is_of_one():
-    named, nameless = (SRPO(CONFIG, Context()).shape_rewards(r) for r in (rollout(), rollout().evolve(tasks=())))
+    named, nameless = (
+        SRPO(CONFIG, AlgorithmContext()).shape_rewards(r) for r in (rollout(), rollout().evolve(tasks=()))
+    )
     assert torch.equal(named.rewards, nameless.rewards)
 
 
@@ -188,7 +193,7 @@ def test_a_rollout_that_names_no_tasks_is_of_one():
 )
 def test_the_keys_of_the_loss_count(change):
     def total(config):
-        algorithm = SRPO(config, Context())
+        algorithm = SRPO(config, AlgorithmContext())
         shaped = algorithm.shape_rewards(rollout())
         batch = synthetic.batch(shaped, algorithm.advantages(shaped))
         off = torch.linspace(0.5, 2.0, batch.log_probs.numel()).log()[torch.randperm(batch.log_probs.numel())]
@@ -209,7 +214,7 @@ def test_the_preset_is_the_published_recipe():
 
 def test_the_encoder_is_built_by_its_keys_at_its_first_use():
     config = attrs.evolve(CONFIG, frames=6, image_size=48, dtype="bfloat16")
-    algorithm = SRPO(config, Context())
+    algorithm = SRPO(config, AlgorithmContext())
     assert algorithm.encoder is None
     assert algorithm.features((np.zeros((2, 16, 16, 3), np.uint8),) * 2).shape == (2, 48)
     built = algorithm.encoder
@@ -218,14 +223,14 @@ def test_the_encoder_is_built_by_its_keys_at_its_first_use():
 
 
 def test_a_kl_term_needs_the_reference():
-    assert SRPO(CONFIG, Context()).needs == Requirements(groups=True, frames=True)
+    assert SRPO(CONFIG, AlgorithmContext()).needs == Requirements(groups=True, frames=True)
     wanted = Requirements(groups=True, frames=True, reference=True)
-    assert SRPO(attrs.evolve(CONFIG, kl=KLSettings(coef=0.1)), Context()).needs == wanted
+    assert SRPO(attrs.evolve(CONFIG, kl=KLSettings(coef=0.1)), AlgorithmContext()).needs == wanted
 
 
 def test_the_device_is_the_workers_unless_given():
-    assert plugin.build(CONFIG, Context(device="cuda:1")).device == "cuda:1"
-    assert plugin.build(attrs.evolve(CONFIG, device="cuda:7"), Context(device="cpu")).device == "cuda:7"
+    assert plugin.build(CONFIG, AlgorithmContext(device="cuda:1")).device == "cuda:1"
+    assert plugin.build(attrs.evolve(CONFIG, device="cuda:7"), AlgorithmContext(device="cpu")).device == "cuda:7"
 
 
 @pytest.mark.parametrize("change", [{}, {"filter": None, "dual_clip": 3.0, "aggregation": "step-mean"}])

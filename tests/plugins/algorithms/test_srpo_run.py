@@ -12,6 +12,7 @@ import torch
 from attrs import evolve
 from PIL import Image
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.declarations import EnvPlugin
 from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.events import Run
@@ -19,7 +20,7 @@ from vla_rl.core.run.flow import Ticket
 from vla_rl.core.run.loop import collect_rollout, flow_of
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import load_spec, parse_spec
-from vla_rl.core.types import Context, Observation, to_numpy
+from vla_rl.core.types import Observation, to_numpy
 from vla_rl.plugins.algorithms.srpo import srpo_report
 from vla_rl.plugins.algorithms.srpo.config import ReportConfig
 from vla_rl.plugins.algorithms.srpo.impl import SRPO
@@ -63,7 +64,7 @@ ALGORITHMS: dict[str, Any] = {"grpo": {"type": "grpo"}, "srpo": SCRIPTED["algori
 class Blind(ScriptedEnv):
     """Without cameras."""
 
-    def __init__(self, config: ScriptedConfig, context: Context) -> None:
+    def __init__(self, config: ScriptedConfig, context: EnvContext) -> None:
         super().__init__(context.num_envs, chunk=context.chunk)
         self.info = evolve(self.info, cameras={})
 
@@ -74,7 +75,7 @@ class Blind(ScriptedEnv):
 class Brittle(ScriptedEnv):
     """SingleEnv 2 breaks once, after the first chunk of its first episode."""
 
-    def __init__(self, config: ScriptedConfig, context: Context) -> None:
+    def __init__(self, config: ScriptedConfig, context: EnvContext) -> None:
         super().__init__(context.num_envs, chunk=context.chunk)
         self.due = True
 

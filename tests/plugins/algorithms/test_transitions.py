@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.errors import UserError
 from vla_rl.core.manager import wrap
 from vla_rl.plugins.algorithms.transitions.config import TransitionsConfig
 from vla_rl.plugins.algorithms.transitions.impl import TransitionFields
@@ -60,5 +60,5 @@ def _rollout():
 
 
 def test_it_has_no_loss():
-    with pytest.raises(NotOffered, match="for trainers of transitions"):
+    with pytest.raises(UserError, match="for trainers of transitions"):
         TransitionFields(TransitionsConfig()).loss(None, None)

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vla_rl.core.contexts import CheckContext, DataContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.structure import Problems
-from vla_rl.core.types import Context, EnvInfo, TaskInfo
+from vla_rl.core.types import EnvInfo, TaskInfo
 from vla_rl.plugins.data.lerobot import plugin
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.toolkit.data.episodes import Exclusion
@@ -103,7 +104,7 @@ def feature(name: str, **changes: Any) -> Damage:
 
 
 def opened(folder: Path, **keys: Any) -> Any:
-    return plugin.build(LeRobotConfig(folder=folder, **keys), Context(env=ENV, chunk=1))
+    return plugin.build(LeRobotConfig(folder=folder, **keys), DataContext(env=ENV, chunk=1))
 
 
 def _is_reported(folder: Path, message: str) -> bool:
@@ -129,7 +130,7 @@ def refused(folder: Path, message: str, **keys: Any) -> None:
     with pytest.raises(UserError, match=message):
         opened(folder, **keys)
     with pytest.raises(Problems, match=message):
-        plugin.check(LeRobotConfig(folder=folder, **{"cameras": {"top": TOP}} | keys), Context(chunk=1))
+        plugin.check(LeRobotConfig(folder=folder, **{"cameras": {"top": TOP}} | keys), CheckContext(chunk=1))
 
 
 # ------------------------------------------------------------------------------------------ clocks, lengths, kinds
@@ -137,7 +138,7 @@ def refused(folder: Path, message: str, **keys: Any) -> None:
 
 def test_sound_folders_pass(folders: Any, caplog: pytest.LogCaptureFixture) -> None:
     for folder in folders.values():
-        plugin.check(LeRobotConfig(folder=folder, cameras={"top": TOP}), Context(chunk=1))
+        plugin.check(LeRobotConfig(folder=folder, cameras={"top": TOP}), CheckContext(chunk=1))
         assert samples_of(opened(folder)) == COUNT * STEPS
         assert findings_of(folder) == []
     assert not caplog.records
@@ -213,7 +214,7 @@ def test_depth_maps_are_not_cameras(changes: dict[str, Any], video: bool, folder
     folder = changed(folders[3, video], tmp_path / "copy", feature(TOP, **changes))
     refused(folder, f"'{TOP}' is a depth map, and policies see colours; choose another feature in `cameras`")
     keys = {"cameras": {"top": SIDE_CAMERA}}
-    plugin.check(LeRobotConfig(folder=folder, **keys), Context(chunk=1))
+    plugin.check(LeRobotConfig(folder=folder, **keys), CheckContext(chunk=1))
     assert samples_of(opened(folder, **keys)) == COUNT * STEPS
 
 
@@ -248,7 +249,7 @@ def test_a_check_of_many_episodes_is_short(tmp_path: Path) -> None:
 
     recordings.write_lerobot(tmp_path / "many", EPISODE_LIST * 50, 2, True)
     began = time.monotonic()
-    plugin.check(LeRobotConfig(folder=tmp_path / "many", cameras={"top": TOP}), Context(chunk=1))
+    plugin.check(LeRobotConfig(folder=tmp_path / "many", cameras={"top": TOP}), CheckContext(chunk=1))
     assert time.monotonic() - began < 20  # 200 episodes in 200 files
 
 

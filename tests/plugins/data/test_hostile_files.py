@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vla_rl.core.contexts import CheckContext, DataContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.structure import Problems
-from vla_rl.core.types import Context, EnvInfo, TaskInfo
+from vla_rl.core.types import EnvInfo, TaskInfo
 from vla_rl.plugins.data.lerobot import plugin
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 
@@ -59,7 +60,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[int, bool
 
 
 def opened(folder: Path) -> Any:
-    return plugin.build(LeRobotConfig(folder=folder), Context(env=ENV, chunk=1))
+    return plugin.build(LeRobotConfig(folder=folder), DataContext(env=ENV, chunk=1))
 
 
 def read(folder: Path) -> Any:
@@ -219,7 +220,7 @@ def test_links_of_a_cache_are_followed(folders: Any, tmp_path: Path, monkeypatch
         (str(tmp_path / "nothing"), "does not exist; give the folder of a LeRobot data set"),
     ):
         with pytest.raises(Problems, match=message):
-            plugin.check(LeRobotConfig(folder=Path(asked)), Context(env=ENV, chunk=1))
+            plugin.check(LeRobotConfig(folder=Path(asked)), CheckContext(chunk=1))
 
     lerobot = tmp_path / "home"
     shutil.copytree(folders[2, False], lerobot / "me" / "mine")

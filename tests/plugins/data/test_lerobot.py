@@ -13,9 +13,10 @@ import pytest
 from attrs import evolve
 
 from vla_rl.core.catalogue import load
+from vla_rl.core.contexts import DataContext, EnvContext, ModelContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Context, EnvInfo
+from vla_rl.core.types import EnvInfo
 from vla_rl.plugins.data.lerobot import plugin
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.runtime.start import clone, evaluate
@@ -32,7 +33,7 @@ LAYOUTS = [(2.0, False), (2.1, False), (2.1, True), (3, False), (3, True)]
 @pytest.fixture(scope="module")
 def recorded() -> tuple[EnvInfo, list[dict[str, Any]]]:
     tabletop = load("env", "tabletop")
-    env = tabletop.build(tabletop.config(), Context(num_envs=1, chunk=1))
+    env = tabletop.build(tabletop.config(), EnvContext(num_envs=1, chunk=1))
     return env.info, recordings.record(env, [state.id for state in env.reset_states("train")[:3]], STEPS)
 
 
@@ -47,7 +48,7 @@ def folders(recorded: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[Any
 
 
 def opened(folder: Path, info: EnvInfo, **keys: Any) -> Any:
-    return plugin.build(LeRobotConfig(folder=folder, **keys), Context(env=info, chunk=CHUNK))
+    return plugin.build(LeRobotConfig(folder=folder, **keys), DataContext(env=info, chunk=CHUNK))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -98,7 +99,7 @@ def test_folders_that_do_not_fit_are_refused(recorded: Any, folders: Any, tmp_pa
         with pytest.raises(UserError, match=message):
             opened(folder, info, **keys)
     with pytest.raises(UserError, match=r"none of 3 episodes holds a chunk of 99 actions; the longest has 12"):
-        plugin.build(LeRobotConfig(folder=folder), Context(env=info, chunk=99))
+        plugin.build(LeRobotConfig(folder=folder), DataContext(env=info, chunk=99))
     with pytest.raises(UserError, match=r"is not a LeRobot data set: it has no meta/info\.json"):
         opened(tmp_path, info)
     recordings.write_lerobot(tmp_path / "half", recorded[1], 2.1, True)
@@ -237,7 +238,7 @@ def test_data_in_another_order_than_a_checkpoint_or_a_robot_are_refused(
 
     saved = load("model", "pi0")
     checkpoint = tmp_path / "checkpoint"
-    saved.build(saved.config(preset="tiny"), Context(env=info, chunk=CHUNK)).save(checkpoint)
+    saved.build(saved.config(preset="tiny"), ModelContext(env=info, chunk=CHUNK)).save(checkpoint)
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(config | {"action_feature_names": names[::-1]}))
     model = {"type": "pi0", "checkpoint": str(checkpoint)}
@@ -276,7 +277,7 @@ def test_a_clone_scales_by_the_data_and_says_so_in_its_checkpoint(
 
     every = np.concatenate([e["actions"] for e in recorded[1]])
     saved = load("model", model)
-    policy = saved.build(saved.config(checkpoint=str(last / "model")), Context(env=recorded[0], chunk=CHUNK))
+    policy = saved.build(saved.config(checkpoint=str(last / "model")), ModelContext(env=recorded[0], chunk=CHUNK))
     low, high = (np.quantile(every, q, axis=0) for q in (0.01, 0.99))
     if model == "openvla_oft":
         middle = policy.encode_actions(((low + high) / 2)[None, None].repeat(CHUNK, 1))

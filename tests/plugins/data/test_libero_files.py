@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vla_rl.core.contexts import CheckContext, DataContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.structure import Problems
-from vla_rl.core.types import Context, EnvInfo, TaskInfo
+from vla_rl.core.types import EnvInfo, TaskInfo
 from vla_rl.plugins.data.libero_hdf5 import plugin
 from vla_rl.plugins.data.libero_hdf5.config import LiberoHDF5Config
 from vla_rl.toolkit.data.episodes import Exclusion
@@ -44,7 +45,7 @@ def written(folder: Path, *lengths: int) -> Path:
 
 
 def opened(folder: Path, chunk: int = 1, **keys: Any) -> Any:
-    return plugin.build(LiberoHDF5Config(folder=folder, **keys), Context(env=ENV, chunk=chunk))
+    return plugin.build(LiberoHDF5Config(folder=folder, **keys), DataContext(env=ENV, chunk=chunk))
 
 
 def test_instructions_are_the_simulators(tmp_path: Path) -> None:
@@ -197,12 +198,12 @@ def test_a_folder_for_each_suite_is_read_as_it_is_checked(tmp_path: Path) -> Non
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets" / "libero_goal").symlink_to(tmp_path / "elsewhere")
     for folder in (tmp_path / "datasets", tmp_path / "elsewhere"):
-        plugin.check(LiberoHDF5Config(folder=folder), Context(env=ENV, chunk=1))
+        plugin.check(LiberoHDF5Config(folder=folder), CheckContext(chunk=1))
         assert opened(folder).num_samples() == 5
     (tmp_path / "empty").mkdir()
     for folder, message in (("empty", r"holds no files TASK_demo\.hdf5"), ("nowhere", "is not a folder")):
         with pytest.raises(Problems, match=message):
-            plugin.check(LiberoHDF5Config(folder=tmp_path / folder), Context(env=ENV, chunk=1))
+            plugin.check(LiberoHDF5Config(folder=tmp_path / folder), CheckContext(chunk=1))
 
 
 def test_two_files_of_a_task_are_refused(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from vla_rl.core.catalogue import load
+from vla_rl.core.contexts import DataContext, EnvContext
 from vla_rl.core.errors import UserError
-from vla_rl.core.types import Context
 from vla_rl.plugins.data.libero_hdf5 import plugin
 from vla_rl.plugins.data.libero_hdf5.config import LiberoHDF5Config
 from vla_rl.testing import check_data
@@ -29,7 +29,7 @@ def recorded() -> Any:
     """(EnvInfo, two demonstrations of task 0)."""
     libero = load("env", "libero")
     config = libero.config(suite="libero_spatial", tasks=(0,), cameras={"agentview": 64, "wrist": 64})
-    env = libero.build(config, Context(num_envs=1, chunk=1))
+    env = libero.build(config, EnvContext(num_envs=1, chunk=1))
     actions = np.random.default_rng(0).uniform(-1, 1, (STEPS, 7)).astype(np.float32)
     actions[:, -1] = np.where(np.arange(STEPS) < 7, -1, 1)
     actions[list(STILL), :-1] = 0
@@ -54,7 +54,7 @@ def test_a_sample_is_what_the_simulator_shows_and_the_actions_that_followed(
     info, episodes = recorded
     config = LiberoHDF5Config(folder=written(recorded, tmp_path / "files", after), drop_no_ops=drop)
     check_data(plugin, config, env=info, chunk=CHUNK)
-    data = plugin.build(config, Context(env=info, chunk=CHUNK))
+    data = plugin.build(config, DataContext(env=info, chunk=CHUNK))
     kept = [t for t in range(after, STEPS) if not (drop and t in STILL)]  # after: nothing shows what step 0 acted on
     windows = len(kept) - CHUNK + 1
     assert data.num_samples() == 2 * windows
@@ -73,7 +73,7 @@ def test_said_by_the_spec(recorded: Any, tmp_path: Path) -> None:
     info, episodes = recorded
     folder = written(recorded, tmp_path / "files", after=True)
     keys = {"folder": folder, "drop_no_ops": False, "episodes": 1}
-    data = plugin.build(LiberoHDF5Config(observed="before", **keys), Context(env=info, chunk=CHUNK))
+    data = plugin.build(LiberoHDF5Config(observed="before", **keys), DataContext(env=info, chunk=CHUNK))
     assert data.num_samples() == STEPS - CHUNK + 1
     assert np.array_equal(data.read_samples(np.array([0]))[1][0], episodes[0]["actions"][:CHUNK])
 
@@ -82,7 +82,7 @@ def test_folders_that_do_not_fit_are_refused(recorded: Any, tmp_path: Path) -> N
     info, _ = recorded
 
     def open_folder(folder: Path) -> Any:
-        return plugin.build(LiberoHDF5Config(folder=folder), Context(env=info, chunk=CHUNK))
+        return plugin.build(LiberoHDF5Config(folder=folder), DataContext(env=info, chunk=CHUNK))
 
     with pytest.raises(UserError, match="is not a folder; give the one that holds the files"):
         open_folder(tmp_path / "nothing")

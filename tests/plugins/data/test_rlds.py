@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from vla_rl.core.catalogue import load
+from vla_rl.core.contexts import DataContext, EnvContext
 from vla_rl.core.errors import UserError
-from vla_rl.core.types import Context
 from vla_rl.plugins.data.rlds import plugin
 from vla_rl.plugins.data.rlds.config import RLDSConfig
 from vla_rl.testing import check_data
@@ -100,7 +100,7 @@ def write(folder: Path, shards: list[list[dict[str, Any]]]) -> None:
 @pytest.fixture(scope="module")
 def recorded() -> Any:
     tabletop = load("env", "tabletop")
-    env = tabletop.build(tabletop.config(), Context(num_envs=1, chunk=1))
+    env = tabletop.build(tabletop.config(), EnvContext(num_envs=1, chunk=1))
     return env.info, recordings.record(env, [state.id for state in env.reset_states("train")[:3]], STEPS)
 
 
@@ -113,7 +113,7 @@ def folder(recorded: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(folder: Path, info: Any, **keys: Any) -> Any:
-    return plugin.build(RLDSConfig(folder=folder, **{"cameras": CAMERAS, **keys}), Context(env=info, chunk=CHUNK))
+    return plugin.build(RLDSConfig(folder=folder, **{"cameras": CAMERAS, **keys}), DataContext(env=info, chunk=CHUNK))
 
 
 def test_what_was_recorded_is_read(folder: Path, recorded: Any) -> None:

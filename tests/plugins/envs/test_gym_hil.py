@@ -8,10 +8,11 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import make_component
 from vla_rl.core.spec.structure import Problems
-from vla_rl.core.types import ActionSource, Context
+from vla_rl.core.types import ActionSource
 from vla_rl.plugins.envs.gym_hil import plugin as gym_hil
 from vla_rl.plugins.envs.gym_hil.env import DrawCameras
 from vla_rl.plugins.envs.gymnasium.config import STATES
@@ -76,7 +77,7 @@ class Device:
 def make(num_envs=1, chunk=4, **settings):
     defaults = {"cameras": ["front"], "image_size": 8, "processes": {"apart": False}}
     config = make_component("env", "gym_hil", **defaults | settings).config
-    return gym_hil.build(config, Context(num_envs=num_envs, chunk=chunk))
+    return gym_hil.build(config, EnvContext(num_envs=num_envs, chunk=chunk))
 
 
 def episode(env, state):

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from vla_rl.core.catalogue import build, load
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import ActionSource, Array, Context
+from vla_rl.core.types import ActionSource, Array
 from vla_rl.plugins.envs.gymnasium import plugin, single_env
 from vla_rl.plugins.envs.gymnasium.config import CameraSettings, GymnasiumConfig, InterventionSettings, Wrapper
 from vla_rl.runtime.start import run
@@ -212,7 +213,7 @@ ARMS = {
 
 
 def make(**changes: Any) -> Any:
-    return plugin.build(GymnasiumConfig(**(DOTS | changes)), Context(num_envs=1, chunk=4))
+    return plugin.build(GymnasiumConfig(**(DOTS | changes)), EnvContext(num_envs=1, chunk=4))
 
 
 def environment_of(env: Any) -> Any:
@@ -237,14 +238,14 @@ def test_classic_control_from_a_spec_alone(text: str) -> None:
     """Two envs, each in a separate process."""
     spec = parse_spec(SPEC.replace("ENV", text)).env
     load("env", spec.type).preflight(spec.config)  # type: ignore[misc]
-    check_env(build("env", spec.type, spec.config, Context(num_envs=2, chunk=4)), chunk=4, seconds=10)
+    check_env(build("env", spec.type, spec.config, EnvContext(num_envs=2, chunk=4)), chunk=4, seconds=10)
 
 
 @pytest.mark.sim
 @pytest.mark.skipif(find_spec("metaworld") is None, reason="needs pip install -e '.[metaworld]'")
 def test_metaworld_from_a_spec_alone() -> None:
     spec = parse_spec(SPEC.replace("ENV", METAWORLD)).env
-    env = build("env", spec.type, spec.config, Context(num_envs=1, chunk=2))
+    env = build("env", spec.type, spec.config, EnvContext(num_envs=1, chunk=2))
     assert (env.info.tasks[0].name, env.info.tasks[0].max_steps, env.info.state_dim) == ("Meta-World-MT1", 500, 39)
     check_env(env, num_envs=1, chunk=2, seconds=10)
 
@@ -413,7 +414,7 @@ def test_actions_in_real_time_wait_and_late_ones_are_reported(monkeypatch: pytes
     with pytest.raises(UserError, match="control_hz is real time, which envs that take turns in a process cannot keep"):
         plugin.build(
             GymnasiumConfig(**DOTS, control_hz=20.0, processes=Processes(envs_per_process=2)),
-            Context(num_envs=2, chunk=4),
+            EnvContext(num_envs=2, chunk=4),
         )
 
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from vla_rl.core.catalogue import build
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Context
 from vla_rl.testing import CheckFailed, check_env
 
 PAGE = Path(__file__).parents[3] / "docs" / "simulators" / "gymnasium.md"
@@ -41,7 +41,7 @@ def env_of(package: str, num_envs: int) -> Any:
             "train": {"steps": 1, "lr": 1e-3, "micro_batch": 4},
         }
     ).env
-    return build("env", spec.type, spec.config, Context(num_envs=num_envs, chunk=4))
+    return build("env", spec.type, spec.config, EnvContext(num_envs=num_envs, chunk=4))
 
 
 @pytest.mark.sim

@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 from scripted_runs import scripted_spec
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import NobodyAnswered, SafetyStop, UserError
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.spec.spec import make_component, parse_spec
 from vla_rl.core.spec.structure import Problems
-from vla_rl.core.types import ActionSource, Context
+from vla_rl.core.types import ActionSource
 from vla_rl.plugins.envs.lerobot_robot import plugin
 from vla_rl.plugins.envs.lerobot_robot.targets import TargetLimits
 from vla_rl.runtime.driver.collecting.rollouts import StepRollouts
@@ -50,7 +51,7 @@ def make(ports):
     envs = []
 
     def build(chunk=4, **settings):
-        envs.append(plugin.build(config_of(ports, **settings), Context(num_envs=1, chunk=chunk)))
+        envs.append(plugin.build(config_of(ports, **settings), EnvContext(num_envs=1, chunk=chunk)))
         return envs[-1]
 
     yield build
@@ -313,10 +314,10 @@ def test_the_robot_is_let_go_when_the_process_of_its_env_is_killed(ports, fork_s
 import time
 import numpy as np
 from vla_rl.core.spec.spec import make_component
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import EnvContext
 from vla_rl.plugins.envs.lerobot_robot import plugin
 from vla_rl.plugins.envs.lerobot_robot.targets import TargetLimits
-env = plugin.build(make_component("env", "lerobot_robot", **{settings_of(ports)!r}).config, Context(num_envs=1, chunk=4))
+env = plugin.build(make_component("env", "lerobot_robot", **{settings_of(ports)!r}).config, EnvContext(num_envs=1, chunk=4))
 one = np.zeros(1, np.int64)
 env.reset(one, one, one)
 env.chunk_step(np.full((1, 2, 3), 50, np.float32), np.array([True]), True)
@@ -440,12 +441,12 @@ def test_settings_that_mean_nothing_are_refused(ports, settings, message):
 
 def test_one_env_drives_one_robot(ports):
     with pytest.raises(UserError, match="drives one robot, and this worker has 2; give env.num_envs: 1"):
-        plugin.build(config_of(ports), Context(num_envs=2))
+        plugin.build(config_of(ports), EnvContext(num_envs=2))
 
 
 def test_without_lerobot_it_says_where_to_name_it(tmp_path):
     with pytest.raises(UserError, match="env.python: .* cannot import lerobot"):
-        plugin.build(config_of(tmp_path), Context(num_envs=1))
+        plugin.build(config_of(tmp_path), EnvContext(num_envs=1))
 
 
 # --------------------------------------------------------------------------------------------------------------- runs

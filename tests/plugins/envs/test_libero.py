@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from fork_server import ForkServer
-from vla_rl.core.errors import NotOffered, UserError
-from vla_rl.core.types import Array, ChunkResult, Context
+from vla_rl.core.contexts import EnvContext
+from vla_rl.core.errors import UserError
+from vla_rl.core.types import Array, ChunkResult
 from vla_rl.plugins.envs.libero import plugin
 from vla_rl.plugins.envs.libero.config import LiberoConfig
 from vla_rl.plugins.envs.libero.expert import find_recipe
@@ -33,7 +34,7 @@ ONE_ENV, ON = np.array([0]), np.array([True])
 
 def make(num_envs: int = 1, **changes: Any) -> Any:
     config = {"suite": "libero_spatial", "tasks": (0,), "cameras": {"agentview": SIZE, "wrist": SIZE}} | changes
-    return plugin.build(LiberoConfig(**config), Context(num_envs=num_envs, chunk=CHUNK))
+    return plugin.build(LiberoConfig(**config), EnvContext(num_envs=num_envs, chunk=CHUNK))
 
 
 def test_instructions_are_those_that_the_field_evaluates_with() -> None:
@@ -226,7 +227,7 @@ def test_step_limits_and_errors_of_a_spec() -> None:
     assert env.info.tasks[1].instruction.startswith("pick up the black bowl")
     assert env.info.cameras == {"agentview": (SIZE, SIZE), "wrist": (SIZE, SIZE)}
     with pytest.raises(
-        NotOffered, match=r"no scripted expert for libero_spatial task 5 .* it has for: libero_spatial 0, "
+        UserError, match=r"no scripted expert for libero_spatial task 5 .* it has for: libero_spatial 0, "
     ):
         find_recipe("libero_spatial", 5, env.info.tasks[0].instruction)
     with pytest.raises(UserError, match=r"no LIBERO suite 'libero_spatail'; did you mean 'libero_spatial'\?"):

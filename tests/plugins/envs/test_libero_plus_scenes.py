@@ -14,8 +14,9 @@ from libero_plus_wheel import ADDED_REGION, LIT, YEAST, write_descriptions, writ
 from PIL import Image
 
 import libero_plus_assets
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError
-from vla_rl.core.types import Array, Context
+from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero import compiled, plugin
 from vla_rl.plugins.envs.libero import plus_files as files
 from vla_rl.plugins.envs.libero.config import LiberoConfig
@@ -150,7 +151,7 @@ def make(num_envs: int = 1, **plus: Any) -> Any:
         train_states="official",
         processes=SharedProcesses(apart=False),
     )
-    return plugin.build(config, Context(num_envs=num_envs, chunk=CHUNK))
+    return plugin.build(config, EnvContext(num_envs=num_envs, chunk=CHUNK))
 
 
 @pytest.fixture(scope="module")

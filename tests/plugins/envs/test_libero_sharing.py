@@ -11,7 +11,8 @@ import numpy as np
 import psutil
 import pytest
 
-from vla_rl.core.types import Array, Context
+from vla_rl.core.contexts import EnvContext
+from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero import plugin
 from vla_rl.plugins.envs.libero.config import LiberoConfig
 from vla_rl.toolkit.envs.settings import SharedProcesses
@@ -25,7 +26,7 @@ INLINE = SharedProcesses(apart=False)
 
 def make(num_envs: int, suite: str = "libero_spatial", tasks: tuple[int, ...] = (0,), **changes: Any) -> Any:
     config = {"suite": suite, "tasks": tasks, "cameras": {"agentview": SIZE, "wrist": SIZE}, "settle_steps": 3}
-    return plugin.build(LiberoConfig(**config | changes), Context(num_envs=num_envs, chunk=CHUNK))
+    return plugin.build(LiberoConfig(**config | changes), EnvContext(num_envs=num_envs, chunk=CHUNK))
 
 
 def actions_of(state_id: int) -> Array:

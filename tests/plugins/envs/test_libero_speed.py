@@ -12,8 +12,9 @@ import numpy as np
 import psutil
 import pytest
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError
-from vla_rl.core.types import Array, Context
+from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero import plugin
 from vla_rl.plugins.envs.libero.config import LiberoConfig
 from vla_rl.plugins.envs.libero.egl import egl_device
@@ -213,7 +214,7 @@ def test_fast_render_draws_simpler_meshes_and_changes_nothing_else() -> None:
 def resident(switches: int, resets: int) -> list[float]:
     """Memory of this process after each task switch and its resets [MiB]: two tasks in turn, one env."""
     config = LiberoConfig(suite="libero_spatial", tasks=(0, 1), cameras={"agentview": SIZE}, settle_steps=1)
-    env = plugin.build(config, Context(num_envs=1, chunk=1))
+    env = plugin.build(config, EnvContext(num_envs=1, chunk=1))
     env_id, by_task = np.array([0]), {}
     for state in env.reset_states("eval"):
         by_task.setdefault(state.task, []).append(state.id)

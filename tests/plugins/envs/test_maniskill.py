@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.core.errors import NotOffered, UserError
-from vla_rl.core.types import Array, ChunkResult, Context, Observation, to_numpy
+from vla_rl.core.contexts import EnvContext
+from vla_rl.core.errors import UserError
+from vla_rl.core.types import Array, ChunkResult, Observation, to_numpy
 from vla_rl.plugins.envs.maniskill import plugin
 from vla_rl.plugins.envs.maniskill.batch import BatchEnv
 from vla_rl.plugins.envs.maniskill.config import ManiSkillConfig
@@ -44,7 +45,7 @@ def vulkan() -> None:
 
 def make(num_envs: int = 1, **changes: Any) -> Any:
     config = {"task": "PickCube-v1", "cameras": {"base_camera": SIZE}} | changes
-    return plugin.build(ManiSkillConfig(**config), Context(num_envs=num_envs, chunk=CHUNK))
+    return plugin.build(ManiSkillConfig(**config), EnvContext(num_envs=num_envs, chunk=CHUNK))
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +233,7 @@ def test_the_expert_leaves_no_trace_and_success_is_the_sparse_reward(env: Any) -
 def test_a_task_without_expert_says_who_has_one(env: Any) -> None:
     env = make(task="PullCube-v1", cameras={"base_camera": 16})
     env.reset(ONE_ENV, ONE_ENV, ONE_ENV)
-    with pytest.raises(NotOffered, match="no scripted expert for PullCube-v1 .* it has for: PickCube-v1, PushCube-v1"):
+    with pytest.raises(UserError, match="no scripted expert for PullCube-v1 .* it has for: PickCube-v1, PushCube-v1"):
         env.expert_chunk()
     env.close()
 
@@ -439,12 +440,12 @@ def test_a_batch_on_a_gpu(vulkan: None, task: str) -> None:
     code = f"""
 import torch
 from vla_rl.testing import check_env
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import EnvContext
 from vla_rl.plugins.envs.maniskill import plugin
 from vla_rl.plugins.envs.maniskill.config import ManiSkillConfig
 if __name__ == "__main__":
     config = ManiSkillConfig(task={task!r}, cameras={{"base_camera": {SIZE}}}, backend="gpu")
-    env = plugin.build(config, Context(num_envs=4, chunk={CHUNK}, device="cuda"))
+    env = plugin.build(config, EnvContext(num_envs=4, chunk={CHUNK}, device="cuda"))
     envs = torch.arange(4)
     seen = env.reset(envs, torch.tensor([s.id for s in env.reset_states("train")[:4]]), envs)
     assert seen.images["base_camera"].is_cuda and seen.state.is_cuda

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from fork_server import ForkServer
+from vla_rl.core.contexts import CheckContext, EnvContext
 from vla_rl.core.errors import UserError
-from vla_rl.core.types import Context
 from vla_rl.plugins.envs.maniskill import plugin
 from vla_rl.plugins.envs.maniskill.config import ManiSkillConfig
 from vla_rl.toolkit.envs import vulkan as driver
@@ -36,7 +36,7 @@ def vulkan() -> None:
 
 
 def make(**changes: Any) -> Any:
-    return plugin.build(ManiSkillConfig(**{"task": "PickCube-v1"} | changes), Context())
+    return plugin.build(ManiSkillConfig(**{"task": "PickCube-v1"} | changes), EnvContext())
 
 
 @pytest.mark.sim
@@ -146,7 +146,7 @@ def test_numbers_of_an_action_are_known_where_a_panda_arm_acts() -> None:
 def test_these_numbers_are_right(vulkan: None, mode: str) -> None:
     config = ManiSkillConfig(task="PegInsertionSide-v1", control_mode=mode)
     assert plugin.action_dim is not None
-    assert plugin.build(config, Context()).info.action_dim == plugin.action_dim(config)
+    assert plugin.build(config, EnvContext()).info.action_dim == plugin.action_dim(config)
 
 
 def test_the_unpacked_driver_is_used_unless_there_is_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -199,9 +199,9 @@ def test_tasks_of_another_package_are_registered_by_imports(tmp_path: Path, monk
     monkeypatch.syspath_prepend(tmp_path)
     config = ManiSkillConfig(task="OtherPick-v1", imports=("tasks_of_another_package",))
     assert plugin.check is not None
-    plugin.check(config, Context())
+    plugin.check(config, CheckContext())
     with pytest.raises(ValueError, match="no ManiSkill task 'OtherPick-v1'"):
-        plugin.check(ManiSkillConfig(task="OtherPick-v1"), Context())
+        plugin.check(ManiSkillConfig(task="OtherPick-v1"), CheckContext())
     assert registered_tasks(config.imports)["OtherPick-v1"].max_episode_steps == 7
     check_task("OtherPick-v1", {"OtherPick-v1": "pick up the cube"}, config.imports)
     with pytest.raises(UserError, match="imports: 'no_such_package' cannot be imported: No module named"):

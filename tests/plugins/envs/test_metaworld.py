@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from vla_rl.core.catalogue import build, install_command, load
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import ChunkResult, Context
+from vla_rl.core.types import ChunkResult
 from vla_rl.plugins.envs.metaworld import plugin
 from vla_rl.plugins.envs.metaworld.config import CAMERAS, MetaWorldConfig
 from vla_rl.plugins.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS
@@ -50,7 +51,7 @@ hooks: [{type: jsonl}]
 
 def make(num_envs: int = 1, **changes: Any) -> Any:
     config = {"tasks": ("drawer-close-v3",), "cameras": {"corner4": SIZE}, "fast_render": True} | changes
-    return plugin.build(MetaWorldConfig(**config), Context(num_envs=num_envs, chunk=CHUNK))
+    return plugin.build(MetaWorldConfig(**config), EnvContext(num_envs=num_envs, chunk=CHUNK))
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +262,7 @@ def test_a_spec_gives_an_environment_that_keeps_to_the_contract() -> None:
     """Two envs, each in a separate process."""
     spec = parse_spec(SPEC.replace("max_steps: 6", "max_steps: 500")).env
     load("env", spec.type).preflight(spec.config)  # type: ignore[misc]
-    check_env(build("env", spec.type, spec.config, Context(num_envs=2, chunk=CHUNK)), chunk=CHUNK, seconds=10)
+    check_env(build("env", spec.type, spec.config, EnvContext(num_envs=2, chunk=CHUNK)), chunk=CHUNK, seconds=10)
 
 
 def test_the_specs_of_the_page_are_right() -> None:
@@ -301,7 +302,7 @@ def test_a_missing_package_is_named_before_any_env_starts(monkeypatch: pytest.Mo
     monkeypatch.setattr(single_env, "find_spec", lambda name: None)
     command = re.escape(install_command(OWN_DIST, "metaworld"))
     with pytest.raises(PluginError, match=f"needs 'metaworld', which is not installed; try: {command}"):
-        build("env", "metaworld", MetaWorldConfig(tasks=("push-v3",)), Context())
+        build("env", "metaworld", MetaWorldConfig(tasks=("push-v3",)), EnvContext())
 
 
 def test_mujoco_imported_too_early_is_an_error_and_no_crash() -> None:

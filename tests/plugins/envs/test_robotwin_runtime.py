@@ -19,7 +19,7 @@ from attrs import evolve
 from robotwin_double.interview import FILE as ANSWERS
 
 from vla_rl.core.catalogue import load
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import DataContext
 from vla_rl.plugins.envs.robotwin.config import STATE_DIM
 from vla_rl.testing import synthetic
 
@@ -73,5 +73,5 @@ def test_the_expert_is_recorded_as_a_data_set(assets: Path, tmp_path: Path) -> N
     info = synthetic.env_info(state_dim=STATE_DIM, action_dim=STATE_DIM, bounds=((-4.0, 4.0),))
     info = evolve(info, cameras={"head": (HEIGHT, HEIGHT * 4 // 3)})
     plugin = load("data", "lerobot")
-    data = plugin.build(plugin.config(folder=tmp_path / "set"), Context(env=info, chunk=CHUNK))
+    data = plugin.build(plugin.config(folder=tmp_path / "set"), DataContext(env=info, chunk=CHUNK))
     assert 2 * 8 <= data.num_samples() <= 2 * 10

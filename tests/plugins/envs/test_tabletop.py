@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.core.types import ChunkResult, Context, Observation
+from vla_rl.core.contexts import EnvContext
+from vla_rl.core.types import ChunkResult, Observation
 from vla_rl.plugins.envs.tabletop import plugin
 from vla_rl.plugins.envs.tabletop.config import TabletopConfig
 from vla_rl.plugins.envs.tabletop.scenes import GAP, REACH, split_scenes
@@ -18,7 +19,7 @@ OPEN, CLOSED = -1.0, 1.0
 
 
 def make(num_envs: int = 8, chunk: int = 4, **config: object) -> Tabletop:
-    return plugin.build(TabletopConfig(**config), Context(num_envs=num_envs, chunk=chunk))  # type: ignore[arg-type]
+    return plugin.build(TabletopConfig(**config), EnvContext(num_envs=num_envs, chunk=chunk))  # type: ignore[arg-type]
 
 
 def reset(env: Tabletop, ids: list[int]) -> Observation:

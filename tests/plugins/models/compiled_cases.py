@@ -11,7 +11,8 @@ import openvla_cases
 import pi0_cases
 from openvla_cases import ENV
 
-from vla_rl.core.types import Context, Observation
+from vla_rl.core.contexts import ModelContext
+from vla_rl.core.types import Observation
 from vla_rl.plugins.models.openvla import openvla
 from vla_rl.plugins.models.openvla.config import OpenVLAARConfig
 from vla_rl.plugins.models.pi0 import pi05
@@ -25,8 +26,8 @@ LONG = "put the yellow cube into the basket behind the red bowl and close the dr
 """Instruction that no model was built with: it makes all prompts longer."""
 
 
-def context(**changes: Any) -> Context:
-    return Context(**{"env": ENV, "chunk": 2, "values": "chunk", **changes})
+def context(**changes: Any) -> ModelContext:
+    return ModelContext(**{"env": ENV, "chunk": 2, "values": "chunk", **changes})
 
 
 MODELS: Mapping[str, Callable[[], Any]] = {

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.core.types import Context, EnvInfo, Observation
+from vla_rl.core.contexts import ModelContext
+from vla_rl.core.types import EnvInfo, Observation
 from vla_rl.plugins.models.film_resnet.builder import build_policy
 from vla_rl.plugins.models.film_resnet.config import Bins, FilmResnetConfig, NetworkConfig
 from vla_rl.plugins.models.film_resnet.policy import FilmResnetPolicy
@@ -20,7 +21,7 @@ SMALL = NetworkConfig(channels=(8, 16), keypoints=4, words=64, instruction=8, hi
 def policy(env: EnvInfo = ENV, context: dict[str, Any] | None = None, **config: Any) -> FilmResnetPolicy:
     if "checkpoint" not in config:
         config.setdefault("network", SMALL)
-    return build_policy(FilmResnetConfig(**config), Context(**{"env": env, "chunk": CHUNK, **(context or {})}))
+    return build_policy(FilmResnetConfig(**config), ModelContext(**{"env": env, "chunk": CHUNK, **(context or {})}))
 
 
 def observation(rows: int, env: EnvInfo = ENV) -> Observation:

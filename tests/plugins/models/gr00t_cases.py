@@ -8,7 +8,7 @@ from typing import Any
 
 from pi0_cases import CHUNK, ENV
 
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import ModelContext
 from vla_rl.plugins.models.gr00t.builder import build_policy
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.gr00t.policy import GrootPolicy
@@ -24,7 +24,7 @@ PARTS = {
 def policy(env: Any = ENV, context: dict[str, Any] | None = None, **config: Any) -> GrootPolicy:
     if "checkpoint" not in config:
         config.setdefault("preset", "tiny")
-    return build_policy(GrootConfig(**config), Context(**{"env": env, "chunk": CHUNK, **(context or {})}))
+    return build_policy(GrootConfig(**config), ModelContext(**{"env": env, "chunk": CHUNK, **(context or {})}))
 
 
 def entry(**parts: Any) -> dict[str, Any]:

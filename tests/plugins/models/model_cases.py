@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from vla_rl.core.catalogue import installed_plugins, load, missing_requirements
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import make_component
-from vla_rl.core.types import Context, EnvInfo, Observation
+from vla_rl.core.types import EnvInfo, Observation
 
 NAMES = [name for name, offers in installed_plugins("model").items() if any(item.dist == OWN_DIST for item in offers)]
 """Our own models."""
@@ -31,7 +32,7 @@ def smallest(name: str, env: EnvInfo, chunk: int, device: str = "cpu", **keys: A
         pytest.skip(f"needs {', '.join(missing)}: pip install -e '.[{plugin.extra}]'")
     preset = {"preset": PRESETS.get(name, "tiny")} if "preset" in attrs.fields_dict(plugin.config) else {}
     config = make_component("model", name, **preset, **keys).config
-    return plugin.build(config, Context(env=env, chunk=chunk, values="chunk", device=device))
+    return plugin.build(config, ModelContext(env=env, chunk=chunk, values="chunk", device=device))
 
 
 def noise(rows: int, seed: int = 0) -> Noise:

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from reference_files import reference
-from vla_rl.core.types import Context, EnvInfo, Observation
+from vla_rl.core.contexts import ModelContext
+from vla_rl.core.types import EnvInfo, Observation
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, dinov2_spec, siglip_spec
 from vla_rl.plugins.models.openvla.builder import build_policy
 from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
@@ -27,7 +28,7 @@ CHUNK = 4
 def policy(env: EnvInfo = ENV, context: dict[str, Any] | None = None, **config: Any) -> OFTPolicy:
     if "checkpoint" not in config:
         config.setdefault("preset", "fast")
-    return build_policy(OpenVLAOFTConfig(**config), Context(**{"env": env, "chunk": CHUNK, **(context or {})}))
+    return build_policy(OpenVLAOFTConfig(**config), ModelContext(**{"env": env, "chunk": CHUNK, **(context or {})}))
 
 
 def observation(rows: int, env: EnvInfo = ENV) -> Observation:

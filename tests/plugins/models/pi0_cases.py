@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from vla_rl.core.types import Context, EnvInfo, Observation
+from vla_rl.core.contexts import ModelContext
+from vla_rl.core.types import EnvInfo, Observation
 from vla_rl.plugins.models.pi0.architecture import PiSizes
 from vla_rl.plugins.models.pi0.builder import build_policy
 from vla_rl.plugins.models.pi0.config import Pi0Config
@@ -32,7 +33,7 @@ REFERENCE_SIZES = PiSizes(
 def policy(env: EnvInfo = ENV, context: dict[str, Any] | None = None, **config: Any) -> Pi0Policy:
     if "checkpoint" not in config:
         config.setdefault("preset", "tiny")
-    return build_policy(Pi0Config(**config), Context(**{"env": env, "chunk": CHUNK, **(context or {})}))
+    return build_policy(Pi0Config(**config), ModelContext(**{"env": env, "chunk": CHUNK, **(context or {})}))
 
 
 def observation(rows: int, env: EnvInfo = ENV) -> Observation:

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 from pi0_cases import CHUNK, ENV
 
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import ModelContext
 from vla_rl.plugins.models import pi0, smolvla
 from vla_rl.toolkit.models.fitting import MismatchError
 
@@ -19,13 +19,13 @@ NAMES = ("left.pos", "right.pos", "gripper.pos")
 
 @pytest.mark.parametrize("plugin", [pi0.plugin, smolvla.plugin], ids=["pi0", "smolvla"])
 def test_a_checkpoint_with_other_joints_first_is_refused(plugin: Any, tmp_path: Path) -> None:
-    plugin.build(plugin.config(preset="tiny"), Context(env=ENV, chunk=CHUNK)).save(tmp_path)
+    plugin.build(plugin.config(preset="tiny"), ModelContext(env=ENV, chunk=CHUNK)).save(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"action_feature_names": list(NAMES)}))
 
     def build(names: tuple[str, ...]) -> Any:
         return plugin.build(
-            plugin.config(checkpoint=str(tmp_path)), Context(env=evolve(ENV, action_names=names), chunk=CHUNK)
+            plugin.config(checkpoint=str(tmp_path)), ModelContext(env=evolve(ENV, action_names=names), chunk=CHUNK)
         )
 
     build(NAMES)

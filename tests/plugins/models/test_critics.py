@@ -12,8 +12,9 @@ from model_cases import noise, reloading
 from openvla_cases import CHUNK, ENV, observation
 from openvla_cases import policy as oft
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.spec.structure import Problems, Structurer
-from vla_rl.core.types import Context, Observation
+from vla_rl.core.types import Observation
 from vla_rl.plugins.models import openvla, pi0, smolvla
 from vla_rl.plugins.models.openvla.config import (
     ActionAttentionHeadConfig,
@@ -39,7 +40,7 @@ def test_the_mean_over_denoising_steps(name: str) -> None:
     """At each step of the ODE from the mean noise, at its time: what `sample_chunk` goes through when it is greedy."""
     plugin, config, head = FLOW[name]
     given = config(preset="tiny", denoise_steps=3, value_head=head(reads="denoising"))
-    model, obs = plugin.build(given, Context(env=ENV, chunk=CHUNK, values="chunk")), observation(3)
+    model, obs = plugin.build(given, ModelContext(env=ENV, chunk=CHUNK, values="chunk")), observation(3)
     chain = model.sample_chunk(obs, noise(3), True).extras["chain"]
     with torch.no_grad():
         prefix, state = model._encode_observation(obs)
@@ -65,7 +66,7 @@ def test_it_can_be_kept_from_the_expert() -> None:
     for detach in (False, True):
         head = ValueHeadConfig(reads="denoising", detach=detach)
         model = pi0.plugin.build(
-            Pi0Config(preset="tiny", value_head=head), Context(env=ENV, chunk=CHUNK, values="chunk")
+            Pi0Config(preset="tiny", value_head=head), ModelContext(env=ENV, chunk=CHUNK, values="chunk")
         )
         chunk = model.sample_chunk(observation(2), noise(2), False)
         model.chunk_log_probs(observation(2), chunk).values.sum().backward()

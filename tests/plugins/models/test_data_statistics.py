@@ -12,10 +12,10 @@ from gr00t_cases import entry
 from model_cases import noise
 from pi0_cases import CHUNK, ENV, observation
 
+from vla_rl.core.contexts import CheckContext, ModelContext
 from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.spec.structure import Problems
-from vla_rl.core.types import Context
 from vla_rl.plugins.models import gr00t, openvla, pi0, smolvla
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.runtime.checks.run import check_spec
@@ -66,31 +66,31 @@ def without_statistics(folder: Path, name: str) -> dict[str, Any]:
 def test_a_base_without_statistics_is_cloned(name: str, tmp_path: Path) -> None:
     plugin, keys = BASES[name]
     base, out = tmp_path / "base", tmp_path / "out"
-    plugin.build(plugin.config(**{"preset": "tiny", **keys}), Context(env=ENV, chunk=CHUNK)).save(base)
+    plugin.build(plugin.config(**{"preset": "tiny", **keys}), ModelContext(env=ENV, chunk=CHUNK)).save(base)
     config = plugin.config(checkpoint=str(base), **without_statistics(base, name))
     with pytest.raises(Problems, match="statistics|embodiment|is not a complete checkpoint"):
-        plugin.check(config, Context(chunk=CHUNK))
-    plugin.check(config, Context(chunk=CHUNK, scaling={}))
-    model = plugin.build(config, Context(env=ENV, chunk=CHUNK, scaling=SCALING))
+        plugin.check(config, CheckContext(chunk=CHUNK))
+    plugin.check(config, CheckContext(chunk=CHUNK, scaling={}))
+    model = plugin.build(config, ModelContext(env=ENV, chunk=CHUNK, scaling=SCALING))
     model.imitation_loss(observation(2), torch.full((2, CHUNK, 3), 0.5).numpy()).backward()
     model.save(out)
-    again = plugin.build(plugin.config(checkpoint=str(out)), Context(env=ENV, chunk=CHUNK))
+    again = plugin.build(plugin.config(checkpoint=str(out)), ModelContext(env=ENV, chunk=CHUNK))
     one, two = (m.sample_chunk(observation(2), noise(2), False).actions for m in (model, again))
     torch.testing.assert_close(two, one, rtol=0, atol=1e-5)
 
 
 def test_relative_actions_are_refused_all_the_same(tmp_path: Path) -> None:
-    smolvla.plugin.build(SmolVLAConfig(preset="tiny"), Context(env=ENV, chunk=CHUNK)).save(tmp_path)
+    smolvla.plugin.build(SmolVLAConfig(preset="tiny"), ModelContext(env=ENV, chunk=CHUNK)).save(tmp_path)
     edit(tmp_path / "config.json", use_relative_actions=True)
     config = SmolVLAConfig(checkpoint=str(tmp_path))
     with pytest.raises(Problems, match="relative to the state"):
-        smolvla.plugin.check(config, Context(chunk=CHUNK, scaling={}))
+        smolvla.plugin.check(config, CheckContext(chunk=CHUNK, scaling={}))
 
 
 @pytest.mark.parametrize(("run", "demanded"), [("sft", False), ("eval", False), ("run", True)])
 def test_a_spec_whose_data_scale(tmp_path: Path, run: str, demanded: bool) -> None:
     """A run that cloned is evaluated by the data's statistics too; reinforcement learning from the base is not."""
-    smolvla.plugin.build(SmolVLAConfig(preset="tiny"), Context(env=ENV, chunk=CHUNK)).save(tmp_path)
+    smolvla.plugin.build(SmolVLAConfig(preset="tiny"), ModelContext(env=ENV, chunk=CHUNK)).save(tmp_path)
     without_statistics(tmp_path, "smolvla")
     spec = parse_spec({
         "name": "clone", "model": {"type": "smolvla", "checkpoint": str(tmp_path)},

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from reference_files import reference
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import ModelContext
 from vla_rl.plugins.models import pi0, smolvla
 from vla_rl.plugins.models.pi0.config import Pi05Config
 from vla_rl.plugins.models.pi0.layout import public_name
@@ -59,7 +59,7 @@ def scrambled(name: str, method: str, steps: str | None) -> Any:
     drawn = {"flow_sde": FlowSDE, "flow_cps": FlowCPS}
     kind = FlowNoise() if method == "flow_noise" else drawn[method](steps=steps or "one", level=LEVEL)
     given = config(preset="tiny", denoise_steps=STEPS, noise=kind, train_expert_only=False)
-    model = plugin.build(given, Context(env=ENV, chunk=CHUNK, values="chunk"))
+    model = plugin.build(given, ModelContext(env=ENV, chunk=CHUNK, values="chunk"))
     rng = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.module.parameters():

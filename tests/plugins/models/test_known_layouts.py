@@ -17,10 +17,10 @@ from pi0_cases import REFERENCE_SIZES
 
 from reference_files import reference
 from vla_rl.core.catalogue import load
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import Spec, checkpoint_record, parse_spec
-from vla_rl.core.types import Context
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.gpu_memory.model_memory import meta_observation
 from vla_rl.testing import synthetic
@@ -50,7 +50,7 @@ def spec_of(kind: str, folder: Path, chunk: int | None = None) -> Spec:
 
 
 def build(spec: Spec, device: str = "cpu") -> Any:
-    context = Context(env=LIBERO, chunk=spec.rollout.chunk, device=device)
+    context = ModelContext(env=LIBERO, chunk=spec.rollout.chunk, device=device)
     return load("model", spec.model.type).build(spec.model.config, context)
 
 
@@ -62,7 +62,7 @@ def edit(path: Path, **changes: Any) -> None:
 def preset(kind: str, target: Path, chunk: int, **config: Any) -> Path:
     """Save random weights in the model's own layout."""
     plugin = load("model", kind)
-    plugin.build(plugin.config(**config), Context(env=LIBERO, chunk=chunk)).save(target)
+    plugin.build(plugin.config(**config), ModelContext(env=LIBERO, chunk=chunk)).save(target)
     return target
 
 

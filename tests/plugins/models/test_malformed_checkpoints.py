@@ -17,10 +17,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.declarations import ModelPlugin
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.structure import Problems
-from vla_rl.core.types import Context
 from vla_rl.plugins.models import film_resnet, gr00t, openvla, pi0, smolvla
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.testing import synthetic
@@ -32,7 +32,7 @@ MISSING = object()
 TAG = "new_embodiment"
 N1_7_PART = ("processor_kwargs", "modality_configs", TAG)
 NORMALIZER = "policy_preprocessor_step_5_normalizer_processor.safetensors"
-CONTEXT = Context(env=ENV, chunk=4)
+CONTEXT = ModelContext(env=ENV, chunk=4)
 Case = tuple[str, Sequence[str | int], Any, str]
 
 

@@ -14,8 +14,9 @@ from pi0_cases import CHUNK, ENV, expert, observation
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.spec.structure import Structurer
-from vla_rl.core.types import Context, Observation
+from vla_rl.core.types import Observation
 from vla_rl.plugins.models import gr00t, openvla, pi0, smolvla
 from vla_rl.toolkit.models.attention import attend_evenly
 
@@ -37,7 +38,7 @@ PADS = {"train_expert_only": False, "value_head": {"reads": "prefix", "pads": Tr
 def built(plugin: Any, keys: dict[str, Any], chunk: int = CHUNK) -> Any:
     """A model whose every weight counts, of a spec's keys."""
     config = Structurer().read_value({"preset": "tiny", **keys}, plugin.config)
-    model = plugin.build(config, Context(env=ENV, chunk=chunk, values="chunk"))
+    model = plugin.build(config, ModelContext(env=ENV, chunk=chunk, values="chunk"))
     rng = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.module.parameters():

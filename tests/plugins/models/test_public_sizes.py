@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Context
 from vla_rl.plugins.models.gr00t import plugin as gr00t
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.openvla import openvla, openvla_oft
@@ -38,7 +38,7 @@ from vla_rl.toolkit.models.meta_device import CudaSemantics
 def test_public_sizes_act_and_learn_on_the_meta_device(plugin, config, billions, width):
     info = synthetic.env_info(cameras=1, pixels=224, state_dim=0, action_dim=7)
     with CudaSemantics(), LiveMemory() as memory:
-        model = plugin.build(config, Context(env=info, chunk=2, device="meta"))
+        model = plugin.build(config, ModelContext(env=info, chunk=2, device="meta"))
         weights = sum(p.numel() for p in model.module.parameters())
         assert weights / 1e9 == pytest.approx(billions, abs=0.006)
         assert memory.now >= 4 * weights, "and this many bytes would be alive"

@@ -12,8 +12,10 @@ from model_cases import noise
 from pi0_cases import CHUNK, ENV, expert, observation, policy
 from safetensors.torch import load_file, save_file
 
-from vla_rl.core.errors import CheckpointError, NotOffered, UserError
-from vla_rl.core.types import Context, UnexecutedActions
+from vla_rl.core.capabilities import Steerable
+from vla_rl.core.contexts import ModelContext
+from vla_rl.core.errors import CheckpointError, UserError
+from vla_rl.core.types import UnexecutedActions
 from vla_rl.plugins.models import gr00t, pi0, smolvla
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
@@ -37,7 +39,7 @@ def build(name: str, **config: Any) -> Any:
     plugin, settings = MODELS[name]
     if "checkpoint" not in config:
         config.setdefault("preset", "tiny")
-    return plugin.build(settings(**config), Context(env=ENV, chunk=CHUNK))
+    return plugin.build(settings(**config), ModelContext(env=ENV, chunk=CHUNK))
 
 
 def moved(model: Any) -> Any:
@@ -162,12 +164,12 @@ def test_sizes_that_make_no_sense_are_refused(keys: dict[str, Any]) -> None:
         SteeringConfig(**keys)
 
 
-def test_a_steered_policy_cannot_clone_and_another_has_no_noise_to_give() -> None:
+def test_a_steered_policy_cannot_clone_and_another_is_not_steerable() -> None:
     obs = observation(2)
     with pytest.raises(UserError, match="its weights are frozen: it cannot clone"):
         policy(steering=SMALL).imitation_loss(obs, expert(2))
-    with pytest.raises(NotOffered, match="no steering head"):
-        policy().steering_noise(torch.zeros(1, 4), torch.zeros(1, 1, 2))
+    assert isinstance(policy(steering=SMALL), Steerable) and not isinstance(policy(), Steerable)
+    assert type(policy(steering=SMALL)) is type(policy(steering=SMALL))
 
 
 def test_another_head_than_the_folders_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from vla_rl import Context, Observation, load
+from vla_rl import Observation, RewardModelContext, load
 from vla_rl.core.errors import NobodyAnswered, SafetyStop, UserError
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.spec.spec import make_component
@@ -61,7 +61,7 @@ def person(tmp_path) -> Iterator:
 
     def build(**keys):
         config = load("reward_model", "person").config(**keys)
-        opened.append(load("reward_model", "person").build(config, Context(env=env_info(), num_envs=1)))
+        opened.append(load("reward_model", "person").build(config, RewardModelContext(env=env_info(), num_envs=1)))
         return opened[-1]
 
     yield build
@@ -385,9 +385,9 @@ def test_a_stop_ends_every_call(person):
 def test_several_robots_and_unknown_cameras_are_refused():
     plugin = load("reward_model", "person")
     with pytest.raises(UserError, match=r"one robot at a time, and there are 4 envs; give env.num_envs: 1"):
-        plugin.build(plugin.config(), Context(env=env_info(), num_envs=4))
+        plugin.build(plugin.config(), RewardModelContext(env=env_info(), num_envs=4))
     with pytest.raises(UserError, match="rewards.camera: the simulator has no camera 'rear'"):
-        plugin.build(plugin.config(camera="rear"), Context(env=env_info()))
+        plugin.build(plugin.config(camera="rear"), RewardModelContext(env=env_info()))
 
 
 @pytest.mark.parametrize(

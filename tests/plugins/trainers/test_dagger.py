@@ -11,13 +11,13 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import generator
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import Transitions, TransitionsData
-from vla_rl.core.types import ActionSource, Context
+from vla_rl.core.types import ActionSource
 from vla_rl.plugins.trainers.dagger.config import DaggerConfig, HGDaggerConfig, decay_beta
 from vla_rl.plugins.trainers.dagger.impl import Dagger, HGDagger
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.data.samples import InMemoryDataset
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.parallel import SingleRank
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
@@ -31,9 +31,9 @@ def trainer_in(folder, kind=Dagger, info=INFO, strategy=None, **keys):
     trained = TrainedModel(LinearModel(info, CHUNK), train, name="linear", device="cpu", info=info, acting=True)
     if strategy is not None:
         trained.strategy = strategy
-    training = TrainingContext(trained=trained, algorithm=None, heartbeat=lambda: None, folder=folder)
+    training = TrainerContext(chunk=CHUNK, trained=trained, algorithm=None, heartbeat=lambda: None, folder=folder)
     config = {Dagger: DaggerConfig, HGDagger: HGDaggerConfig}[kind](**{"updates": 2, "batch": 8, **keys})
-    return kind(config, Context(chunk=CHUNK, env=info, training=training))
+    return kind(config, training)
 
 
 def actions_of(count, seed):

@@ -11,13 +11,14 @@ import torch
 from attrs import evolve
 
 from vla_rl.core import catalogue as plugins
+from vla_rl.core.capabilities import STEERING
+from vla_rl.core.contexts import EnvContext, ModelContext
 from vla_rl.core.errors import UserError
-from vla_rl.core.hookspecs import STEERING
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.trainers import Transitions, TransitionsData
-from vla_rl.core.types import ActionSource, Context
+from vla_rl.core.types import ActionSource
 from vla_rl.plugins.models.pi0.builder import build_policy
 from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.plugins.trainers.off_policy import dsrl
@@ -27,7 +28,7 @@ from vla_rl.runtime.start import run
 from vla_rl.testing import check_trainer, synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.models.flow_config import SteeringConfig
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 CHUNK = 2
@@ -42,15 +43,15 @@ NAMED = (
 
 def model_of(**steering):
     config = Pi0Config(preset="tiny", denoise_steps=2, steering=SteeringConfig(**{"hidden": (16,), **steering}))
-    return build_policy(config, Context(env=INFO, chunk=CHUNK))
+    return build_policy(config, ModelContext(env=INFO, chunk=CHUNK))
 
 
 def trainer_in(folder, model=None, lr=1e-3, **keys):
     train = TrainSpec(steps=1, lr=lr, micro_batch=64, max_grad_norm=None)
     model = model_of() if model is None else model
     trained = TrainedModel(model, train, name="tiny", device="cpu", info=INFO, acting=True)
-    training = TrainingContext(trained=trained, algorithm=None, heartbeat=lambda: None, folder=folder)
-    return Dsrl(DsrlConfig(**{**SMALL, **keys}), Context(chunk=CHUNK, env=INFO, training=training))
+    training = TrainerContext(chunk=CHUNK, trained=trained, algorithm=None, heartbeat=lambda: None, folder=folder)
+    return Dsrl(DsrlConfig(**{**SMALL, **keys}), training)
 
 
 def transitions_of(model, count, seed=0, rewards=None):
@@ -158,14 +159,14 @@ def test_a_run_steers_and_its_checkpoint_does_so_by_itself(tmp_path: Path):
         "hooks": [{"type": "jsonl"}],
     }
     parsed = parse_spec(spec)
-    info = plugins.build("env", "tabletop", parsed.env.config, Context(num_envs=1)).info
-    build_policy(Pi0Config(preset="tiny"), Context(env=info, chunk=4)).save(tmp_path / "base")
+    info = plugins.build("env", "tabletop", parsed.env.config, EnvContext(num_envs=1)).info
+    build_policy(Pi0Config(preset="tiny"), ModelContext(env=info, chunk=4)).save(tmp_path / "base")
     run(parsed, tmp_path / "run", False)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert sum(line.get("off_policy/updates", 0) for line in lines) > 0
     folder = tmp_path / "run" / "checkpoints" / "step_000002" / "model"
     assert (folder / "model.safetensors").read_bytes() == (tmp_path / "base" / "model.safetensors").read_bytes()
-    model = build_policy(Pi0Config(checkpoint=str(folder)), Context(env=info, chunk=4))
+    model = build_policy(Pi0Config(checkpoint=str(folder)), ModelContext(env=info, chunk=4))
     assert model.steering_shape == (1, 3)
 
 
@@ -173,8 +174,10 @@ def test_a_run_steers_and_its_checkpoint_does_so_by_itself(tmp_path: Path):
 
 
 def test_models_without_noise_or_without_a_head_are_refused(tmp_path):
-    with pytest.raises(UserError, match="model 'tiny' has none; pi0, pi05, smolvla and gr00t have"):
+    with pytest.raises(
+        UserError, match="model 'tiny' has none; set model.steering: {} \\(pi0, pi05, smolvla and gr00t take it\\)"
+    ):
         trainer_in(tmp_path, LinearModel(INFO, CHUNK))
-    plain = build_policy(Pi0Config(preset="tiny"), Context(env=INFO, chunk=CHUNK))
+    plain = build_policy(Pi0Config(preset="tiny"), ModelContext(env=INFO, chunk=CHUNK))
     with pytest.raises(UserError, match=r"model 'tiny' has none; set model.steering: \{\}"):
         trainer_in(tmp_path, plain)

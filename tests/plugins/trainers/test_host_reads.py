@@ -9,10 +9,11 @@ import pytest
 import torch
 from host_reads import host_reads
 
+from vla_rl.core.contexts import AlgorithmContext, ModelContext
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import ModelInputs, OptimizerStep, TrajectoryData, TrajectoryPart
-from vla_rl.core.types import Chunk, Context
+from vla_rl.core.types import Chunk
 from vla_rl.plugins.algorithms.gipo import plugin as gipo
 from vla_rl.plugins.algorithms.grpo import plugin as grpo
 from vla_rl.plugins.algorithms.ppo import plugin as ppo
@@ -28,7 +29,7 @@ from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.algorithms.settings import Decoupled, KLSettings, VTrace
 from vla_rl.toolkit.models.adapters import LoRAConfig
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.gradient_accumulator import MetricAccumulator
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
@@ -104,9 +105,9 @@ def _update(model: str, algorithm: str) -> tuple[PolicyGradient, ModelInputs, di
     """Return the update of a tiny model, its samples, and their fields."""
     kind, keys = ALGORITHMS[algorithm]
     plugin, config = MODELS[model]
-    trains = kind.build(kind.config(**keys), Context())
+    trains = kind.build(kind.config(**keys), AlgorithmContext())
     values = trains.value_granularity if trains.needs.values else "none"
-    context = Context(env=ENV, chunk=CHUNK, values=values)
+    context = ModelContext(env=ENV, chunk=CHUNK, values=values)
     policy = plugin.build(config, context)
     obs = synthetic.observation(ENV, SAMPLES)
     chunk: Chunk = policy.sample_chunk(obs, Noise(0, "test", range(SAMPLES), [0] * SAMPLES, [0] * SAMPLES), False)
@@ -129,5 +130,5 @@ def _update(model: str, algorithm: str) -> tuple[PolicyGradient, ModelInputs, di
     }
     train = TrainSpec(steps=4, lr=1e-4, micro_batch=MICRO_BATCH, value_lr=1e-3)
     trained = TrainedModel(policy, train, name=model, device="cpu", info=ENV, acting=True)
-    training = TrainingContext(trained=trained, algorithm=trains, heartbeat=lambda: None)
+    training = TrainerContext(chunk=CHUNK, trained=trained, algorithm=trains, heartbeat=lambda: None)
     return PolicyGradient(training), inputs, fields

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.structure import Problems, Structurer
 from vla_rl.core.trainers import Transitions, TransitionsData
-from vla_rl.core.types import ActionSource, Context, RecordedRewards
+from vla_rl.core.types import ActionSource, RecordedRewards
 from vla_rl.plugins.models.film_resnet import plugin as film_resnet
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, Gaussian, NetworkConfig
 from vla_rl.plugins.trainers.off_policy.config import (
@@ -38,7 +40,7 @@ from vla_rl.plugins.trainers.off_policy.takeovers import ended_by_takeovers, fin
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.data.samples import InMemoryDataset
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 from vla_rl.toolkit.trainers.trainer_state import load_owned_state, owned_state
 
@@ -59,15 +61,15 @@ def learned(**keys):
 
 
 def model_of(info=INFO):
-    return film_resnet.build(FilmResnetConfig(network=NETWORK), Context(chunk=CHUNK, env=info))
+    return film_resnet.build(FilmResnetConfig(network=NETWORK), ModelContext(chunk=CHUNK, env=info))
 
 
 def trainer_in(folder, model=None, micro_batch=64, policy_lr=1e-3, info=INFO, **keys):
     train = TrainSpec(steps=1, lr=policy_lr, micro_batch=micro_batch, max_grad_norm=None)
     model = model_of() if model is None else model
     trained = TrainedModel(model, train, name="tiny", device="cpu", info=info, acting=True)
-    training = TrainingContext(trained=trained, algorithm=None, heartbeat=lambda: None, folder=folder)
-    return OffPolicy(OffPolicyConfig(**{**SMALL, **keys}), Context(chunk=CHUNK, env=INFO, training=training))
+    training = TrainerContext(chunk=CHUNK, trained=trained, algorithm=None, heartbeat=lambda: None, folder=folder)
+    return OffPolicy(OffPolicyConfig(**{**SMALL, **keys}), training)
 
 
 def transitions_of(count, seed=0, rewards=None):
@@ -532,11 +534,12 @@ def test_a_checkpoint_without_its_files_is_refused(tmp_path):
 
 
 def test_a_model_without_features_or_gradients_of_actions_is_refused(tmp_path):
-    class Plain(LinearModel):
-        policy_features = LinearModel.__mro__[1].policy_features
+    class Plain(VLAModel):
+        sample_chunk = chunk_log_probs = imitation_loss = save = lambda self: None
+        module = torch.nn.Linear(2, 2)
 
-    with pytest.raises(UserError, match=r"policy's features, and model 'tiny' gives none \(VLAModel.policy_features"):
-        trainer_in(tmp_path, Plain(INFO, CHUNK))
+    with pytest.raises(UserError, match=r"policy's features, and model 'tiny' gives none \(no vla_rl.HasFeatures"):
+        trainer_in(tmp_path, Plain())
     with pytest.raises(UserError, match="actions with a gradient, and model 'tiny' gives none"):
         trainer_in(tmp_path, LinearModel(INFO, CHUNK))
 

@@ -15,15 +15,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from reference_files import reference
+from vla_rl.core.capabilities import Reparameterised
 from vla_rl.core.spec.sections import TrainSpec
-from vla_rl.core.types import Context
 from vla_rl.plugins.trainers.off_policy import impl
 from vla_rl.plugins.trainers.off_policy.config import Learned, LearnedTemperature, OffPolicyConfig
 from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.models.squashed_gaussian import SquashedGaussian
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.replay import TransitionBatch
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
@@ -68,7 +68,7 @@ class Actor(nn.Module):
         return SquashedGaussian(self.mean(x).view(shape), self.log_std(x).clamp(-20, 2).view(shape))
 
 
-class ActorModel(LinearModel):
+class ActorModel(LinearModel, Reparameterised):
     """A model whose features are the observations of the implementations."""
 
     def __init__(self, networks):
@@ -131,8 +131,8 @@ def trainer_of(folder, constants, case, lr):
     )
     train = TrainSpec(steps=1, lr=lr["actor"], micro_batch=3, max_grad_norm=None)
     trained = TrainedModel(ActorModel(before), train, name="actor", device="cpu", info=INFO, acting=True)
-    training = TrainingContext(trained=trained, algorithm=None, heartbeat=lambda: None, folder=folder)
-    trainer = OffPolicy(config, Context(chunk=CHUNK, env=INFO, training=training))
+    training = TrainerContext(chunk=CHUNK, trained=trained, algorithm=None, heartbeat=lambda: None, folder=folder)
+    trainer = OffPolicy(config, training)
     for i in range(count):
         load_critic(trainer._critics.critics[i], before["critics"][i])
         load_critic(trainer._target_critics.critics[i], before["targets"][i])

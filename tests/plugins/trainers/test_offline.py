@@ -9,18 +9,19 @@ from scripted_runs import scripted_spec
 
 from vla_rl.core.catalogue import load
 from vla_rl.core.errors import SpecError, UserError
+from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.spec.structure import Problems, Structurer
 from vla_rl.core.trainers import DemonstrationsData, ImitationStep
-from vla_rl.core.types import Context, Observation, RecordedRewards
+from vla_rl.core.types import Observation, RecordedRewards
 from vla_rl.plugins.trainers.offline.config import AWR, IQL, OfflineConfig
 from vla_rl.plugins.trainers.offline.impl import Offline
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.data.samples import InMemoryDataset, StepWindows
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.critics import CriticEnsemble, advantage_weights, expectile_loss, update_target
 from vla_rl.toolkit.trainers.recorded_returns import read_returns
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
@@ -52,8 +53,8 @@ class Bandit(InMemoryDataset):
 def trainer_of(model, **keys):
     train = TrainSpec(steps=1, lr=1e-2, micro_batch=8)
     trained = TrainedModel(model, train, name="linear", device="cpu", info=INFO, acting=True)
-    training = TrainingContext(trained=trained, algorithm=None, heartbeat=lambda: None)
-    return Offline(OfflineConfig(**keys), Context(chunk=CHUNK, env=INFO, training=training))
+    training = TrainerContext(chunk=CHUNK, trained=trained, algorithm=None, heartbeat=lambda: None)
+    return Offline(OfflineConfig(**keys), training)
 
 
 def steps_on(count, number, lr=3e-2):
@@ -160,11 +161,12 @@ def test_losses_of_samples_have_the_mean_of_a_batch():
 
 
 def test_a_model_without_features_is_refused():
-    class Plain(LinearModel):
-        policy_features = LinearModel.__mro__[1].policy_features
+    class Plain(VLAModel):
+        sample_chunk = chunk_log_probs = imitation_loss = save = lambda self: None
+        module = torch.nn.Linear(2, 2)
 
     with pytest.raises(UserError, match="policy's features, and model 'linear' gives none"):
-        trainer_of(Plain(INFO, CHUNK))
+        trainer_of(Plain())
 
 
 def test_equal_returns_are_refused():

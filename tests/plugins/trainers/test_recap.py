@@ -13,7 +13,7 @@ from test_offline import CHUNK, INFO, Bandit, steps_on
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import DemonstrationsData
-from vla_rl.core.types import Context, RecordedRewards
+from vla_rl.core.types import RecordedRewards
 from vla_rl.plugins.trainers.recap import plugin
 from vla_rl.plugins.trainers.recap.config import RecapConfig
 from vla_rl.plugins.trainers.recap.impl import Recap, condition_on_labels, positive_labels
@@ -22,7 +22,7 @@ from vla_rl.plugins.trainers.recap.value_network import build_value_network, cat
 from vla_rl.testing import check_trainer, synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.data.samples import InMemoryDataset
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.recorded_returns import RecordedReturns, read_returns
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
@@ -38,8 +38,8 @@ class Listening(LinearModel):
 def trainer_of(model, **keys):
     train = TrainSpec(steps=1, lr=1e-2, micro_batch=8)
     trained = TrainedModel(model, train, name="linear", device="cpu", info=INFO, acting=True)
-    training = TrainingContext(trained=trained, algorithm=None, heartbeat=lambda: None)
-    return Recap(RecapConfig(**keys), Context(chunk=CHUNK, env=INFO, training=training))
+    training = TrainerContext(chunk=CHUNK, trained=trained, algorithm=None, heartbeat=lambda: None)
+    return Recap(RecapConfig(**keys), training)
 
 
 def recorded_of(rewards, following, chunk_discount):
@@ -174,8 +174,8 @@ def test_gradients_of_the_policy_are_sums_over_micro_batches_and_ranks():
             info=INFO,
             acting=True,
         )
-        training = TrainingContext(trained=trained, algorithm=None, heartbeat=lambda: None)
-        trainer = Recap(RecapConfig(critic_steps=1, atoms=11), Context(chunk=CHUNK, env=INFO, training=training))
+        training = TrainerContext(chunk=CHUNK, trained=trained, algorithm=None, heartbeat=lambda: None)
+        trainer = Recap(RecapConfig(critic_steps=1, atoms=11), training)
         data = Bandit(16)
         (first,) = steps_on(16, 1)
         trainer.update(DemonstrationsData(demonstrations=data, steps=[first]))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from attrs import evolve
 
-from vla_rl import Context, EnvInfo, Noise, TaskInfo, UserError, Windows, build, load
+from vla_rl import EnvInfo, Noise, TaskInfo, UserError, Windows, WorldModelContext, build, load
 from vla_rl.plugins.world_models.edm.motion import LeastSquares, Motion
 from vla_rl.toolkit.world_models.measures import compute_psnr
 from vla_rl.toolkit.world_models.windows import frames_of, take_frames, take_rows
@@ -38,7 +38,7 @@ SMALL |= {
 
 def make(seed: int = 0, info: EnvInfo = INFO, **keys: Any) -> Any:
     config = load("world_model", "edm").config(**{**SMALL, **keys})
-    return build("world_model", "edm", config, Context(env=info, chunk=CHUNK, seed=seed))
+    return build("world_model", "edm", config, WorldModelContext(env=info, chunk=CHUNK, seed=seed))
 
 
 def pushed(count: int = 32, frames: int = 4, seed: int = 0) -> Windows:
@@ -84,14 +84,14 @@ def noise(count: int, number: int = 0) -> Noise:
 def test_the_preset_diamond_has_the_size_of_diamond():
     """4.41 million parameters (paper), of which the embedding of actions is another here."""
     info = evolve(INFO, cameras={"top": (64, 64)}, state_dim=0)
-    model = build("world_model", "edm", load("world_model", "edm").config(), Context(env=info, chunk=1))
+    model = build("world_model", "edm", load("world_model", "edm").config(), WorldModelContext(env=info, chunk=1))
     count = sum(p.numel() for p in model.module["networks"].denoiser.parameters())
     assert count == pytest.approx(4.41e6, rel=0.005)
 
 
 def test_the_preset_tiny_has_about_two_million_parameters():
     plugin, info = load("world_model", "edm"), evolve(INFO, cameras={"top": (64, 64), "wrist": (64, 64)})
-    model = build("world_model", "edm", plugin.config(**plugin.presets["tiny"]), Context(env=info, chunk=4))
+    model = build("world_model", "edm", plugin.config(**plugin.presets["tiny"]), WorldModelContext(env=info, chunk=4))
     assert 1.5e6 < sum(p.numel() for p in model.module["networks"].denoiser.parameters()) < 2.5e6
 
 

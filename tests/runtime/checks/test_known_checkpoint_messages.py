@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from vla_rl.core.catalogue import load
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import load_spec
-from vla_rl.core.types import Context
 from vla_rl.runtime.checks.known_checkpoints import checkpoint_lines, checkpoint_warnings
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.testing import synthetic
@@ -95,7 +95,9 @@ def test_the_folders_number_of_executed_actions_is_the_default_of_the_chunk(kind
     """lerobot's `n_action_steps`: a policy that executes 50 actions instead of 1 is another policy."""
     plugin = load("model", kind)
     extra = {"state_in_prompt": "exact"} if kind == "pi05" else {}
-    policy = plugin.build(plugin.config(preset="tiny", **extra), Context(env=synthetic.env_info(action_dim=7), chunk=4))
+    policy = plugin.build(
+        plugin.config(preset="tiny", **extra), ModelContext(env=synthetic.env_info(action_dim=7), chunk=4)
+    )
     policy.save("folder")
     written = json.loads(Path("folder/config.json").read_text())
     assert written["n_action_steps"] == 4
@@ -120,7 +122,7 @@ def test_statistics_of_one_suite_are_refused_with_a_simulator_of_several():
     pytest.importorskip("libero")
     plugin = load("model", "openvla_oft")
     config = plugin.config(preset="fast", use_proprio=False, unnorm_key="libero_goal_no_noops")
-    plugin.build(config, Context(env=synthetic.env_info(action_dim=7), chunk=8)).save("folder")
+    plugin.build(config, ModelContext(env=synthetic.env_info(action_dim=7), chunk=8)).save("folder")
     file = Path("folder/dataset_statistics.json")
     entry = json.loads(file.read_text())["libero_goal_no_noops"]
     file.write_text(json.dumps({f"libero_{suite}_no_noops": entry for suite in ("spatial", "object", "goal", "10")}))

@@ -132,9 +132,9 @@ def test_a_gpu_can_be_required(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("offered", [False, True])
 def test_an_expert_that_is_not_there_is_an_error_of_the_spec_and_a_bug_is_a_bug(tmp_path, offered):
-    raised = "TypeError('mute')" if offered else "NotOffered('Mute has no scripted expert')"
+    raised = "TypeError('mute')" if offered else "UserError('Mute has no scripted expert')"
     (tmp_path / "mute.py").write_text(
-        "import dataclasses\nfrom vla_rl import NotOffered\n"
+        "import dataclasses\nfrom vla_rl import UserError\n"
         "from vla_rl.testing.scripted import vla_rl_plugins as doubles\n"
         "double = doubles['env']['scripted']\n"
         "def build(config, context):\n"

@@ -12,10 +12,10 @@ from attrs import evolve
 from scripted_runs import play, read_metrics, scripted_spec, weights_in
 
 from vla_rl.core.catalogue import build
+from vla_rl.core.contexts import DataContext, EnvContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.run.loop import finish_step
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Context
 from vla_rl.runtime.start import clone, evaluate, run, start
 
 PPO = {"type": "ppo", "value_coef": 0.5}
@@ -138,9 +138,9 @@ def test_interventions_of_a_recording_are_cloned_alone(tmp_path, rows):
     run(helped_spec(env={"first": 2}, train={"steps": 1}, hooks=hooks), tmp_path / "run", False)
     data = {"type": "lerobot", "folder": str(tmp_path / "run" / "lerobot"), "only": "interventions"}
     spec = helped_spec(imitation={"data": data, "steps": 2, "batch": 8, "lr": 1e-2}, hooks=[{"type": "jsonl"}])
-    info = helped_env.helped_envs(spec.env.config, Context(num_envs=1, chunk=2)).info
+    info = helped_env.helped_envs(spec.env.config, EnvContext(num_envs=1, chunk=2)).info
     assert spec.imitation is not None and spec.imitation.data is not None
-    demonstrations = build("data", "lerobot", spec.imitation.data.config, Context(env=info, chunk=2))
+    demonstrations = build("data", "lerobot", spec.imitation.data.config, DataContext(env=info, chunk=2))
     helped_episodes = 2 * 8  # half of the evaluation states, before and after training
     assert demonstrations.num_samples() == helped_episodes * (3 if rows == "steps" else 2)
     obs, actions = demonstrations.read_samples(np.arange(demonstrations.num_samples()))
@@ -149,7 +149,7 @@ def test_interventions_of_a_recording_are_cloned_alone(tmp_path, rows):
         demonstrations.read_rewards(np.arange(1), 1.0)
     assert clone(spec, tmp_path / "clone", False)["steps"] == 2
     everything = evolve(spec.imitation.data.config, only="all")
-    whole = build("data", "lerobot", everything, Context(env=info, chunk=2))
+    whole = build("data", "lerobot", everything, DataContext(env=info, chunk=2))
     flags = whole.read_rewards(np.arange(whole.num_samples()), 1.0).interventions
     assert flags.dtype == bool and flags.sum() == demonstrations.num_samples() < len(flags)
     assert np.array_equal(whole.read_samples(np.flatnonzero(flags))[1], actions)

@@ -129,14 +129,14 @@ def test_a_micro_batch_that_ran_out_of_memory_is_refused_with_what_would_help():
 )
 def test_a_gpu_allocates_what_is_predicted(model):
     """The same pass on the device: PyTorch's own count against the prediction."""
+    from vla_rl.core.contexts import ModelContext
     from vla_rl.core.randomness import Noise
-    from vla_rl.core.types import Context
     from vla_rl.plugins.models.openvla import openvla_oft
 
     rows, info = 16, info_of()
     spec = spec_of(model, rows)
     memory = measure_model(spec, info)
-    place = Context(env=info, chunk=8, values="chunk", device="cuda")
+    place = ModelContext(env=info, chunk=8, values="chunk", device="cuda")
     before = torch.cuda.memory_allocated()
     policy = openvla_oft.build(spec.model.config, place)
     trained = {name: p for name, p in policy.module.named_parameters() if p.requires_grad}

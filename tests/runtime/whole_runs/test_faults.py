@@ -110,23 +110,33 @@ def test_an_end_that_a_run_can_be_resumed_from_says_how(train, tmp_path):
     )
 
 
-@pytest.mark.parametrize("lacks", ["values = VLAModel.values", "critic = property(lambda self: None, lambda *_: None)"])
-def test_an_algorithm_that_needs_values_refuses_a_model_without(train, tmp_path, lacks):
+@pytest.mark.parametrize(
+    ("base", "body", "lack"),
+    [
+        (
+            "VLAModel",
+            "sample_chunk = chunk_log_probs = imitation_loss = save = None",
+            "does not inherit vla_rl.HasCritic",
+        ),
+        ("LinearModel", "critic = property(lambda self: None, lambda *_: None)", "its `critic` is None"),
+    ],
+)
+def test_an_algorithm_that_needs_values_refuses_a_model_without(train, tmp_path, base, body, lack):
     (tmp_path / "mute.py").write_text(
         "import attrs\n"
         "from vla_rl.core.hookspecs import VLAModel\n"
         "from vla_rl.testing.linear import LinearModel\n"
         "from vla_rl.core.declarations import ModelPlugin\n"
-        "class Mute(LinearModel):\n"
-        f"    {lacks}\n"
+        f"class Mute({base}):\n"
+        f"    {body}\n"
         "def build(config, context):\n"
-        "    return Mute(context.env, context.chunk, values=context.values)\n"
+        "    return Mute(context.env, context.chunk, values=context.values) if Mute.__init__ is LinearModel.__init__ else Mute()\n"
         "@attrs.frozen(kw_only=True)\n"
         "class Config: pass\n"
         "vla_rl_plugins = {'model': {'mute': ModelPlugin(config=Config, build=build, summary='no critic')}}\n"
     )
     plugins = ["vla_rl.testing.scripted", str(tmp_path / "mute.py")]
-    with pytest.raises(PluginError, match=r"algorithm 'ppo' needs values.*model 'mute' has no value head"):
+    with pytest.raises(PluginError, match=rf"algorithm 'ppo' needs values.*model 'mute' has no value head \(.*{lack}"):
         train(plugins=plugins, model={"type": "mute"}, algorithm={"type": "ppo"}, rollout={"group_size": 1})
 
 

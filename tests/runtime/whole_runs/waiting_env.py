@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.declarations import EnvPlugin
-from vla_rl.core.types import Context
 from vla_rl.testing.scripted import ScriptedEnv, SimulatorFault
 
 PATIENCE = 60.0
@@ -32,7 +32,7 @@ class WaitingConfig:
 
 
 class Waiting(ScriptedEnv):
-    def __init__(self, config: WaitingConfig, context: Context) -> None:
+    def __init__(self, config: WaitingConfig, context: EnvContext) -> None:
         super().__init__(context.num_envs, chunk=context.chunk, first_env=context.first_env, stamp=False)
         self.config, self.env_id = config, context.first_env
 
@@ -68,7 +68,7 @@ class Waiting(ScriptedEnv):
             os._exit(1)
 
 
-def build(config: WaitingConfig, context: Context) -> Waiting:
+def build(config: WaitingConfig, context: EnvContext) -> Waiting:
     return Waiting(config, context)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from scripted_runs import scripted_spec
 
+from vla_rl.core.capabilities import Capturable, Compilable
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.plugins.engines.torch.engine import TorchEngine
@@ -73,11 +74,18 @@ def test_a_sharded_model_is_compiled_where_the_spec_says_so() -> None:
 
 
 class Model:
-    def __init__(self, blocks: Any = (), decide: Any = None) -> None:
+    def __init__(self, blocks: Any = ()) -> None:
         self.module = torch.nn.Sequential(torch.nn.Linear(2, 2))
         self.blocks = blocks
-        self.regions = ()
-        self.decide = decide
+
+
+class CompilableModel(Model, Compilable):
+    """A model without a part that a graph could capture."""
+
+
+class CapturableModel(Model, Capturable):
+    def decide(self, inputs: Any) -> Any:
+        return inputs
 
 
 def test_a_model_without_layers_is_refused_where_it_is_asked_for() -> None:
@@ -88,10 +96,10 @@ def test_a_model_without_layers_is_refused_where_it_is_asked_for() -> None:
 
 
 def test_graphs_need_a_captured_part_and_weights_that_stay() -> None:
-    model: Any = Model((torch.nn.Linear,))
+    model: Any = CompilableModel((torch.nn.Linear,))
     with pytest.raises(UserError, match="no part that a CUDA graph could capture"):
         compile_model(spec_of(None, "graphs"), model, "cuda:0", ACT)
-    model.decide = lambda inputs: inputs
+    model = CapturableModel((torch.nn.Linear,))
     with pytest.raises(UserError, match="offloads them"):
         compile_model(spec_of(None, "graphs"), model, "cuda:0", ACT, moves=True)
 
@@ -149,9 +157,8 @@ def test_a_run_continues_without_a_compiler_and_says_so(tmp_path: Path, monkeypa
 
 def test_the_engine_acts_with_the_compiled_model() -> None:
     """The engine holds the model that was compiled, and no copy of it."""
-    model: Any = Model((torch.nn.Linear,))
+    model: Any = CompilableModel((torch.nn.Linear,))
     model.statistics_name = None
-    model.continue_chunk = None
     compiled = compile_model(spec_of("blocks"), model, "cpu", LEARN)
     assert compiled is not None
     assert compiled.blocks == [TorchEngine(model).model.module[0]]

@@ -24,7 +24,7 @@ from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.runtime.workers.offload import Offload
 from vla_rl.testing.linear import LinearModel
 from vla_rl.testing.scripted import ScriptedEnv
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 
 TABLETOP = Path(__file__).parents[3] / "examples" / "tabletop_ppo.yaml"
 OFFLOAD = {"sim": True, "learner": True}
@@ -140,14 +140,19 @@ def test_a_simulator_that_cannot_be_offloaded_is_named(train, tmp_path):
         "import dataclasses\n"
         "from vla_rl.core.hookspecs import SimEnv\n"
         "from vla_rl.testing.scripted import ScriptedEnv, vla_rl_plugins as doubles\n"
-        "class Firm(ScriptedEnv):\n"
-        "    snapshot = SimEnv.snapshot\n"
+        "class Firm(SimEnv):\n"
+        "    def __init__(self, env): self.env, self.num_envs, self.info = env, env.num_envs, env.info\n"
+        "    def reset_states(self, split): return self.env.reset_states(split)\n"
+        "    def reset(self, env_ids, state_ids, seed): return self.env.reset(env_ids, state_ids, seed)\n"
+        "    def chunk_step(self, actions, active, stop_at_end): return self.env.chunk_step(actions, active, stop_at_end)\n"
         "def build(config, context):\n"
-        "    return Firm(context.num_envs, chunk=context.chunk)\n"
+        "    return Firm(ScriptedEnv(context.num_envs, chunk=context.chunk))\n"
         "vla_rl_plugins = {'env': {'firm': dataclasses.replace(doubles['env']['scripted'], build=build)}}\n"
     )
     plugins = ["vla_rl.testing.scripted", str(tmp_path / "firm.py")]
-    with pytest.raises(PluginError, match="env 'firm' cannot be offloaded: it has no snapshot and restore; leave out"):
+    with pytest.raises(
+        PluginError, match="env 'firm' cannot be offloaded: it does not inherit vla_rl.Offloadable; leave out"
+    ):
         train(plugins=plugins, env={"type": "firm"}, placement={"type": "collocated", "offload": OFFLOAD})
 
 
@@ -175,7 +180,7 @@ def test_networks_of_a_trainer_leave_too():
     (assignment,) = assign_workers(plan, 8, one_process=True)
     sim, learner = roles_of(spec, assignment)
     trained = learner.trained
-    trainer = WithHead(TrainingContext(trained=trained, algorithm=build_algorithm(spec), heartbeat=lambda: None))
+    trainer = WithHead(TrainerContext(trained=trained, algorithm=build_algorithm(spec), heartbeat=lambda: None))
     learner.trainers = Trainers(collected=trainer, demonstrations=learner.trainers.demonstrations)
     offload = Offload({"sim": sim, "learner": learner}, assignment, lambda lane: ScriptedEnv(8))
     moments = [value for state in trainer.adam.state.values() for value in state.values() if value.dim()]

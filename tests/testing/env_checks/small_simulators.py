@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.capabilities import Offloadable
+from vla_rl.core.contexts import EnvContext
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
-from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, TaskInfo
+from vla_rl.core.types import ChunkResult, EnvInfo, Observation, ResetState, TaskInfo
 from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
@@ -128,12 +130,12 @@ class SceneEnv(SingleEnv):
 
 def small_envs(scene_type: type[Scene], num_envs: int = 2, chunk: int = 4, states: Any = small_states) -> SubprocEnvs:
     env_type = type("SmallEnv", (SceneEnv,), {"scene_type": scene_type})
-    context = Context(num_envs=num_envs, chunk=chunk)
+    context = EnvContext(num_envs=num_envs, chunk=chunk)
     splits = {split: states(split) for split in ("train", "eval")}
     return SubprocEnvs(scene_type.info, splits, env_type, context, Processes(apart=False))
 
 
-class SmallEnv(SimEnv):
+class SmallEnv(SimEnv, Offloadable):
     """Several `Scene`s as a batch."""
 
     scene_type: type[Scene] = Scene
@@ -202,7 +204,7 @@ class NoExpertEnv(SceneEnv):
     """Without a demonstrator."""
 
     def expert_chunk(self, length: int) -> Any:
-        raise NotOffered("no expert here")
+        raise UserError("no expert here")
 
 
 class BuggyExpertEnv(SceneEnv):

@@ -30,10 +30,10 @@ from small_simulators import (
     small_states,
 )
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.declarations import EnvPlugin
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import Context
 from vla_rl.testing import CheckFailed, check_env
 from vla_rl.testing.common.findings import Findings
 from vla_rl.testing.envs import examine_env
@@ -76,7 +76,7 @@ def says_one_of(text: str, kind: type) -> bool:
 
 
 def examined(env: SimEnv, expert: bool = False) -> Findings:
-    return examine_env(env, None, Context(num_envs=env.num_envs, chunk=4), expert=expert)
+    return examine_env(env, None, EnvContext(num_envs=env.num_envs, chunk=4), expert=expert)
 
 
 def notices(findings: Findings) -> str:
@@ -154,7 +154,7 @@ def test_a_simulator_with_a_person_passes(batch: type[SmallEnv]) -> None:
 
 def independent_envs(env_type: type[SceneEnv]) -> SubprocEnvs:
     splits = {split: small_states(split) for split in ("train", "eval")}
-    return SubprocEnvs(small_info(), splits, env_type, Context(num_envs=2, chunk=4), Processes(apart=True))
+    return SubprocEnvs(small_info(), splits, env_type, EnvContext(num_envs=2, chunk=4), Processes(apart=True))
 
 
 def test_envs_in_processes_pass() -> None:
@@ -176,7 +176,7 @@ def test_envs_without_an_expert_continue_after_they_were_asked_for_one() -> None
     try:
         env.reset(np.arange(2), np.arange(2), np.arange(2))
         for _ in range(2):
-            with pytest.raises(NotOffered, match="no expert here"):
+            with pytest.raises(UserError, match="no expert here"):
                 env.expert_chunk()
         assert env.chunk_step(np.zeros((2, 4, 2), np.float32), np.ones(2, bool), True).executed.all()
         assert not env.faults()
@@ -209,7 +209,7 @@ def test_what_playing_cannot_show_is_said_and_is_not_a_finding() -> None:
 
 
 def test_little_time_means_fewer_states_and_shorter_episodes_and_is_said() -> None:
-    quick = examine_env(unusual_scenes.ManyStates(), None, Context(num_envs=3, chunk=4), seconds=0)
+    quick = examine_env(unusual_scenes.ManyStates(), None, EnvContext(num_envs=3, chunk=4), seconds=0)
     assert "not seen: all eval states; entered 3 of 3000 (1 of 2 tasks)" in notices(quick)
     assert "not seen: whole episodes; compared 8 of up to 12 actions" in notices(quick)
     quick.close()
@@ -262,7 +262,7 @@ def test_what_fails_alike_everywhere_ends_the_check_soon() -> None:
 
 def test_sections_are_announced_as_they_begin() -> None:
     told: list[str] = []
-    context = Context(num_envs=3, chunk=4)
+    context = EnvContext(num_envs=3, chunk=4)
     findings = examine_env(small_batch(Scene), None, context, expert=False, seconds=0, on_section=told.append)
     assert told[:2] == ["building the simulator", "info"]
     assert told[1:] == [section.name for section in findings.sections]
@@ -282,7 +282,7 @@ def test_a_finding_says_what_was_played_and_where() -> None:
     ],
 )
 def test_what_building_leaves_behind_is_found(batch: type[SmallEnv], message: str) -> None:
-    def build(config: Any, context: Context) -> SimEnv:
+    def build(config: Any, context: EnvContext) -> SimEnv:
         return batch(context.num_envs, context.chunk)
 
     with pytest.raises(CheckFailed, match=message) as failed:
@@ -291,7 +291,7 @@ def test_what_building_leaves_behind_is_found(batch: type[SmallEnv], message: st
 
 
 def test_a_simulator_of_another_size_than_was_asked_for_is_found() -> None:
-    def build(config: Any, context: Context) -> SimEnv:
+    def build(config: Any, context: EnvContext) -> SimEnv:
         return SmallEnv(2, context.chunk)
 
     plugin = EnvPlugin(config=make_class("Config", []), build=build, summary="two envs, always")

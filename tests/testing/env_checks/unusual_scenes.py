@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from small_simulators import EDGE, Scene, SmallEnv, small_info
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import ChunkResult, Observation, ResetState
 from vla_rl.toolkit.envs.single_env import Outcome
@@ -434,14 +434,11 @@ class TwoCameras(SmallEnv):
         return attrs.evolve(obs, images={"top": obs.images["top"], "side": side})
 
 
-class NoSnapshot(SmallEnv):
-    """It cannot be offloaded, and has no expert."""
-
-    def snapshot(self) -> Any:
-        raise NotOffered("cannot be offloaded")
+class NoExpert(SmallEnv):
+    """It has no expert."""
 
     def expert_chunk(self) -> Any:
-        raise NotOffered("no expert")
+        raise UserError("no expert")
 
 
-BATCHES = (Tensors, OnlySuccess, OneStateEach, ManyStates, OtherTasksInEval, TwoCameras, NoSnapshot)
+BATCHES = (Tensors, OnlySuccess, OneStateEach, ManyStates, OtherTasksInEval, TwoCameras, NoExpert)

@@ -16,8 +16,9 @@ from attrs import evolve
 from PIL import Image
 
 from fork_server import ForkServer
+from vla_rl.core.contexts import DataContext
 from vla_rl.core.errors import UserError
-from vla_rl.core.types import Context, EnvInfo, TaskInfo
+from vla_rl.core.types import EnvInfo, TaskInfo
 from vla_rl.plugins.data.lerobot import plugin as reader
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.toolkit.data.recording import Recording, encode_png
@@ -66,7 +67,7 @@ def write(folder: Path, recordings: list[Recording], **keys: Any) -> list[bool]:
 
 
 def read(folder: Path, chunk: int = CHUNK) -> Any:
-    return reader.build(LeRobotConfig(folder=folder), Context(env=INFO, chunk=chunk))
+    return reader.build(LeRobotConfig(folder=folder), DataContext(env=INFO, chunk=chunk))
 
 
 def info_of(folder: Path) -> Any:
@@ -97,7 +98,7 @@ def test_the_end_of_an_episode_is_seen_where_that_is_asked_for(tmp_path: Path) -
     episodes = [episode(0, 2), episode(1, 4)]
     write(tmp_path, episodes)
     config = LeRobotConfig(folder=tmp_path, ends="repeat")
-    data = reader.build(config, Context(env=INFO, chunk=CHUNK))
+    data = reader.build(config, DataContext(env=INFO, chunk=CHUNK))
     assert data.num_samples() == 6
     obs, actions = data.read_samples(np.array([5, 0, 1, 2]))
     first, second = (e.actions for e in episodes)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla import openvla_oft
 from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
 from vla_rl.testing import synthetic
@@ -40,7 +40,7 @@ class Casts(TorchDispatchMode):
 def step(recompute: str, once: bool, **config: Any) -> tuple[dict[str, torch.Tensor], Counter[str], int]:
     """Return gradients of two passes, the numbers of casts, and the number of adapters' weights."""
     keys = {"preset": "tiny", "lora": LoRAConfig(rank=4), "recompute": recompute, **config}
-    policy = openvla_oft.build(OpenVLAOFTConfig(**keys), Context(env=ENV, chunk=2, values="chunk"))
+    policy = openvla_oft.build(OpenVLAOFTConfig(**keys), ModelContext(env=ENV, chunk=2, values="chunk"))
     parameters = dict(policy.module.named_parameters())
     for name, parameter in parameters.items():
         if "lora_B" in name:  # it starts at 0, where other adapters' gradients are 0 too
@@ -78,7 +78,7 @@ def test_without_autocast_nothing_is_cast() -> None:
 
 def test_a_weight_without_gradient_stays_without_one() -> None:
     keys = {"preset": "tiny", "lora": LoRAConfig(rank=4), "dtype": "bfloat16", "autocast": True}
-    policy = openvla_oft.build(OpenVLAOFTConfig(**keys), Context(env=ENV, chunk=2))
+    policy = openvla_oft.build(OpenVLAOFTConfig(**keys), ModelContext(env=ENV, chunk=2))
     layer = policy.module.vla.get_base_model().language_model.model.layers[0].mlp.up_proj
     with adapters_cast_once(policy.module), torch.autocast("cpu", torch.bfloat16):
         layer(torch.ones(1, 64)).sum().backward()

@@ -121,14 +121,14 @@ def test_wide_weights_need_no_master() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_step_on_a_gpu_equals_the_cpus() -> None:
     """Two micro-batches of a tiny OpenVLA-OFT in bfloat16, forward, backward and AdamW, on both devices."""
-    from vla_rl.core.types import Context
+    from vla_rl.core.contexts import ModelContext
     from vla_rl.plugins.models.openvla import openvla_oft
     from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
 
     info = synthetic.env_info(cameras=1, pixels=64)
     stepped = {}
     for device in ("cpu", "cuda"):
-        context = Context(env=info, chunk=2, device=device, values="chunk")
+        context = ModelContext(env=info, chunk=2, device=device, values="chunk")
         model = openvla_oft.build(OpenVLAOFTConfig(preset="fast", dtype="bfloat16"), context)
         train = TrainSpec(steps=1, lr=1e-3, micro_batch=4)
         trained = TrainedModel(model, train, name="tiny", device=device, info=info, acting=True)

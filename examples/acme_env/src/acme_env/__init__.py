@@ -6,7 +6,7 @@ import numpy as np
 from attrs import field, frozen
 from attrs.validators import ge
 
-from vla_rl import ChunkResult, Context, EnvInfo, EnvPlugin, Observation, ResetState, SimEnv, TaskInfo, generator
+from vla_rl import ChunkResult, EnvContext, EnvInfo, EnvPlugin, Observation, ResetState, SimEnv, TaskInfo, generator
 
 COLOURS = {"red": (220, 40, 40), "blue": (40, 80, 220)}
 STATES, SPEED, REACH = 128, 0.15, 0.2
@@ -21,7 +21,7 @@ class BeaconsConfig:
 
 
 class Beacons(SimEnv):
-    def __init__(self, config: BeaconsConfig, context: Context) -> None:
+    def __init__(self, config: BeaconsConfig, context: EnvContext) -> None:
         self.num_envs, self.chunk, self.config = context.num_envs, context.chunk, config
         tasks = tuple(TaskInfo(name=c, instruction=f"drive to the {c} beacon", max_steps=24) for c in COLOURS)
         cameras = {"top": (config.pixels, config.pixels)}

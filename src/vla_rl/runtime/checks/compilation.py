@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from vla_rl.core.contexts import Role
 from vla_rl.core.spec.source import Item
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Role
 
 
 def role_of_model(roles: Collection[str]) -> Role:
-    """Return `Context.role` of the model in a worker with these roles."""
+    """Return `PolicyContext.role` of the model in a worker with these roles."""
     if "learner" not in roles:
         return "act"
     return "both" if "policy" in roles else "learn"
@@ -20,7 +20,7 @@ def compilation_problem(spec: Spec, device: str, role: Role, moves: bool = False
     """Return why a worker's model cannot be compiled as the spec asks, whatever the model is.
 
     Args:
-        role: as in `Context`.
+        role: as in `PolicyContext`.
         moves: the weights leave the device between phases (offload).
     """
     learning, acting = spec.train.compile, spec.rollout.compile

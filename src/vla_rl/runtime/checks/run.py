@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from vla_rl.core.augmentation import AugmentSpec
+from vla_rl.core.capabilities import HasCritic, HasReference, Offloadable
 from vla_rl.core.catalogue import installed_plugins, keep_build, load, unmet_base
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.declarations import TrainingData
-from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError, did_you_mean
+from vla_rl.core.errors import PluginError, SpecError, UserError, did_you_mean
 from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
 from vla_rl.core.installation import OWN_DIST
-from vla_rl.core.manager import offers_method
 from vla_rl.core.paths import path_error
 from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan
 from vla_rl.core.run.runtime import Scaling
@@ -36,7 +37,7 @@ from vla_rl.core.spec.spec import (
     trains_on_transitions,
 )
 from vla_rl.core.spec.structure import Problems
-from vla_rl.core.types import AdvantageScope, Context, EnvInfo
+from vla_rl.core.types import AdvantageScope, EnvInfo
 from vla_rl.runtime.checks.compilation import compilation_problem, role_of_model
 from vla_rl.runtime.checks.imagination import imagination_problems, world_model_placement_problems
 from vla_rl.runtime.checks.interpreter import interpreter_problems
@@ -49,7 +50,6 @@ from vla_rl.toolkit.data.recording import RecordSettings
 from vla_rl.toolkit.envs.settings import independent_envs
 from vla_rl.toolkit.hooks.files import belongs_to_run, same_file
 from vla_rl.toolkit.models.adapters import merge_mode
-from vla_rl.toolkit.trainers.dummy_samples import dummy_sample
 from vla_rl.toolkit.trainers.settings import CriticWarmupSettings, DemonstrationSettings
 
 logger = logging.getLogger(__name__)
@@ -126,35 +126,32 @@ def run_preflight(spec: Spec) -> None:
 
 def check_offload(env: SimEnv, name: str) -> None:
     """Raise PluginError for a simulator that cannot be offloaded."""
-    if not (offers_method(env, "snapshot") and offers_method(env, "restore")):
+    if not isinstance(env, Offloadable):
         raise PluginError(
-            f"env {name!r} cannot be offloaded: it has no snapshot and restore; leave out placement.offload.sim, or "
-            f"give simulators separate devices (placement: disaggregated)"
+            f"env {name!r} cannot be offloaded: it does not inherit vla_rl.Offloadable; leave out "
+            f"placement.offload.sim, or give simulators separate devices (placement: disaggregated)"
         )
 
 
 def check_critic(model: VLAModel, spec: Spec) -> None:
     """Raise PluginError for a model without the critic that the algorithm needs."""
-    if model.critic is None or not offers_method(model, "values"):
+    if not isinstance(model, HasCritic) or model.critic is None:
+        lack = "its `critic` is None" if isinstance(model, HasCritic) else "it does not inherit vla_rl.HasCritic"
         raise PluginError(
-            f"algorithm {spec.algorithm.type!r} needs values, and model {spec.model.type!r} has no value head; choose "
-            f"an algorithm without a critic, or a model that has `values` and says which part its `critic` is"
+            f"algorithm {spec.algorithm.type!r} needs values, and model {spec.model.type!r} has no value head "
+            f"({lack}); choose an algorithm without a critic, or a model with one"
         )
 
 
-def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
-    """Let the model score one chunk for a black image. Raises UserError where it has no reference policy."""
-    import torch
-
-    obs, chunk = dummy_sample(model, info)
-    try:
-        with torch.no_grad():
-            model.reference_log_probs(obs, chunk)
-    except NotOffered as exc:
+def check_reference(model: VLAModel, spec: Spec) -> None:
+    """Raise UserError for a model without the reference policy that the algorithm needs."""
+    if not isinstance(model, HasReference):
         raise UserError(
             f"algorithm {spec.algorithm.type!r} compares the policy with a reference (algorithm.kl), and model "
-            f"{spec.model.type!r} gives none: {exc}; set algorithm.kl: null, or give the model `lora` if it takes it"
-        ) from exc
+            f"{spec.model.type!r} has none as it is set (it does not inherit vla_rl.HasReference); set "
+            f"algorithm.kl: null, or give the model `lora` if it takes it: without adapters "
+            f"a reference would be a second copy of its weights"
+        )
 
 
 # ------------------------------------------------------------------------------------------------ internal
@@ -181,9 +178,9 @@ def _local_components(spec: Spec, reads_data: bool) -> Iterator[tuple[tuple[str 
 def _plugin_problems(
     spec: Spec, path: tuple[str | int, ...], kind: str, part: Component, scaling: Scaling = None
 ) -> list[Item]:
-    """Return the problems that the plugin itself finds in its settings. `scaling`: as in `Context`."""
+    """Return the problems that the plugin itself finds in its settings. `scaling`: as in `CheckContext`."""
     rollout = spec.rollout
-    context = Context(
+    context = CheckContext(
         seed=spec.seed,
         chunk=rollout.chunk,
         temperature=rollout.temperature,

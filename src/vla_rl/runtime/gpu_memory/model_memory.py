@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from attrs import evolve, frozen
 
+from vla_rl.core.capabilities import HasReference, require_capability
 from vla_rl.core.catalogue import hook_modules
+from vla_rl.core.contexts import Role
 from vla_rl.core.hookspecs import Algorithm, VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Chunk, EnvInfo, Observation, Role
+from vla_rl.core.types import Chunk, EnvInfo, Observation
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.planning.device_memory import Line, ModelMemory
 from vla_rl.runtime.workers.models import build_model
@@ -177,7 +179,7 @@ def _measure_learning(
     before = memory.now
     memory.restart_peak()
     if algorithm.needs.reference:
-        model.reference_log_probs(obs, chunk)
+        require_capability(model, HasReference, "the algorithm").reference_log_probs(obs, chunk)
     scores = model.chunk_log_probs(obs, chunk)
     saved = memory.now - before
     loss = scores.log_probs.sum() + scores.entropy.sum()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from vla_rl.core.catalogue import build, hook_modules
+from vla_rl.core.contexts import AlgorithmContext, DataContext, EnvContext, RewardModelContext
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, SimEnv
 from vla_rl.core.manager import Named, wrap
 from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.spec.sections import Component
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.spec.yaml import dotted_path
-from vla_rl.core.types import Context, EnvInfo, ValueGranularity
+from vla_rl.core.types import EnvInfo, ValueGranularity
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.algorithms.declarations import check_declarations
 from vla_rl.toolkit.algorithms.result_checks import guard_algorithm
@@ -22,8 +23,8 @@ from vla_rl.toolkit.envs.settings import in_processes
 def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
     """Build the spec's algorithm with its wrappers. Raises PluginError for a declaration that the contract does not
     allow."""
-    context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk)
-    component: Algorithm = build("algorithm", spec.algorithm.type, spec.algorithm.config, context, spec.plugins)
+    context = AlgorithmContext(seed=spec.seed, device=device, chunk=spec.rollout.chunk)
+    component = build("algorithm", spec.algorithm.type, spec.algorithm.config, context, spec.plugins)
     check_declarations(component, spec.algorithm.type)
     return wrap(
         "algorithm",
@@ -43,7 +44,7 @@ def values_for(algorithm: Algorithm) -> ValueGranularity:
 def build_env(spec: Spec, assignment: Assignment, index: int) -> SimEnv:
     """Build the simulator of a worker's lane, without wrappers."""
     lane = next(lane for lane in assignment.lanes if lane.index == index)
-    context = Context(
+    context = EnvContext(
         seed=spec.seed,
         device=assignment.slot.device,
         chunk=spec.rollout.chunk,
@@ -51,21 +52,21 @@ def build_env(spec: Spec, assignment: Assignment, index: int) -> SimEnv:
         first_env=lane.first_env,
     )
     config = in_processes(spec.env.config) if assignment.concurrent_lanes else spec.env.config
-    env: SimEnv = build("env", spec.env.type, config, context, spec.plugins)
+    env = build("env", spec.env.type, config, context, spec.plugins)
     return env
 
 
 def build_reward_model(spec: Spec, assignment: Assignment, info: EnvInfo, wrappers: Named) -> RewardModel:
     """Build the model of the spec's `rewards:` for the simulators of a worker."""
     assert spec.rewards is not None
-    context = Context(
+    context = RewardModelContext(
         seed=spec.seed,
         device=assignment.slot.device,
         chunk=spec.rollout.chunk,
         num_envs=sum(lane.num_envs for lane in assignment.lanes),
         env=info,
     )
-    model: RewardModel = build("reward_model", spec.rewards.type, spec.rewards.config, context, spec.plugins)
+    model = build("reward_model", spec.rewards.type, spec.rewards.config, context, spec.plugins)
     return wrap("reward_model", model, spec.rewards.type, wrappers)
 
 
@@ -89,8 +90,8 @@ def _open_data_set(
     spec: Spec, part: Component, source: str, info: EnvInfo, device: str, wrappers: Named
 ) -> Demonstrations:
     """Open one data set. `source`: the data set in words, for messages."""
-    context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk, env=info)
-    opened: Demonstrations = build("data", part.type, part.config, context, spec.plugins)
+    context = DataContext(seed=spec.seed, device=device, chunk=spec.rollout.chunk, env=info)
+    opened = build("data", part.type, part.config, context, spec.plugins)
     data = wrap("data", opened, part.type, wrappers)
     simulator = f"env {spec.env.type!r}"
     check_sample(source, data, simulator, info, spec.rollout.chunk)

@@ -6,12 +6,13 @@ from typing import Literal
 
 import torch
 
+from vla_rl.core.capabilities import Capturable, Compilable
+from vla_rl.core.contexts import Role
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.manager import unwrap_component
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.spec.yaml import dotted_path
-from vla_rl.core.types import Role
 from vla_rl.runtime.checks.compilation import compilation_problem
 from vla_rl.toolkit.models.adapters import merge_state
 from vla_rl.toolkit.models.compilation import CompiledBlocks
@@ -49,12 +50,13 @@ def compile_model(
     """
     mode = compilation_mode(spec, device, role, moves)
     component = unwrap_component(model)
-    if mode == "off" or (mode is None and not component.blocks):
+    captures = isinstance(model, Capturable)
+    if mode == "off" or (mode is None and not isinstance(model, Compilable)):
         return None
-    if not component.blocks:
+    if not isinstance(model, Compilable):
         raise UserError(f"model {spec.model.type!r} names no layers to compile; set compile: off")
     if mode == "graphs":
-        if component.decide is None:
+        if not captures:
             raise UserError(
                 f"model {spec.model.type!r} has no part that a CUDA graph could capture; set rollout.compile: blocks"
             )

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from attrs import evolve
-
 from vla_rl.core.catalogue import build, load
+from vla_rl.core.contexts import EngineContext, ModelContext, Role
 from vla_rl.core.hookspecs import Algorithm, PolicyEngine, VLAModel
 from vla_rl.core.manager import Named, wrap
 from vla_rl.core.spec.spec import Spec, has_own_policy, suites_of
-from vla_rl.core.types import Context, EnvInfo, Role
+from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.checks.run import check_critic, check_reference
 from vla_rl.runtime.placement.components import values_for
 from vla_rl.runtime.workers.precision import Autocast
@@ -38,12 +37,13 @@ def build_model(
 
     Args:
         info: description of the simulator.
-        scaling: as in `Context`.
-        role: as in `Context`.
+        scaling: as in `ModelContext`.
+        role: as in `PolicyContext`.
         imitation: True for `vla-rl sft`, where the trainer of `imitation` may choose the suffix.
     """
-    context = evolve(_build_context(spec, info, device, role), values=values_for(algorithm), scaling=scaling)
-    component: VLAModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
+    shared = _policy_arguments(spec, info, device, role)
+    context = ModelContext(**shared, values=values_for(algorithm), scaling=scaling)
+    component = build("model", spec.model.type, spec.model.config, context, spec.plugins)
     plugin = load("model", spec.model.type, spec.plugins)
     learns = plugin.no_rl is None or plugin.no_rl(spec.model.config) is None
     if learns and context.values != "none":
@@ -58,7 +58,7 @@ def build_model(
         {"obs": lambda obs: with_suffix(obs, component.instruction_suffix)},
     )
     if learns and algorithm.needs.reference:
-        check_reference(model, spec, info)
+        check_reference(model, spec)
     return model
 
 
@@ -77,30 +77,30 @@ def build_engine(
 
     Args:
         make_model: returns the run's model in this process. Not called by engines with their own policy.
-        role: as in `Context`.
+        role: as in `PolicyContext`.
     """
     part = spec.rollout.engine
     own_policy = has_own_policy(spec)
-    context = evolve(
-        _build_context(spec, info, device, role),
+    context = EngineContext(
+        **_policy_arguments(spec, info, device, role),
         model_config=None if own_policy else spec.model.config,
         make_model=None if own_policy else make_model,
     )
-    engine: PolicyEngine = build("engine", part.type, part.config, context, spec.plugins)
+    engine = build("engine", part.type, part.config, context, spec.plugins)
     return wrap("engine", engine, part.type, wrappers)
 
 
-def _build_context(spec: Spec, info: EnvInfo, device: str, role: Role) -> Context:
-    """Return what models and engines are both told."""
-    return Context(
-        seed=spec.seed,
-        device=device,
-        chunk=spec.rollout.chunk,
-        env=info,
-        temperature=spec.rollout.temperature,
-        suites=suites_of(spec),
-        role=role,
-    )
+def _policy_arguments(spec: Spec, info: EnvInfo, device: str, role: Role) -> dict[str, Any]:
+    """Return the attributes of `PolicyContext`."""
+    return {
+        "seed": spec.seed,
+        "device": device,
+        "chunk": spec.rollout.chunk,
+        "env": info,
+        "temperature": spec.rollout.temperature,
+        "suites": suites_of(spec),
+        "role": role,
+    }
 
 
 def policy_name(spec: Spec) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vla_rl.core.capabilities import Offloadable, require_capability
 from vla_rl.core.hookspecs import SimEnv, VLAModel
 from vla_rl.core.trainers import Trainer
 from vla_rl.runtime.workers.env.closing import close_env
@@ -85,7 +86,9 @@ class Offload:
     def _close_envs(self, sim: EnvWorker) -> None:
         """Take snapshots and close the simulators, since only their end frees all of their memory."""
         envs = sim.swap_envs({})
-        self._snapshots = {lane: env.snapshot() for lane, env in envs.items()}
+        self._snapshots = {
+            lane: require_capability(env, Offloadable, "offload").snapshot() for lane, env in envs.items()
+        }
         for env in envs.values():
             if flaw := close_env(env, sim.name):
                 logger.warning("%s", flaw)
@@ -93,7 +96,7 @@ class Offload:
     def _rebuild_envs(self, sim: EnvWorker) -> None:
         envs = {lane: self._make_env(lane) for lane in self._snapshots}
         for lane, env in envs.items():
-            env.restore(self._snapshots.pop(lane))
+            require_capability(env, Offloadable, "offload").restore(self._snapshots.pop(lane))
         sim.swap_envs(envs)
 
     def _move_role(self, role: str, device: str) -> int:
@@ -130,7 +133,7 @@ class Offload:
         return torch.cuda.memory_allocated() if self._device.startswith("cuda") else 0
 
 
-def _move_owned(trainer: Trainer, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def _move_owned(trainer: Trainer[Any], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Copy the networks, targets and optimisers that a trainer owns in addition to the policy."""
     for part in owned_parts(trainer).values():
         if isinstance(part, torch.nn.Module):

@@ -14,10 +14,10 @@ import attrs
 from attrs import frozen
 
 from vla_rl.core.catalogue import KINDS
+from vla_rl.core.contexts import Context
 from vla_rl.core.declarations import Declaration
 from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.manager import wrap
-from vla_rl.core.types import Context
 
 
 class CheckFailed(AssertionError):

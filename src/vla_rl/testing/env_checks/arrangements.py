@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from attrs import define, evolve, field
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.capabilities import Offloadable, require_capability
+from vla_rl.core.errors import UserError
 from vla_rl.core.types import to_numpy
 from vla_rl.testing.common.findings import LeftOut
 from vla_rl.testing.env_checks.player import PIXELS, Player
@@ -166,7 +167,7 @@ def expert_leaves_others(player: Player, reference: Reference) -> None:
     def ask_expert(index: int) -> None:
         try:
             player.env.expert_chunk()
-        except NotOffered as exc:
+        except UserError as exc:
             raise LeftOut(str(exc)) from exc
 
     collected = player.roll_out(scripts, between=ask_expert)
@@ -175,28 +176,27 @@ def expert_leaves_others(player: Player, reference: Reference) -> None:
 
 
 def check_offload(player: Player, reference: Reference, another: Callable[[], Any] | None) -> None:
-    """Check that a restored simulator continues as the first time, if it offers snapshots.
+    """Check that a restored simulator continues as the first time, if it is `Offloadable`.
 
     Args:
         another: builds the simulator once more; none: the one that is there goes back.
     """
     scripts = _scripts_of(reference)
     (widths, middle), original_env = _in_parts(player, reference.traces), player.env
+    if not isinstance(original_env, Offloadable):
+        raise LeftOut(f"{original_env.__class__.__name__} does not inherit vla_rl.Offloadable")
 
     def restore_midway(index: int) -> None:
         if index != middle:
             return
-        try:
-            saved = original_env.snapshot()
-        except NotOffered as exc:
-            raise LeftOut(str(exc)) from exc
+        saved = original_env.snapshot()
         before = player.save_records()
         player.roll_out(
             {env_id: evolve(s, seed=player.derive_seed(env_id + 7)) for env_id, s in scripts.items()}, stop=False
         )
         if another is not None:
             player.env = another()
-        player.env.restore(saved)
+        require_capability(player.env, Offloadable, "check_env").restore(saved)
         player.restore_records(before)
 
     expected = "the same step after a restore"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array, to_numpy
 from vla_rl.testing.common.findings import LeftOut, Unfit
 from vla_rl.testing.env_checks.player import Player
@@ -41,7 +41,7 @@ def run_expert(player: Player, min_success: float) -> list[EnvTrace]:
 def _expert_actions(player: Player, active: Array) -> Array:
     try:
         chunk = player.env.expert_chunk()
-    except NotOffered as exc:
+    except UserError as exc:
         raise LeftOut(str(exc)) from exc
     if not check_array(player, chunk, (len(active), player.chunk, len(player.low)), "float32", "expert_chunk"):
         raise Unfit

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from attrs import define, evolve, field, frozen
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array, ResetState, to_numpy
 from vla_rl.testing.common.findings import LeftOut, Unfit
 from vla_rl.testing.env_checks.player import SMALL_SEEDS, Player
@@ -240,7 +240,7 @@ def _states_differ(player: Player, one: int, two: int) -> bool:
 def _expert_chunk(player: Player) -> Array:
     try:
         advice: Array = np.array(to_numpy(player.env.expert_chunk()))[0]
-    except NotOffered:
+    except UserError:
         return np.zeros(0)
     return advice
 

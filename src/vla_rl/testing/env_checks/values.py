@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import (
     BOUND_TOLERANCE,
@@ -31,7 +31,7 @@ class Expects(Protocol):
 
 def check_info(f: Expects, env: SimEnv) -> None:
     info, where = env.info, "info"
-    f.expect(env.num_envs >= 1, "num_envs", "at least 1", env.num_envs, "take it from Context.num_envs")
+    f.expect(env.num_envs >= 1, "num_envs", "at least 1", env.num_envs, "take it from EnvContext.num_envs")
     f.expect(bool(info.cameras), where, "a camera", "none", "policies see images: add one")
     for name, size in info.cameras.items():
         sane = len(size) == 2 and min(size) >= 1
@@ -54,7 +54,7 @@ def check_states(f: Expects, env: SimEnv) -> dict[str, tuple[ResetState, ...]]:
     splits = {"train": env.reset_states("train")}
     try:
         splits["eval"] = env.reset_states("eval")
-    except NotOffered as exc:
+    except UserError as exc:
         f.notice(f"not done: the eval split; {exc}")
     names = [task.name for task in env.info.tasks]
     for split, states in splits.items():

@@ -83,11 +83,9 @@ def compute_statistics(features: Mapping[str, Array]) -> dict[str, dict[str, tup
     return result
 
 
-def check_fit(source: str, env: EnvInfo | None, action_dim: int, state_dim: int) -> EnvInfo:
+def check_fit(source: str, env: EnvInfo, action_dim: int, state_dim: int) -> EnvInfo:
     """Raise UserError unless demonstrations have the action and state dimensions of this simulator. Return the
     simulator's info."""
-    if env is None:
-        raise UserError(f"{source} is opened for a simulator: Context.env is needed")
     for what, size, env_size in (("action", action_dim, env.action_dim), ("state", state_dim, env.state_dim)):
         if size != env_size:
             raise UserError(

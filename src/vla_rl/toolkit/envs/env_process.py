@@ -21,7 +21,7 @@ import psutil
 from attrs import Factory, define, frozen
 from gymnasium.vector import AsyncVectorEnv
 
-from vla_rl.core.errors import NotOffered, PluginError, UserError
+from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.types import Array
 from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.envs.single_env import ChunkRecord, Outcome, SingleEnv, View
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 Answer = tuple[str, Any]
-"""Reply for one env: ("answer", result) or ("broken" | "user error" | "not offered", text)."""
+"""Reply for one env: ("answer", result) or ("broken" | "user error", text)."""
 
 
 class ChunkAnswer(NamedTuple):
@@ -73,8 +73,6 @@ class _Served(gymnasium.Env[Any, Any]):
             if env_id not in self.envs:
                 self.envs[env_id] = _created_env(self._make, self._first + env_id)
             return "answer", getattr(self, f"_{method}")(self.envs[env_id], *arguments)
-        except NotOffered as exc:
-            return "not offered", str(exc)
         except UserError as exc:
             return "user error", str(exc)
         except Exception:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.errors import UserError
 from vla_rl.core.types import ActionSource, Array
 
 
@@ -58,7 +58,7 @@ class SingleEnv(ABC):
 
     def expert_chunk(self, length: int) -> Array:
         """Return a scripted expert's next actions, float32 [length, A], without changing the simulator. Optional."""
-        raise NotOffered(f"{type(self).__name__} has no scripted expert")
+        raise UserError(f"{type(self).__name__} has no scripted expert")
 
     def close(self) -> None:  # noqa: B027 - optional
         """Free GL contexts and the like."""

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.core.errors import NotOffered, UserError
+from vla_rl.core.contexts import EnvContext
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import (
     ActionSource,
     Array,
     ChunkResult,
-    Context,
     EnvInfo,
     Observation,
     ResetState,
@@ -45,7 +45,7 @@ class SubprocEnvs(SimEnv):
         info: EnvInfo,
         states: Mapping[str, Sequence[ResetState]],
         make_env: MakeEnv,
-        context: Context,
+        context: EnvContext,
         processes: Processes,
     ) -> None:
         """
@@ -143,7 +143,7 @@ class SubprocEnvs(SimEnv):
         )
 
     def expert_chunk(self) -> Array:
-        """Return the scripted expert's chunk. Raise NotOffered for a task without an expert. Broken envs get zeros."""
+        """Return the scripted expert's chunk. Raise UserError for a task without an expert. Broken envs get zeros."""
         chunks = np.zeros((self.num_envs, self._chunk, self.info.action_dim), np.float32)
         answers = self._call_envs(
             "expert_chunk", {env_id: () for process in self._env_processes for env_id in process.ready}
@@ -232,8 +232,8 @@ class SubprocEnvs(SimEnv):
             valid: dict[int, Any] = {}
             mended = True
             for env_id, (kind, answer) in got.items():
-                if kind in ("user error", "not offered"):
-                    refused.append((UserError if kind == "user error" else NotOffered)(answer))
+                if kind == "user error":
+                    refused.append(UserError(answer))
                 elif (
                     kind == "answer" and method in ("reset", "step_chunk") and (mismatch := self._find_mismatch(answer))
                 ):

@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import CheckpointError, UserError, did_you_mean
 from vla_rl.core.spec.structure import at
-from vla_rl.core.types import Context, EnvInfo
+from vla_rl.core.types import EnvInfo
 from vla_rl.toolkit.models.checkpoints import check_tokenizer, find_weights, folder_of, resolve_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -25,13 +26,6 @@ def one_source(config: Any, attribute: Any, preset: str | None) -> None:
     """Validate `preset` in a config with `checkpoint` before it: exactly one must be given (attrs validator)."""
     if (config.checkpoint is None) == (preset is None):
         raise ValueError("give exactly one of `checkpoint` (a folder to start from) and `preset` (random weights)")
-
-
-def simulator_of(context: Context, model: str) -> EnvInfo:
-    """Return the simulator's info. Raise MismatchError if the context has none."""
-    if context.env is None:
-        raise MismatchError(f"{model} is built for a simulator: Context.env is needed")
-    return context.env
 
 
 def choose_cameras(
@@ -152,7 +146,7 @@ def known_number(
         return None
 
 
-def check_folder(config: Any, context: Context, read: Callable[[Path], int]) -> None:
+def check_folder(config: Any, context: CheckContext, read: Callable[[Path], int]) -> None:
     """Check that a model folder is complete, and that the spec's chunk is no longer than the model's; for
     `ModelPlugin.check` of models that are one folder with a tokenizer.
 

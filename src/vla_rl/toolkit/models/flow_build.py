@@ -11,9 +11,9 @@ from attrs import asdict
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.types import Context
 from vla_rl.toolkit.models.adapters import insert_adapters
 from vla_rl.toolkit.models.checkpoints import read_file
 from vla_rl.toolkit.models.fitting import MismatchError
@@ -47,7 +47,7 @@ def choose_precision(config: FlowConfig, device: torch.device) -> torch.dtype:
 def build_network(
     name: str,
     config: FlowConfig,
-    context: Context,
+    context: ModelContext,
     checkpoint: FlowCheckpoint,
     empty: Callable[[], Network],
     initialise: Callable[[Network, int], None],
@@ -83,7 +83,7 @@ def build_network(
 def choose_trained(
     name: str,
     config: FlowConfig,
-    context: Context,
+    context: ModelContext,
     network: nn.Module,
     *,
     vlm: nn.Module,
@@ -113,7 +113,7 @@ def make_heads(
     name: str,
     config: FlowConfig,
     options: ValueHeadConfig | PrefixHeadConfig,
-    context: Context,
+    context: ModelContext,
     checkpoint: FlowCheckpoint,
     expert_width: int,
     prefix_width: int,
@@ -140,7 +140,12 @@ def make_heads(
 
 
 def add_steering(
-    name: str, config: FlowConfig, context: Context, checkpoint: FlowCheckpoint, module: FlowModule, expert_width: int
+    name: str,
+    config: FlowConfig,
+    context: ModelContext,
+    checkpoint: FlowCheckpoint,
+    module: FlowModule,
+    expert_width: int,
 ) -> None:
     """Add the steering head that spec or checkpoint ask for, and freeze the network then."""
     head = _make_steering_head(name, config, context, checkpoint, expert_width)
@@ -149,7 +154,7 @@ def add_steering(
 
 
 def _make_steering_head(
-    name: str, config: FlowConfig, context: Context, checkpoint: FlowCheckpoint, expert_width: int
+    name: str, config: FlowConfig, context: ModelContext, checkpoint: FlowCheckpoint, expert_width: int
 ) -> SteeringHead | None:
     """Return the head that was saved with the checkpoint, or a new one that the spec asks for, else None.
 

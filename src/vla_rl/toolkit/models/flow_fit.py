@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 
-from vla_rl.core.types import Context, EnvInfo
+from vla_rl.core.contexts import ModelContext
+from vla_rl.core.types import EnvInfo
 from vla_rl.toolkit.feature_names import check_order
 from vla_rl.toolkit.models.fitting import (
     MismatchError,
@@ -35,7 +36,7 @@ class FlowIOAdapter:
     """Normalisation of the state; None: the model sees no state."""
 
 
-def preset_statistics(context: Context, env: EnvInfo, uses_state: bool) -> Statistics:
+def preset_statistics(context: ModelContext, env: EnvInfo, uses_state: bool) -> Statistics:
     """Return statistics that scale actions by the simulator's bounds and leave the state as it is."""
     bounds = (tuple(map(float, env.action_low)), tuple(map(float, env.action_high)))
     return Statistics(
@@ -45,7 +46,7 @@ def preset_statistics(context: Context, env: EnvInfo, uses_state: bool) -> Stati
 
 
 def preset_checkpoint(
-    context: Context,
+    context: ModelContext,
     env: EnvInfo,
     *,
     sizes: Any,
@@ -89,7 +90,7 @@ def fit_preset(
 def fit_checkpoint(
     name: str,
     config: FlowConfig,
-    context: Context,
+    context: ModelContext,
     env: EnvInfo,
     checkpoint: FlowCheckpoint,
     use_state: bool | None,
@@ -150,7 +151,7 @@ def fit_checkpoint(
     return FlowIOAdapter(checkpoint=checkpoint, cameras=_fit_cameras(name, config, env, checkpoint), state=state)
 
 
-def demonstration_statistics(context: Context, quantiles: bool = False) -> Statistics | None:
+def demonstration_statistics(context: ModelContext, quantiles: bool = False) -> Statistics | None:
     """Return the statistics of the demonstrations if the run normalises by them, else None: z-scores, or quantiles from
     the 1st to the 99th percentile."""
     scaling = context.scaling

@@ -79,7 +79,7 @@ def fit_classifier(
     """Train a classifier on the frames of recordings, whose rewards are 1 at frames of success.
 
     Args:
-        data: recordings opened with `Context.chunk` 1, so that a sample is a frame.
+        data: recordings opened with `DataContext.chunk` 1, so that a sample is a frame.
         on_step: called after each optimiser step with its number and the loss.
     Returns the classifier; `shape.fitted` has what it reached on held-out episodes. Raises UserError for recordings
     with fewer than two episodes of either outcome.

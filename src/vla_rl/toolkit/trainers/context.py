@@ -7,13 +7,14 @@ from pathlib import Path
 
 from attrs import frozen
 
+from vla_rl.core.contexts import Context
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 
 @frozen(kw_only=True, eq=False)
-class TrainingContext:
-    """A learner rank, as its trainer sees it: `Context.training`."""
+class TrainerContext(Context):
+    """What a trainer gets: a learner rank, as its trainer sees it."""
 
     trained: TrainedModel
     """The policy, with its optimiser and its parallel strategy. All trainers of a learner share it."""

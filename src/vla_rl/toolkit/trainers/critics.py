@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vla_rl.core.capabilities import HasFeatures
 from vla_rl.core.errors import UserError
-from vla_rl.core.manager import offers_method
 from vla_rl.toolkit.models.heads import small_mlp
 from vla_rl.toolkit.trainers.dummy_samples import dummy_observation
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
@@ -17,17 +17,17 @@ from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 def check_features(trained: TrainedModel, trainer: str) -> None:
     """Raises UserError for a model without features, on which critics work."""
-    if not offers_method(trained.model, "policy_features"):
+    if not isinstance(trained.model, HasFeatures):
         raise UserError(
             f"trainer {trainer!r} needs critics on the policy's features, and model {trained.name!r} gives none "
-            f"(VLAModel.policy_features); film_resnet does"
+            f"(no vla_rl.HasFeatures); film_resnet does"
         )
 
 
 @torch.no_grad()
 def feature_size(trained: TrainedModel) -> int:
     """Return the size D of the policy's features."""
-    return int(trained.model.policy_features(dummy_observation(trained.info)).shape[1])
+    return int(trained.policy_features(dummy_observation(trained.info)).shape[1])
 
 
 class CriticInputs:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vla_rl.core.capabilities import HasReference, require_capability
 from vla_rl.core.fields import arrange_fields
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.trainers import OptimizerStep, SampleFields, SampleInputs
@@ -83,7 +84,7 @@ class MicroBatches:
         )
         reference = None
         if self._algorithm.needs.reference:
-            model = self._trained.model
+            model = require_capability(self._trained.model, HasReference, "an algorithm with a reference")
             with torch.no_grad():
                 reference = self._trained.strategy.run(lambda: model.reference_log_probs(inputs.obs, chunk))
         return Batch(obs=inputs.obs, chunk=chunk, reference_log_probs=reference, **arrange_fields(Batch, tensors))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
-from vla_rl.core.errors import NotOffered, UserError
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array
 
@@ -58,7 +58,7 @@ def read_returns(recording: Demonstrations, discount: float, trainer: str) -> Re
     everything = np.arange(recording.num_samples())
     try:
         read = recording.read_rewards(everything, discount)
-    except NotOffered as exc:
+    except UserError as exc:
         raise UserError(f"trainer {trainer!r} needs recordings with rewards; give imitation.data ({exc})") from exc
     chunk = recording.read_samples(everything[:1])[1].shape[1]
     returns = read.rewards.astype(np.float64)

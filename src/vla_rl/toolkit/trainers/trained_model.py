@@ -10,6 +10,7 @@ import torch
 from attrs import asdict
 from torch import nn
 
+from vla_rl.core.capabilities import HasCritic, HasFeatures, Reparameterised, Steerable, require_capability
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.spec.sections import TrainSpec
@@ -64,11 +65,12 @@ class TrainedModel:
         self.master_weights = MasterWeights(weights if masters else {})
         self.parameters: dict[str, nn.Parameter] = weights | self.master_weights.masters
         """What the optimiser steps on, by name: the trained parameters, or their masters. Gradients are theirs."""
-        critic_ids = set() if self.model.critic is None else {id(p) for p in self.model.critic.parameters()}
+        critic = self.model.critic if isinstance(self.model, HasCritic) else None
+        critic_ids = set() if critic is None else {id(p) for p in critic.parameters()}
         self.critic_names = frozenset(name for name, p in weights.items() if id(p) in critic_ids)
         actor = [p for name, p in self.parameters.items() if name not in self.critic_names]
-        critic = [p for name, p in self.parameters.items() if name in self.critic_names]
-        self.optimizer = optimizer.build_optimizer(actor, critic, self.train)
+        of_critic = [p for name, p in self.parameters.items() if name in self.critic_names]
+        self.optimizer = optimizer.build_optimizer(actor, of_critic, self.train)
         self.master_weights.follow_optimizer(self.optimizer)
 
     def join_ranks(self, strategy: ParallelStrategy) -> None:
@@ -147,22 +149,26 @@ class TrainedModel:
         return self.strategy.run(lambda: self.model.imitation_losses(obs, actions))
 
     def policy_features(self, obs: Observation) -> torch.Tensor:
-        return self.strategy.run(lambda: self.model.policy_features(obs))
+        """Return the features [B, D]. Raises UserError for a model without (`HasFeatures`)."""
+        model = require_capability(self.model, HasFeatures, "the trainer")
+        return self.strategy.run(lambda: model.policy_features(obs))
 
     def reparameterised_actions(
         self, features: torch.Tensor, normals: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return actions [B, C, A] and log-probs [B, C, M], as `VLAModel.reparameterised_actions`."""
+        """Return actions [B, C, A] and log-probs [B, C, M], as `Reparameterised.reparameterised_actions`."""
+        model = require_capability(self.model, Reparameterised, "the trainer")
         names = ("actions", "log_probs")
         outputs = self.strategy.run(
-            lambda: dict(zip(names, self.model.reparameterised_actions(features, normals), strict=True))
+            lambda: dict(zip(names, model.reparameterised_actions(features, normals), strict=True))
         )
         return outputs["actions"], outputs["log_probs"]
 
     def steering_noise(self, features: torch.Tensor, normals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return noise and log-probs [B, R, W], as `VLAModel.steering_noise`."""
+        """Return noise and log-probs [B, R, W], as `Steerable.steering_noise`."""
+        model = require_capability(self.model, Steerable, "the trainer")
         names = ("noise", "log_probs")
-        outputs = self.strategy.run(lambda: dict(zip(names, self.model.steering_noise(features, normals), strict=True)))
+        outputs = self.strategy.run(lambda: dict(zip(names, model.steering_noise(features, normals), strict=True)))
         return outputs["noise"], outputs["log_probs"]
 
     def optimizer_step(self, where: str, loss: torch.Tensor, critic_only: bool = False) -> torch.Tensor:

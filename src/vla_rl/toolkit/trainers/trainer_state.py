@@ -15,7 +15,7 @@ POLICY = "policy"
 """Name under which a trainer lists the policy and its optimiser, which a checkpoint holds once."""
 
 
-def owned_state(trainer: Trainer) -> dict[str, Any]:
+def owned_state(trainer: Trainer[Any]) -> dict[str, Any]:
     """Return the state of a trainer's modules, targets and optimisers other than the policy's, and its further state;
     {} if all are empty.
     """
@@ -24,7 +24,7 @@ def owned_state(trainer: Trainer) -> dict[str, Any]:
     return parts | ({"state": further} if further else {})
 
 
-def load_owned_state(trainer: Trainer, saved: Mapping[str, Any], source: str) -> None:
+def load_owned_state(trainer: Trainer[Any], saved: Mapping[str, Any], source: str) -> None:
     """Restore what `owned_state` returned. Raises UserError naming the `source` for the state of another trainer."""
     parts = owned_parts(trainer)
     expected = parts.keys() | ({"state"} if dict(trainer.state()) else set())
@@ -64,7 +64,7 @@ def _first_unreadable(parts: list[tuple[str, Any]]) -> tuple[str, str] | None:
     return next(filter(None, (find_unreadable(part, path) for path, part in parts)), None)
 
 
-def owned_parts(trainer: Trainer) -> dict[str, Any]:
+def owned_parts(trainer: Trainer[Any]) -> dict[str, Any]:
     """Return name -> module or optimiser that the trainer owns in addition to the policy's."""
     kinds = {"modules": trainer.modules(), "targets": trainer.targets(), "optimizers": trainer.optimizers()}
     return {

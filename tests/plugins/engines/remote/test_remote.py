@@ -24,11 +24,12 @@ import vla_rl
 from serving.clients import WAIT, served
 from serving.trained import spec, train
 from vla_rl.cli.main import app
-from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError
+from vla_rl.core.contexts import EngineContext
+from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.plan import Cluster, DoesNotFit
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Context, EnvInfo, Observation
+from vla_rl.core.types import EnvInfo, Observation
 from vla_rl.plugins.engines.remote import plugin
 from vla_rl.plugins.engines.remote.address import proxy_for
 from vla_rl.plugins.engines.remote.config import RemoteConfig
@@ -64,7 +65,7 @@ def observation(info: EnvInfo, rows: int = 5) -> Observation:
 
 
 def remote(url, info, chunk=4, **settings):
-    return RemoteEngine(RemoteConfig(url=url, **settings), Context(chunk=chunk, env=info))
+    return RemoteEngine(RemoteConfig(url=url, **settings), EngineContext(chunk=chunk, env=info))
 
 
 def url_of(server):
@@ -194,7 +195,7 @@ def test_a_state_is_divided_as_the_key_map_says(policy):
 def test_it_keeps_to_the_contract_of_engines(policy):
     with served(policy) as server:
         check_engine(plugin, RemoteConfig(url=url_of(server)), env=policy.info, chunk=4)
-        with pytest.raises(NotOffered, match="takes no weights"):
+        with pytest.raises(UserError, match="takes no weights"):
             remote(url_of(server), policy.info).load([])
 
 

@@ -11,17 +11,18 @@ import torch
 from openvla_cases import observation, policy
 
 from sharding import skip_where_torch_cannot_shard
+from vla_rl.core.contexts import EngineContext
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Context
 from vla_rl.plugins.engines.torch.config import TorchEngineConfig
 from vla_rl.plugins.engines.torch.engine import make_engine
 from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
 from vla_rl.runtime.checks.run import check_plan, check_spec
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_engine
+from vla_rl.testing.synthetic import env_info
 from vla_rl.toolkit.models.adapters import (
     LoRAConfig,
     MergedAdapters,
@@ -82,7 +83,10 @@ class StrictRecorder:
 
 def engine(model, mode, role):
     config = OpenVLAOFTConfig(preset="fast", lora=LoRAConfig(rank=4, merge_for_acting=mode))
-    return make_engine(TorchEngineConfig(), Context(role=role, model_config=config, make_model=lambda: model))
+    return make_engine(
+        TorchEngineConfig(),
+        EngineContext(env=env_info(), role=role, model_config=config, make_model=lambda: model),
+    )
 
 
 def kl(model, obs, chunk):

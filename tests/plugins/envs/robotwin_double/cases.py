@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from robotwin_double import layout
 
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import EnvContext
 from vla_rl.plugins.envs.robotwin import plugin
 from vla_rl.plugins.envs.robotwin.config import RobotwinConfig, Seeds
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS
@@ -37,7 +37,7 @@ def settings(kind: str, robotwin: Any, **changes: Any) -> dict[str, Any]:
 
 
 def make(config: dict[str, Any], num_envs: int = 1, chunk: int = CHUNK) -> Any:
-    return plugin.build(RobotwinConfig(**config), Context(num_envs=num_envs, chunk=chunk))
+    return plugin.build(RobotwinConfig(**config), EnvContext(num_envs=num_envs, chunk=chunk))
 
 
 def reset(env: Any, *states: int) -> Any:

@@ -14,12 +14,12 @@ import torch
 from film_resnet_cases import CHUNK, ENV, SMALL, demonstrated, observation, policy
 from model_cases import changed, noise, read_only_and_tensors
 
+from vla_rl.core.capabilities import ActionTokens, Reparameterised
 from vla_rl.core.catalogue import load
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.contexts import EnvContext, ModelContext
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.manager import offers_method
 from vla_rl.core.spec.structure import Problems, Structurer
-from vla_rl.core.types import Chunk, Context, EnvInfo, Observation, to_numpy
+from vla_rl.core.types import Chunk, EnvInfo, Observation, to_numpy
 from vla_rl.plugins.models.film_resnet import plugin
 from vla_rl.plugins.models.film_resnet.codec import BinCodec, target_distributions
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, FilmValueHeadConfig, Gaussian, NetworkConfig
@@ -152,9 +152,9 @@ def test_keys_of_bins_are_refused_with_a_gaussian_head(tmp_path: Path) -> None:
 
 
 def test_only_a_gaussian_head_has_reparameterised_actions() -> None:
-    assert not offers_method(policy(), "reparameterised_actions")
-    assert offers_method(policy(network=GAUSSIAN), "reparameterised_actions")
-    assert not offers_method(policy(network=GAUSSIAN), "encode_actions")
+    assert not isinstance(policy(), Reparameterised)
+    assert isinstance(policy(network=GAUSSIAN), Reparameterised)
+    assert not isinstance(policy(network=GAUSSIAN), ActionTokens)
 
 
 # ---------------------------------------------------------------------------------------------------- words, images
@@ -279,7 +279,7 @@ def test_it_clones_the_tabletop_expert() -> None:
     """200 updates on 256 episodes of one task; four seeds came from 0.00 to 0.09 to 0.56 to 0.70."""
     rows, draws = 64, np.random.default_rng(0)
     simulator = load("env", "tabletop")
-    env = simulator.build(simulator.config(tasks=("pick_red",)), Context(chunk=CHUNK, num_envs=rows))
+    env = simulator.build(simulator.config(tasks=("pick_red",)), EnvContext(chunk=CHUNK, num_envs=rows))
     model = policy(env.info, network=NetworkConfig(channels=(16, 32)))
 
     def noisy(obs: Observation, label: Any) -> Any:
@@ -321,11 +321,6 @@ def test_critic_starts_near_zero_and_can_be_detached() -> None:
         model.chunk_log_probs(obs, chunk).values.sum().backward()
         assert (model.module.words.weight.grad is None) == detach
         assert model.module.value_head.layers[0].weight.grad.abs().sum() > 0
-
-
-def test_values_need_a_critic() -> None:
-    with pytest.raises(NotOffered, match="no value head"):
-        policy().values(observation(1))
 
 
 def test_reference_is_the_policy_before_training() -> None:
@@ -373,7 +368,7 @@ def test_the_default_is_small() -> None:
         action_high=(1.0,) * 7,
         tasks=ENV.tasks,
     )
-    model = plugin.build(FilmResnetConfig(), Context(env=env, chunk=8))
+    model = plugin.build(FilmResnetConfig(), ModelContext(env=env, chunk=8))
     assert 4 * sum(p.numel() for p in model.module.parameters()) < 5e6
 
 

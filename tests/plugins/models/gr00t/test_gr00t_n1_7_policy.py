@@ -20,8 +20,8 @@ from model_cases import noise, reloading
 from pi0_cases import CHUNK, ENV, expert, flow_error, observation
 from safetensors.torch import load_file, save_file
 
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import CheckpointError
-from vla_rl.core.types import Context
 from vla_rl.plugins.models.gr00t import plugin
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.gr00t.inputs import resize_by_area
@@ -218,7 +218,7 @@ def test_nvidias_layout(official: Callable[..., str], tmp_path: Path) -> None:
     folder = Path(official())
     given = GrootConfig(checkpoint=str(folder))
     assert action_dim(given) == 3
-    check_checkpoint(given, Context(chunk=CHUNK))
+    check_checkpoint(given, CheckContext(chunk=CHUNK))
     model = policy(checkpoint=str(folder))
     model.save(tmp_path / "again")
     for name in ("config.json", PROCESSOR, STATISTICS, ROWS, "tokenizer.json"):

@@ -20,8 +20,8 @@ from model_cases import noise, reloading
 from pi0_cases import CHUNK, ENV, expert, flow_error, observation
 from safetensors.torch import load_file, save_file
 
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import CheckpointError
-from vla_rl.core.types import Context
 from vla_rl.plugins.models.gr00t import plugin
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.gr00t.network import TIED
@@ -230,7 +230,7 @@ def test_nvidias_layout(official: Path, tmp_path: Path, caplog: pytest.LogCaptur
     assert torch.equal(one, two)
     given = GrootConfig(checkpoint=str(official))
     assert action_dim(given) == 3
-    check_checkpoint(given, Context(chunk=CHUNK))
+    check_checkpoint(given, CheckContext(chunk=CHUNK))
 
 
 def refused(match: str, **config: Any) -> None:
@@ -254,7 +254,7 @@ def test_a_config_that_does_not_fit(official: Path, tmp_path: Path, changes: dic
     folder = copy(official, tmp_path / "other", config=changes)
     refused(match, checkpoint=str(folder))
     with pytest.raises(Exception, match=re.compile(match, re.DOTALL)):
-        check_checkpoint(GrootConfig(checkpoint=str(folder)), Context(chunk=CHUNK))
+        check_checkpoint(GrootConfig(checkpoint=str(folder)), CheckContext(chunk=CHUNK))
 
 
 def test_what_does_not_fit(official: Path, tmp_path: Path) -> None:

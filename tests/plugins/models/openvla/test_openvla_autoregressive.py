@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from reference_files import reference
-from vla_rl.core.types import Chunk, Context
+from vla_rl.core.contexts import ModelContext
+from vla_rl.core.types import Chunk
 from vla_rl.plugins.models.openvla import openvla
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
 from vla_rl.plugins.models.openvla.codec import ActionCodec, ActionScale
@@ -32,7 +33,7 @@ CPU = torch.device("cpu")
 def policy(context: dict[str, Any] | None = None, **config: Any) -> ARPolicy:
     if "checkpoint" not in config:
         config.setdefault("preset", "fast")
-    return openvla.build(OpenVLAARConfig(**config), Context(**{"env": ENV, "chunk": 1, **(context or {})}))
+    return openvla.build(OpenVLAARConfig(**config), ModelContext(**{"env": ENV, "chunk": 1, **(context or {})}))
 
 
 # ------------------------------------------------------------------------------------- against the original code

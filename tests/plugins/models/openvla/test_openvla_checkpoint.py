@@ -13,9 +13,9 @@ from model_cases import noise
 from openvla_cases import CHUNK, ENV, observation, policy
 from safetensors.torch import load_file, save_file
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.spec.structure import Problems
-from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla.builder import build_policy
 from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
 from vla_rl.plugins.models.openvla.checks import check_checkpoint
@@ -136,7 +136,7 @@ def test_one_suites_statistics_never_scale_another_that_has_its_own(
     file.write_text(json.dumps({f"libero_{name}_no_noops": entry for name in ("spatial", "object", "goal", "10")}))
     config = OpenVLAOFTConfig(checkpoint=str(saved), unnorm_key="libero_goal_no_noops")
     for look in (check_checkpoint, build_policy):
-        context = Context(env=ENV, chunk=CHUNK, suites=suites)
+        context = ModelContext(env=ENV, chunk=CHUNK, suites=suites)
         if message is None:
             look(config, context)
             continue

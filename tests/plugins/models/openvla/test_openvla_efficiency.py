@@ -17,8 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from vla_rl.core.errors import CheckpointError, NotOffered
-from vla_rl.core.types import Chunk, Context, to_numpy
+from vla_rl.core.capabilities import HasReference
+from vla_rl.core.contexts import ModelContext
+from vla_rl.core.errors import CheckpointError
+from vla_rl.core.types import to_numpy
 from vla_rl.plugins.models.openvla import openvla, openvla_oft
 from vla_rl.plugins.models.openvla.architecture import preset_config
 from vla_rl.plugins.models.openvla.config import AttentionHeadConfig, OpenVLAARConfig, OpenVLAOFTConfig
@@ -36,7 +38,7 @@ BOTH = pytest.mark.parametrize(("plugin", "config"), [(openvla, OpenVLAARConfig)
 
 def build(plugin: Any, config: Any, context: dict[str, Any] | None = None, **keys: Any) -> Any:
     given = {"env": ENV, "chunk": 2, **(context or {})}
-    return plugin.build(config(**{"preset": "fast", **keys}), Context(**given))
+    return plugin.build(config(**{"preset": "fast", **keys}), ModelContext(**given))
 
 
 def calls(module: torch.nn.Module) -> list[Any]:
@@ -385,7 +387,4 @@ def test_reference_is_the_policy_before_training(plugin: Any, config: Any) -> No
 
 
 def test_reference_needs_adapters() -> None:
-    model, obs = policy(), observation(1)
-    chunk = Chunk(actions=expert(1), log_probs=np.zeros((1, CHUNK, 3)), extras={"tokens": np.full((1, CHUNK, 3), 600)})
-    with pytest.raises(NotOffered, match="needs `lora`"):
-        model.reference_log_probs(obs, chunk)
+    assert isinstance(policy(lora=LoRAConfig(rank=4)), HasReference) and not isinstance(policy(), HasReference)

@@ -229,14 +229,14 @@ def test_presets_that_measure_machines(preset: str, count: int, monkeypatch: pyt
 OFFLINE = """
 import json, sys
 from vla_rl.testing import synthetic
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import ModelContext
 from vla_rl.plugins.models.openvla import openvla_oft
 from vla_rl.core.errors import CheckpointError
 for name in sys.argv[1:]:
     config = openvla_oft.config(checkpoint=name)
     print(openvla_oft.action_dim(config), end=" ")
     try:
-        model = openvla_oft.build(config, Context(env=synthetic.env_info(bounds=((-1.0, 1.0),)), chunk=4))
+        model = openvla_oft.build(config, ModelContext(env=synthetic.env_info(bounds=((-1.0, 1.0),)), chunk=4))
         print(sum(p.numel() for p in model.module.parameters()))
     except CheckpointError as error:
         print(json.dumps(str(error)))

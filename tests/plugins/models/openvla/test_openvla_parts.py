@@ -11,9 +11,9 @@ import pytest
 import torch
 from openvla_cases import CHUNK, ENV, policy
 
+from vla_rl.core.contexts import CheckContext, ModelContext
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.spec.structure import Problems
-from vla_rl.core.types import Context
 from vla_rl.plugins.models import openvla
 from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
 
@@ -54,17 +54,17 @@ def test_parts_that_are_not_read(saved: Path, tmp_path: Path, part: str, config:
     plugin = config.get("plugin", openvla.openvla_oft)
     chunk = CHUNK
     if plugin is openvla.openvla:
-        plugin.build(plugin.config(preset="fast"), Context(env=ENV)).save(tmp_path / "x")
+        plugin.build(plugin.config(preset="fast"), ModelContext(env=ENV)).save(tmp_path / "x")
         chunk = 1
     else:
         copytree(saved, tmp_path / "x")
     given = plugin.config(checkpoint=str(tmp_path / "x"))
-    plugin.check(given, Context(chunk=chunk))
+    plugin.check(given, CheckContext(chunk=chunk))
     torch.save({}, tmp_path / "x" / f"{part}--150000_checkpoint.pt")
     with pytest.raises(CheckpointError, match=message):
-        plugin.build(given, Context(env=ENV, chunk=chunk))
+        plugin.build(given, ModelContext(env=ENV, chunk=chunk))
     with pytest.raises(Problems, match=message):
-        plugin.check(given, Context(chunk=chunk))
+        plugin.check(given, CheckContext(chunk=chunk))
 
 
 def test_a_diffusion_head_is_not_an_l1_head(tmp_path: Path) -> None:
@@ -98,12 +98,12 @@ def test_statistics_that_may_be_scaled_by_their_ends(
     given = OpenVLAOFTConfig(checkpoint=str(tmp_path / "x"))
     if message:
         with pytest.raises(Problems, match=message) as error:
-            openvla.openvla_oft.check(given, Context(chunk=CHUNK))
+            openvla.openvla_oft.check(given, CheckContext(chunk=CHUNK))
         assert error.value.items[0][0] == ("statistics_range",)
         with pytest.raises(CheckpointError, match=message):
             policy(checkpoint=str(tmp_path / "x"))
     else:
-        openvla.openvla_oft.check(given, Context(chunk=CHUNK))
+        openvla.openvla_oft.check(given, CheckContext(chunk=CHUNK))
     if len(entry["max"]) != ENV.action_dim:
         return
     model = policy(checkpoint=str(tmp_path / "x"), statistics_range="min_max")

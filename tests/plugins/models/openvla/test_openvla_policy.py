@@ -12,7 +12,6 @@ import torch
 from model_cases import changed, noise, read_only_and_tensors, reloading
 from openvla_cases import CHUNK, ENV, expert, observation, policy
 
-from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Chunk, EnvInfo
 from vla_rl.plugins.models.openvla import openvla_oft
 from vla_rl.plugins.models.openvla.config import MLPHeadConfig, OpenVLAOFTConfig
@@ -245,11 +244,6 @@ def test_cameras_are_scaled_to_the_model() -> None:
     obs = observation(2, env)
     assert obs.images["front"].shape == (2, 48, 80, 3)
     assert model.sample_chunk(obs, noise(2), False).actions.shape == (2, CHUNK, 1)
-
-
-def test_no_critic_no_values() -> None:
-    with pytest.raises(NotOffered, match="no value head"):
-        policy().values(observation(1))
 
 
 def test_plugin_is_light_to_import() -> None:

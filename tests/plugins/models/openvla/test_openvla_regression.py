@@ -13,7 +13,8 @@ from model_cases import noise
 from openvla_cases import CHUNK, expert, observation, policy
 from rounding import assert_same_up_to
 
-from vla_rl.core.errors import CheckpointError, NotOffered, UserError
+from vla_rl.core.capabilities import ActionTokens, HasCritic, HasReference
+from vla_rl.core.errors import CheckpointError, UserError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.plugins.models.openvla.checkpoint import read_part
 from vla_rl.plugins.models.openvla.heads import L1Head
@@ -95,16 +96,14 @@ def test_statistics_restore_what_the_head_says(tmp_path: Path) -> None:
 
 def test_reinforcement_learning_is_refused() -> None:
     model, obs = policy(head="l1"), observation(2)
-    with pytest.raises(NotOffered, match=r"cannot be sampled.*needs `deviation: {}` with it"):
+    with pytest.raises(UserError, match=r"cannot be sampled.*needs `deviation: {}` with it"):
         model.sample_chunk(obs, noise(2), False)
-    with pytest.raises(NotOffered, match="no log-probabilities"):
+    with pytest.raises(UserError, match="no log-probabilities"):
         model.chunk_log_probs(obs, model.sample_chunk(obs, noise(2), True))
     with pytest.raises(MismatchError, match="asks for a critic.*cannot be trained by RL"):
         policy(head="l1", context={"values": "chunk"})
-    with pytest.raises(NotOffered, match="no action tokens"):
-        model.encode_actions(expert(2))
-    with pytest.raises(NotOffered, match="no action tokens"):
-        model.decode_actions(torch.zeros(1, 1, 1))
+    assert not isinstance(model, HasCritic | HasReference | ActionTokens)
+    assert not isinstance(policy(head="l1", lora=LoRAConfig(rank=4)), HasReference)
 
 
 def test_head_and_checkpoint_belong_together(tmp_path: Path) -> None:

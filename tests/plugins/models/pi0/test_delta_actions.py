@@ -12,8 +12,9 @@ from model_cases import noise
 from pi0_cases import CHUNK, expert, observation, openpi_folder, policy
 
 from reference_files import reference
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.spec.structure import Problems
-from vla_rl.core.types import Context, UnexecutedActions
+from vla_rl.core.types import UnexecutedActions
 from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.plugins.models.pi0.statistics import check_checkpoint
 from vla_rl.testing import synthetic
@@ -93,5 +94,5 @@ def test_bad_settings_are_refused(folder):
         Pi0Config(preset="tiny", delta_actions=2)
     config = Pi0Config(checkpoint=str(folder), delta_actions=2)
     with pytest.raises(Problems, match="delta_actions: with imitation.statistics: data"):
-        check_checkpoint(config, Context(chunk=CHUNK, scaling={}))
-    check_checkpoint(config, Context(chunk=CHUNK))
+        check_checkpoint(config, CheckContext(chunk=CHUNK, scaling={}))
+    check_checkpoint(config, CheckContext(chunk=CHUNK))

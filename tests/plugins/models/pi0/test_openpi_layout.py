@@ -14,8 +14,8 @@ from pi0_cases import CHUNK, ENV, OPENPI_STATS, observation, openpi_folder, poli
 from safetensors.torch import load_file, save_file
 
 from reference_files import reference
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import CheckpointError, UserError
-from vla_rl.core.types import Context
 from vla_rl.plugins.models.pi0.builder import build_policy
 from vla_rl.plugins.models.pi0.config import Pi05Config
 from vla_rl.plugins.models.pi0.prompts import state_text
@@ -29,7 +29,7 @@ QUANTILES = {
 
 
 def pi05(**config: Any) -> Any:
-    return build_policy(Pi05Config(**config), Context(env=ENV, chunk=CHUNK))
+    return build_policy(Pi05Config(**config), ModelContext(env=ENV, chunk=CHUNK))
 
 
 def actions(model: Any) -> torch.Tensor:

@@ -18,8 +18,8 @@ from pi0_cases import policy as pi0_policy
 from safetensors.torch import load_file, save_file
 
 from reference_files import reference
+from vla_rl.core.contexts import CheckContext, ModelContext
 from vla_rl.core.errors import CheckpointError
-from vla_rl.core.types import Context
 from vla_rl.plugins.models.pi0 import pi05
 from vla_rl.plugins.models.pi0.builder import build_policy
 from vla_rl.plugins.models.pi0.config import Pi05Config, Pi05HeadConfig
@@ -46,7 +46,7 @@ STATS = {
 def policy(env: Any = ENV, context: dict[str, Any] | None = None, **config: Any) -> Pi05Policy:
     if "checkpoint" not in config:
         config.setdefault("preset", "tiny")
-    built = build_policy(Pi05Config(**config), Context(**{"env": env, "chunk": CHUNK, **(context or {})}))
+    built = build_policy(Pi05Config(**config), ModelContext(**{"env": env, "chunk": CHUNK, **(context or {})}))
     assert isinstance(built, Pi05Policy)
     return built
 
@@ -123,8 +123,8 @@ def test_openpis_files_do_not_say_what_the_prompt_tells(openpi: Path) -> None:
     with pytest.raises(CheckpointError, match="set model.state_in_prompt: exact .* or none"):
         policy(checkpoint=str(openpi))
     with pytest.raises(Exception, match="set model.state_in_prompt: exact"):
-        check_checkpoint(Pi05Config(checkpoint=str(openpi)), Context(chunk=4))
-    check_checkpoint(Pi05Config(checkpoint=str(openpi), state_in_prompt="none"), Context(chunk=4))
+        check_checkpoint(Pi05Config(checkpoint=str(openpi)), CheckContext(chunk=4))
+    check_checkpoint(Pi05Config(checkpoint=str(openpi), state_in_prompt="none"), CheckContext(chunk=4))
     assert action_dim(Pi05Config(checkpoint=str(openpi), state_in_prompt="none")) == 3
 
 

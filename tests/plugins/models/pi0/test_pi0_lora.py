@@ -12,7 +12,7 @@ from pi0_cases import CHUNK, ENV, expert, flow_error, observation, policy
 from safetensors.torch import load_file
 from torch import nn
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.capabilities import HasReference
 from vla_rl.core.types import Chunk
 from vla_rl.plugins.models.pi0 import plugin
 from vla_rl.plugins.models.pi0.architecture import FlowShape, PiSizes, network_config
@@ -192,9 +192,7 @@ def test_reference_is_the_policy_before_training(method: FlowNoiseKind) -> None:
 
 
 def test_reference_needs_adapters() -> None:
-    model, obs = policy(), observation(1)
-    with pytest.raises(NotOffered, match="a reference for pi0 needs `lora`"):
-        model.reference_log_probs(obs, model.sample_chunk(obs, noise(1), False))
+    assert isinstance(policy(lora=LoRAConfig(rank=4)), HasReference) and not isinstance(policy(), HasReference)
 
 
 def test_dropout_is_for_cloning_alone_and_keyed() -> None:

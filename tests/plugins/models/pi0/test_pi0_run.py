@@ -9,8 +9,8 @@ from typing import Any
 from model_cases import noise
 
 from vla_rl.core import catalogue as plugins
+from vla_rl.core.contexts import EnvContext, ModelContext
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Context
 from vla_rl.plugins.models.pi0.builder import build_policy
 from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.runtime.start import run
@@ -44,6 +44,6 @@ def test_a_run_on_the_built_in_simulator(tmp_path: Path) -> None:
         assert line["loss/clip_fraction"] == 0
         assert line["policy/grad_norm"] > 0
     folder = tmp_path / "run" / "checkpoints" / "step_000002" / "model"
-    env = plugins.build("env", "tabletop", parse_spec(spec).env.config, Context(num_envs=1))
-    model = build_policy(Pi0Config(checkpoint=str(folder), denoise_steps=2), Context(env=env.info, chunk=4))
+    env = plugins.build("env", "tabletop", parse_spec(spec).env.config, EnvContext(num_envs=1))
+    model = build_policy(Pi0Config(checkpoint=str(folder), denoise_steps=2), ModelContext(env=env.info, chunk=4))
     assert model.sample_chunk(env.observe_envs(), noise(1), True).actions.shape == (1, 4, 3)

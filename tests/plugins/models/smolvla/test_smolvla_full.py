@@ -13,7 +13,7 @@ import json, resource
 import torch
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import ModelContext
 from vla_rl.plugins.models.smolvla import plugin
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.toolkit.trainers.optimizer import build_optimizer
@@ -21,7 +21,7 @@ from vla_rl.testing import synthetic
 
 torch.set_num_threads(1)
 env = synthetic.env_info(cameras=1, pixels=256, state_dim=8, action_dim=7, bounds=((-1.0, 1.0),))
-model = plugin.build(SmolVLAConfig(preset="full", denoise_steps=2), Context(env=env, chunk=10, values="chunk"))
+model = plugin.build(SmolVLAConfig(preset="full", denoise_steps=2), ModelContext(env=env, chunk=10, values="chunk"))
 network, obs = model.module.network, synthetic.observation(env, 1)
 chunk = model.sample_chunk(obs, Noise(0, "full", [0], [0], [0]), False)
 trained = [p for p in model.module.parameters() if p.requires_grad]

@@ -17,8 +17,8 @@ from model_cases import noise, reloading
 from pi0_cases import CHUNK, ENV, expert, observation
 from safetensors.torch import load_file, save_file
 
+from vla_rl.core.contexts import CheckContext, ModelContext
 from vla_rl.core.errors import CheckpointError
-from vla_rl.core.types import Context
 from vla_rl.plugins.models.smolvla import plugin
 from vla_rl.plugins.models.smolvla.builder import build_policy
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
@@ -32,7 +32,7 @@ from vla_rl.toolkit.models.images import CornerImages
 def policy(env: Any = ENV, context: dict[str, Any] | None = None, **config: Any) -> SmolVLAPolicy:
     if "checkpoint" not in config:
         config.setdefault("preset", "tiny")
-    return build_policy(SmolVLAConfig(**config), Context(**{"env": env, "chunk": CHUNK, **(context or {})}))
+    return build_policy(SmolVLAConfig(**config), ModelContext(**{"env": env, "chunk": CHUNK, **(context or {})}))
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_lerobots_layout(saved: Path, tmp_path: Path) -> None:
     assert (tmp_path / "policy_preprocessor.json").read_bytes() == (saved / "policy_preprocessor.json").read_bytes()
     given = SmolVLAConfig(checkpoint=str(saved))
     assert action_dim(given) == 3
-    check_checkpoint(given, Context(chunk=CHUNK))
+    check_checkpoint(given, CheckContext(chunk=CHUNK))
 
 
 def refused(match: str, **config: Any) -> None:
@@ -174,7 +174,7 @@ def test_a_config_that_does_not_fit(saved: Path, tmp_path: Path, changes: dict[s
     folder = copy(saved, tmp_path / "other", **changes)
     refused(match, checkpoint=str(folder))
     with pytest.raises(Exception, match=match):
-        check_checkpoint(SmolVLAConfig(checkpoint=str(folder)), Context(chunk=CHUNK))
+        check_checkpoint(SmolVLAConfig(checkpoint=str(folder)), CheckContext(chunk=CHUNK))
 
 
 def test_a_language_model_of_unknown_size(saved: Path, tmp_path: Path) -> None:

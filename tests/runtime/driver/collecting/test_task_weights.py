@@ -7,16 +7,17 @@ import json
 import pytest
 from scripted_runs import advance
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.declarations import EnvPlugin
 from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Context, Episode
+from vla_rl.core.types import Episode
 from vla_rl.runtime.driver.collecting.task_weights import TaskWeighting
 from vla_rl.runtime.start import run, start
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
 
 
-def build_uneven(config: ScriptedConfig, context: Context) -> ScriptedEnv:
+def build_uneven(config: ScriptedConfig, context: EnvContext) -> ScriptedEnv:
     """Episodes of task-0 always succeed, those of task-1 always fail."""
     return ScriptedEnv(
         context.num_envs,

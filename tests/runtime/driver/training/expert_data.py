@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.contexts import DataContext
 from vla_rl.core.declarations import DataPlugin
-from vla_rl.core.types import Context
 from vla_rl.testing import ScriptedEnv
 from vla_rl.toolkit.data.samples import InMemoryDataset
 
@@ -16,7 +16,7 @@ class RecordedConfig:
     num_envs: int = 32
 
 
-def build(config: RecordedConfig, context: Context) -> InMemoryDataset:
+def build(config: RecordedConfig, context: DataContext) -> InMemoryDataset:
     env = ScriptedEnv(config.num_envs, chunk=context.chunk)
     env_ids = np.arange(config.num_envs)
     states = np.array([state.id for state in env.reset_states("train")])[env_ids % len(env.reset_states("train"))]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.contexts import DataContext
 from vla_rl.core.declarations import DataPlugin
-from vla_rl.core.types import Context, RecordedRewards
+from vla_rl.core.types import RecordedRewards
 from vla_rl.testing import ScriptedEnv
 from vla_rl.toolkit.data.samples import InMemoryDataset
 
@@ -26,7 +27,7 @@ class Rewarded(InMemoryDataset):
         return RecordedRewards(rewards=(index % 2 == 0).astype(np.float32), following=np.full(len(index), -1))
 
 
-def build(config: RewardedConfig, context: Context) -> Rewarded:
+def build(config: RewardedConfig, context: DataContext) -> Rewarded:
     env = ScriptedEnv(COUNT, chunk=context.chunk)
     env_ids = np.arange(COUNT)
     states = np.array([state.id for state in env.reset_states("train")])[env_ids // 2 % len(env.reset_states("train"))]

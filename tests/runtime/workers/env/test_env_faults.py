@@ -14,9 +14,9 @@ import pytest
 from fragile import FragileConfig
 from scripted_runs import read_metrics, scripted_spec
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Context
 from vla_rl.runtime.messages.requests import EnvError
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_env
@@ -105,7 +105,7 @@ def test_an_env_that_always_breaks_ends_the_run_with_its_own_words(train, tmp_pa
 
 def test_an_env_that_cannot_even_be_reset(tmp_path):
     config = FragileConfig(fault="reset", always=True, env_id=0, told=str(tmp_path / "told"))
-    env = fragile.build(config, Context(num_envs=1))
+    env = fragile.build(config, EnvContext(num_envs=1))
     with pytest.raises(UserError, match=r"env 0 broke 3 times in reset:(.|\n)*the scene fell apart"):
         env.reset(np.array([0]), np.array([0]), np.array([0]))
 
@@ -117,7 +117,7 @@ def test_contract(num_envs):
 
 @pytest.mark.parametrize(("limit", "fresh"), [({"recycle_episodes": 2}, [2, 4]), ({"recycle_mib": 1}, [1, 2, 3, 4, 5])])
 def test_processes_are_recycled(limit, fresh):
-    env = fragile.build(FragileConfig(processes=Processes(apart=True, **limit)), Context(num_envs=1))
+    env = fragile.build(FragileConfig(processes=Processes(apart=True, **limit)), EnvContext(num_envs=1))
     env_id, pids = np.array([0]), []
     for _ in range(6):
         env.reset(env_id, env_id, env_id)
@@ -130,7 +130,7 @@ def test_processes_are_recycled(limit, fresh):
 
 def test_envs_start_and_reset_side_by_side():
     """Not one after the other: all processes exist before the first has answered."""
-    env = fragile.build(FragileConfig(fault="none"), Context(num_envs=4))
+    env = fragile.build(FragileConfig(fault="none"), EnvContext(num_envs=4))
     env_ids = np.arange(4)
     env.reset(env_ids, env_ids, env_ids)
     children = {child.pid for child in psutil.Process(os.getpid()).children(recursive=True)}
@@ -142,7 +142,7 @@ def test_envs_start_and_reset_side_by_side():
 def test_signals_to_all_processes_of_a_job_reach_no_env():
     """Nor the fork server, which starts the next one."""
     fresh = Processes(recycle_episodes=1)  # another process for every episode
-    env = fragile.build(FragileConfig(fault="none", processes=fresh), Context(num_envs=2))
+    env = fragile.build(FragileConfig(fault="none", processes=fresh), EnvContext(num_envs=2))
     env_ids = np.arange(2)
     env.reset(env_ids, env_ids, env_ids)
     before = env.pids
@@ -160,8 +160,8 @@ def test_signals_to_all_processes_of_a_job_reach_no_env():
 def test_a_process_ends_though_it_did_not_close_its_envs(fork_server):
     code = (
         "import fragile, numpy as np\n"
-        "from vla_rl.core.types import Context\n"
-        "env = fragile.build(fragile.FragileConfig(), Context(num_envs=2))\n"
+        "from vla_rl.core.contexts import EnvContext\n"
+        "env = fragile.build(fragile.FragileConfig(), EnvContext(num_envs=2))\n"
         "env.reset(np.arange(2), np.arange(2), np.arange(2))\n"
         "print(*env.pids)\n"
     )
@@ -188,7 +188,7 @@ def test_who_breaks_with_an_env_that_shares_its_process(tmp_path, fault, with_it
     processes = Processes(envs_per_process=2, deadline_s=1.0)
     told = str(tmp_path / "told")
     config = FragileConfig(fault=fault, told=told, at_step=1, processes=processes)
-    env = fragile.build(config, Context(num_envs=4, chunk=1))
+    env = fragile.build(config, EnvContext(num_envs=4, chunk=1))
     env_ids = np.arange(4)
     env.reset(env_ids, env_ids, env_ids)
     before = env.pids
@@ -208,7 +208,7 @@ def test_who_breaks_with_an_env_that_shares_its_process(tmp_path, fault, with_it
 
 
 def test_a_process_that_dies_while_some_of_its_envs_are_reset_takes_the_others_with_it():
-    env = fragile.build(FragileConfig(processes=SHARED), Context(num_envs=2, chunk=1))
+    env = fragile.build(FragileConfig(processes=SHARED), EnvContext(num_envs=2, chunk=1))
     env_ids = np.arange(2)
     env.reset(env_ids, env_ids, env_ids)
     os.kill(env.pids[0], signal.SIGKILL)
@@ -221,7 +221,7 @@ def test_a_process_that_dies_while_some_of_its_envs_are_reset_takes_the_others_w
 
 def test_an_env_that_is_rebuilt_in_vain_gets_another_process(tmp_path):
     config = FragileConfig(fault="reset", always=True, env_id=1, told=str(tmp_path / "told"), processes=SHARED)
-    env = fragile.build(config, Context(num_envs=2))
+    env = fragile.build(config, EnvContext(num_envs=2))
     env_ids = np.arange(2)
     env.reset(env_ids[:1], env_ids[:1], env_ids[:1])
     [before] = set(env.pids)

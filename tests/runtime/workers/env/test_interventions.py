@@ -9,9 +9,10 @@ import pytest
 from attrs import evolve
 from helped_env import LENGTH, HelpedConfig, helped_envs
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.events import robot_metrics
-from vla_rl.core.types import ActionSource, ChunkResult, Context
+from vla_rl.core.types import ActionSource, ChunkResult
 from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
 from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.runtime.workers.env.recording import EpisodeRecorder, RecordingStore
@@ -40,7 +41,7 @@ def play(env, rows="steps"):
 
 def test_episodes_know_who_acted():
     """State 0 is even, so a person takes over for steps 3 and 4 of 6; no one does in state 1."""
-    env = helped_envs(HelpedConfig(), Context(num_envs=2, chunk=CHUNK))
+    env = helped_envs(HelpedConfig(), EnvContext(num_envs=2, chunk=CHUNK))
     finished, _ = play(env)
     helped, alone = (finished[number].episodes[0] for number in (0, 1))
     assert (helped.steps, helped.interventions) == (LENGTH, 2) and (alone.steps, alone.interventions) == (LENGTH, 0)
@@ -56,7 +57,7 @@ def test_episodes_know_who_acted():
 
 @pytest.mark.parametrize("rows", ["steps", "chunks"])
 def test_recordings_hold_the_executed_actions(rows):
-    env = helped_envs(HelpedConfig(), Context(num_envs=2, chunk=CHUNK))
+    env = helped_envs(HelpedConfig(), EnvContext(num_envs=2, chunk=CHUNK))
     finished, recordings = play(env, rows)
     expected = finished[0].record["source"].reshape(-1) != ActionSource.POLICY
     actions = finished[0].record["executed_actions"].reshape(-1, 2)
@@ -74,22 +75,22 @@ def test_recordings_hold_the_executed_actions(rows):
 @pytest.mark.parametrize("rows", ["steps", "chunks"])
 def test_late_actions_of_episodes_in_real_time_are_counted(rows):
     """The fifth step is late: the first one of the second chunk."""
-    finished, _ = play(helped_envs(HelpedConfig(late=4), Context(num_envs=1, chunk=CHUNK)), rows)
+    finished, _ = play(helped_envs(HelpedConfig(late=4), EnvContext(num_envs=1, chunk=CHUNK)), rows)
     assert [finished[number].episodes[0].late_actions for number in (0, 1)] == [1, 1]
     assert robot_metrics("env", [finished[0].episodes[0]])["env/late_actions"] == pytest.approx(1 / LENGTH)
-    untimed, _ = play(helped_envs(HelpedConfig(), Context(num_envs=1, chunk=CHUNK)))
+    untimed, _ = play(helped_envs(HelpedConfig(), EnvContext(num_envs=1, chunk=CHUNK)))
     assert untimed[0].episodes[0].late_actions is None
     assert "env/late_actions" not in robot_metrics("env", untimed[0].episodes)
 
 
 def test_no_one_can_take_over_where_info_does_not_say_so():
     """Without takeovers there is no field for them, and a simulator that reports one breaks the contract."""
-    env = helped_envs(HelpedConfig(first=LENGTH, announced=False), Context(num_envs=2, chunk=CHUNK))
+    env = helped_envs(HelpedConfig(first=LENGTH, announced=False), EnvContext(num_envs=2, chunk=CHUNK))
     finished, recordings = play(env)
     assert finished[0].episodes[0].interventions is None and "source" not in finished[0].record
     assert recordings[0].interventions is None
     with pytest.raises(UserError, match=r"reports a takeover, and `EnvInfo.takeovers` is false"):
-        play(helped_envs(HelpedConfig(announced=False), Context(num_envs=2, chunk=CHUNK)))
+        play(helped_envs(HelpedConfig(announced=False), EnvContext(num_envs=2, chunk=CHUNK)))
 
 
 BREACHES = {
@@ -104,7 +105,7 @@ BREACHES = {
 @pytest.mark.parametrize("breach", BREACHES)
 def test_a_simulator_that_reports_takeovers_wrongly_is_named(breach):
     changes, message = BREACHES[breach]
-    env = helped_envs(HelpedConfig(first=0), Context(num_envs=2, chunk=CHUNK))
+    env = helped_envs(HelpedConfig(first=0), EnvContext(num_envs=2, chunk=CHUNK))
     step = env.chunk_step
 
     def broken(actions, active, stop_at_end) -> ChunkResult:
@@ -116,8 +117,8 @@ def test_a_simulator_that_reports_takeovers_wrongly_is_named(breach):
 
 
 def test_the_conformance_tests_look_at_takeovers():
-    check_env(helped_envs(HelpedConfig(), Context(num_envs=2, chunk=CHUNK)), num_envs=2, chunk=CHUNK, seconds=1)
-    env = helped_envs(HelpedConfig(), Context(num_envs=2, chunk=CHUNK))
+    check_env(helped_envs(HelpedConfig(), EnvContext(num_envs=2, chunk=CHUNK)), num_envs=2, chunk=CHUNK, seconds=1)
+    env = helped_envs(HelpedConfig(), EnvContext(num_envs=2, chunk=CHUNK))
     step = env.chunk_step
 
     def without_source(actions, active, stop_at_end) -> ChunkResult:

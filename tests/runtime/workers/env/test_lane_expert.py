@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from helped_env import HelpedConfig, helped_envs
 
-from vla_rl.core.types import ActionSource, Context
+from vla_rl.core.contexts import EnvContext
+from vla_rl.core.types import ActionSource
 from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
 from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.runtime.workers.env.expert import LABELS, LaneExpert
@@ -98,7 +99,7 @@ def test_actions_outside_the_bounds_are_clipped_but_labels_are_not():
 
 def test_a_person_takes_over_from_the_expert_too():
     """A person acts in steps 3 and 4 of state 0, in four of four chunks the expert would."""
-    env = helped_envs(HelpedConfig(), Context(num_envs=1, chunk=CHUNK))
+    env = helped_envs(HelpedConfig(), EnvContext(num_envs=1, chunk=CHUNK))
     ask = lambda: np.full((1, CHUNK, 2), 0.5, np.float32)  # noqa: E731
     source = play(env, share=1.0, count=1, ask=ask)[0].record["source"].reshape(-1)[:6]
     assert source.tolist() == [EXPERT, EXPERT, EXPERT, PERSON, PERSON, EXPERT]

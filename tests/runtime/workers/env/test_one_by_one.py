@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from vla_rl.core.catalogue import load
-from vla_rl.core.types import Context, to_numpy
+from vla_rl.core.contexts import EnvContext
+from vla_rl.core.types import to_numpy
 from vla_rl.runtime.workers.env.one_by_one import one_by_one
 
 ENVS, CHUNK = 6, 4
@@ -14,7 +15,7 @@ ENVS, CHUNK = 6, 4
 
 def tabletop():
     plugin = load("env", "tabletop")
-    return plugin.build(plugin.config(image_size=16), Context(num_envs=ENVS, chunk=CHUNK))
+    return plugin.build(plugin.config(image_size=16), EnvContext(num_envs=ENVS, chunk=CHUNK))
 
 
 @pytest.mark.parametrize("stop_at_end", [True, False])

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import EnvContext
 from vla_rl.testing.scripted import vla_rl_plugins as doubles
 
 SCRIPTED = doubles["env"]["scripted"]
@@ -25,7 +25,7 @@ class UnclosableConfig:
     """File that says that it was closed."""
 
 
-def build(config: UnclosableConfig, context: Context) -> Any:
+def build(config: UnclosableConfig, context: EnvContext) -> Any:
     env = SCRIPTED.build(SCRIPTED.config(), context)
 
     class Unclosable(type(env)):  # type: ignore[misc]

@@ -30,11 +30,12 @@ class Counting(PolicyGradient):
         return type(metrics)(**{**{k: getattr(metrics, k) for k in ("sums", "statistics", "seconds")},
                                 "maxima": {**metrics.maxima, "policy/steps": float(len(data.steps))}})
 
-class Whole(Counting):
-    accumulate = Trainer.accumulate
+class Whole(Trainer):
+    __init__, restart = PolicyGradient.__init__, PolicyGradient.restart
+    modules, optimizers, update = PolicyGradient.modules, PolicyGradient.optimizers, PolicyGradient.update
 
 def plugin(cls, **declared):
-    return TrainerPlugin(config=NoKeys, build=lambda config, context: cls(context.training), summary="for tests", **declared)
+    return TrainerPlugin(config=NoKeys, build=lambda config, context: cls(context), summary="for tests", **declared)
 
 vla_rl_plugins = {"trainer": {
     "counting": plugin(Counting, trains_on=TrainingData.TRAJECTORIES),

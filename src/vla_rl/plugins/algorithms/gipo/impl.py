@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from vla_rl.core.contexts import AlgorithmContext
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Advantages, Batch, Context, Loss, Requirements, Rollout, Scores
+from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Scores
 from vla_rl.plugins.algorithms.gipo.config import GIPOConfig
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.losses import (
@@ -25,7 +26,7 @@ class GIPO(Algorithm):
 
     off_policy = True
 
-    def __init__(self, config: GIPOConfig, context: Context | None = None) -> None:
+    def __init__(self, config: GIPOConfig, context: AlgorithmContext | None = None) -> None:
         self.config = config
         self.needs = config.needs | Requirements(values=True, recomputed_values=config.recompute_values)
         self.advantage_scope = config.advantage_scope

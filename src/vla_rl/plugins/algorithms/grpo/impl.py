@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vla_rl.core.contexts import AlgorithmContext
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Advantages, Batch, Context, Loss, Requirements, Rollout, Scores
+from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Scores
 from vla_rl.plugins.algorithms.grpo.config import GRPOConfig, SoftGate
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.corrections import renormalise_masked
@@ -17,7 +18,7 @@ from vla_rl.toolkit.algorithms.policy_loss import MakeSurrogate, Surrogate, ppo_
 class GRPO(Algorithm):
     """Group-relative policy optimisation: no critic, one advantage per trajectory."""
 
-    def __init__(self, config: GRPOConfig, context: Context | None = None) -> None:
+    def __init__(self, config: GRPOConfig, context: AlgorithmContext | None = None) -> None:
         self.config = config
         self.needs = config.needs | Requirements(groups=True)
         self.off_policy = config.off_policy

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import attrs
 
+from vla_rl.core.contexts import AlgorithmContext
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Advantages, Batch, Context, Loss, Requirements, Rollout, Scores
+from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Scores
 from vla_rl.plugins.algorithms.ppo.config import PPOConfig
 from vla_rl.toolkit.algorithms.corrections import renormalise_masked, step_log_weights, v_trace
 from vla_rl.toolkit.algorithms.losses import critic_advantages, critic_loss, critic_steps, gae_advantages
@@ -16,7 +17,7 @@ from vla_rl.toolkit.algorithms.settings import VTrace
 class PPO(Algorithm):
     """Proximal policy optimisation with a critic, optionally with V-trace for off-policy samples."""
 
-    def __init__(self, config: PPOConfig, context: Context | None = None) -> None:
+    def __init__(self, config: PPOConfig, context: AlgorithmContext | None = None) -> None:
         self.config = config
         self.needs = config.needs | Requirements(values=True)
         self.off_policy = config.off_policy

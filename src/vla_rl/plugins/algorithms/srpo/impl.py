@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_rl.core.contexts import AlgorithmContext
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Advantages, Batch, Context, Loss, Requirements, Rollout, Scores
+from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Scores
 from vla_rl.plugins.algorithms.srpo.config import SRPOConfig
 from vla_rl.plugins.algorithms.srpo.encoder import Frames, TrajectoryEncoder
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards
@@ -28,7 +29,7 @@ class SRPO(Algorithm):
 
     scope_reason = "failures are compared with all successes of the step; choose grpo"
 
-    def __init__(self, config: SRPOConfig, context: Context) -> None:
+    def __init__(self, config: SRPOConfig, context: AlgorithmContext) -> None:
         self.config = config
         self.device = config.device or context.device
         self.needs = config.needs | Requirements(groups=True, frames=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.contexts import AlgorithmContext
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Advantages, Batch, Context, Loss, Requirements, Rollout, Scores
+from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Scores
 from vla_rl.plugins.algorithms.transitions.config import TransitionsConfig
 from vla_rl.toolkit.trainers.transition_fields import EXTRAS
 
@@ -18,7 +19,7 @@ class TransitionFields(Algorithm):
     off_policy = True
     extras = EXTRAS
 
-    def __init__(self, config: TransitionsConfig, context: Context | None = None) -> None:
+    def __init__(self, config: TransitionsConfig, context: AlgorithmContext | None = None) -> None:
         """Neither settings nor context matter."""
 
     def advantages(self, rollout: Rollout) -> Advantages:
@@ -40,4 +41,4 @@ class TransitionFields(Algorithm):
         )
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        raise NotOffered("algorithm 'transitions' has no loss; it is for trainers of transitions")
+        raise UserError("algorithm 'transitions' has no loss; it is for trainers of transitions")

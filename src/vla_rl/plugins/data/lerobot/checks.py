@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.spec.structure import at
-from vla_rl.core.types import Context
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.plugins.data.lerobot.episode_list import read_meta
 from vla_rl.plugins.data.lerobot.folder import find_folder
@@ -12,7 +12,7 @@ from vla_rl.plugins.data.lerobot.meta import pixels_of
 from vla_rl.plugins.data.lerobot.video import find_clip_faults
 
 
-def check_data_set(config: LeRobotConfig, context: Context) -> None:
+def check_data_set(config: LeRobotConfig, context: CheckContext) -> None:
     """Compare the chosen episodes with their clocks, their rows and the videos that `cameras` names. Reads index
     columns and the headers of video files. Raise UserError."""
     with at("folder"):

@@ -14,9 +14,10 @@ from attrs import evolve
 from datasets import Dataset, Features, Value
 from datasets.exceptions import DatasetGenerationError
 
+from vla_rl.core.contexts import DataContext
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Array, Context, DataProperties, Observation, RecordedRewards
+from vla_rl.core.types import Array, DataProperties, Observation, RecordedRewards
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.plugins.data.lerobot.episode_list import read_meta
 from vla_rl.plugins.data.lerobot.folder import find_folder
@@ -35,13 +36,13 @@ STORED = {"bytes": Value("binary"), "path": Value("string")}
 class LeRobotData(Demonstrations):
     """Demonstrations of a LeRobot data set."""
 
-    def __init__(self, config: LeRobotConfig, context: Context) -> None:
+    def __init__(self, config: LeRobotConfig, context: DataContext) -> None:
         """Raise UserError for a folder without a complete data set, and for one that does not fit the simulator."""
         folder = find_folder(config.folder)
         where = str(folder)
         self._chunk = context.chunk
         meta = read_meta(folder)
-        uses_state = context.env is not None and context.env.state_dim > 0
+        uses_state = context.env.state_dim > 0
         sizes = {
             name: _read_feature_size(meta, where, name)
             for name in (config.action, *([config.state] if uses_state else []))

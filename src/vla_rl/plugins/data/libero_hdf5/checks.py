@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.structure import at
-from vla_rl.core.types import Context
 from vla_rl.plugins.data.libero_hdf5.config import LiberoHDF5Config
 
 ENDING = "_demo.hdf5"
@@ -26,7 +26,7 @@ def find_files(folder: Path) -> dict[str, list[Path]]:
     return files
 
 
-def check_folder(config: LiberoHDF5Config, context: Context) -> None:
+def check_folder(config: LiberoHDF5Config, context: CheckContext) -> None:
     """Raise UserError for a folder without files."""
     with at("folder"):
         if not find_files(config.folder):

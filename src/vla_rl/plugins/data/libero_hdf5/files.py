@@ -11,9 +11,10 @@ import h5py
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.contexts import DataContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Array, Context, EnvInfo, Observation
+from vla_rl.core.types import Array, EnvInfo, Observation
 from vla_rl.plugins.data.libero_hdf5.checks import ENDING, find_files
 from vla_rl.plugins.data.libero_hdf5.config import LiberoHDF5Config
 from vla_rl.toolkit.data.episodes import EpisodeFilter
@@ -48,7 +49,7 @@ class Recorded:
 class LiberoFiles(Demonstrations):
     """Demonstrations of LIBERO's HDF5 files."""
 
-    def __init__(self, config: LiberoHDF5Config, context: Context) -> None:
+    def __init__(self, config: LiberoHDF5Config, context: DataContext) -> None:
         """Raise UserError for a folder that lacks tasks of the simulator, and for files that do not fit the
         simulator."""
         self._chunk = context.chunk

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import UserError, there_are
 from vla_rl.core.spec.structure import at
-from vla_rl.core.types import Context
 from vla_rl.plugins.data.rlds.config import RLDSConfig
 
 DEPTH = 3
@@ -36,7 +36,7 @@ def find_files(config: RLDSConfig) -> list[Path]:
     return files
 
 
-def check_folder(config: RLDSConfig, context: Context) -> None:
+def check_folder(config: RLDSConfig, context: CheckContext) -> None:
     """Raise UserError for a folder that is not one complete data set."""
     with at("folder"):
         find_files(config)

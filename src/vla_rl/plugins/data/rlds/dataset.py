@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.contexts import DataContext
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Array, Context, Observation
+from vla_rl.core.types import Array, Observation
 from vla_rl.plugins.data.rlds.checks import find_files
 from vla_rl.plugins.data.rlds.config import RLDSConfig
 from vla_rl.plugins.data.rlds.tfrecord import Example, ExampleFeature, Span, find_records, read_bytes, read_example
@@ -43,13 +44,13 @@ class RLDSEpisode:
 class RLDSData(Demonstrations):
     """Demonstrations of an RLDS data set."""
 
-    def __init__(self, config: RLDSConfig, context: Context) -> None:
+    def __init__(self, config: RLDSConfig, context: DataContext) -> None:
         """Raise UserError for a folder without a complete data set, and for one that does not fit the simulator."""
         files = find_files(config)
         self._where = str(files[0].parent)
         self._config = config
         self._chunk = context.chunk
-        self._uses_state = context.env is not None and context.env.state_dim > 0
+        self._uses_state = context.env.state_dim > 0
         self._cameras: dict[str, str] = {}
         self._episodes: list[RLDSEpisode] = []
         self._numbers_of_episodes: list[int] = []
@@ -110,7 +111,7 @@ class RLDSData(Demonstrations):
         states = [episode.state for episode in self._episodes if episode.state is not None]
         return compute_statistics(features | ({"state": np.concatenate(states)} if states else {}))
 
-    def _check_first_episode(self, features: dict[str, ExampleFeature], context: Context) -> None:
+    def _check_first_episode(self, features: dict[str, ExampleFeature], context: DataContext) -> None:
         """Compare the first episode with the simulator."""
         steps = count_steps(features)
         config = self._config

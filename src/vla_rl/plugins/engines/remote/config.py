@@ -7,8 +7,8 @@ from typing import Any
 from attrs import Attribute, field, frozen
 from attrs import validators as v
 
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.spec.structure import at
-from vla_rl.core.types import Context
 from vla_rl.plugins.engines.remote.address import check_address
 
 
@@ -33,7 +33,7 @@ class RemoteConfig:
     """Seconds, above 0, after which a server that does not answer counts as lost and the run stops."""
 
 
-def check_key_map(config: RemoteConfig, context: Context) -> None:
+def check_key_map(config: RemoteConfig, context: CheckContext) -> None:
     """Check that the key map can be read."""
     from vla_rl.toolkit.models.key_maps import read_key_map
 

@@ -15,14 +15,15 @@ import torch
 from websockets.exceptions import InvalidProxy, InvalidProxyStatus, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
+from vla_rl.core.contexts import EngineContext
 from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.hookspecs import PolicyEngine
 from vla_rl.core.paths import read_text
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Array, Chunk, Context, EnvInfo, Observation
+from vla_rl.core.types import Array, Chunk, EnvInfo, Observation
 from vla_rl.plugins.engines.remote.address import Proxy, proxy_for
 from vla_rl.plugins.engines.remote.config import RemoteConfig
-from vla_rl.toolkit.models.fitting import MismatchError, check_action_dim, check_horizon, check_state_dim, simulator_of
+from vla_rl.toolkit.models.fitting import MismatchError, check_action_dim, check_horizon, check_state_dim
 from vla_rl.toolkit.models.key_maps import KeyMap, read_key_map, write_request
 from vla_rl.toolkit.models.openpi import MAX_FRAME, FrameError, pack_frame, unpack_frame
 from vla_rl.toolkit.waiting import register_work
@@ -51,11 +52,11 @@ class RemoteEngine(PolicyEngine):
     """Policy of a server. It sends one observation per connection, so that a server may batch them. The server decides
     whether to act greedily; actions outside of the simulator's bounds are clipped."""
 
-    def __init__(self, config: RemoteConfig, context: Context) -> None:
+    def __init__(self, config: RemoteConfig, context: EngineContext) -> None:
         """Connect to the server. Raise UserError if no server answers, MismatchError for a policy of another robot."""
         self._config = config
         self._chunk = context.chunk
-        self._env = simulator_of(context, "remote")
+        self._env = context.env
         self._connections: dict[int, ClientConnection] = {}
         self._headers = {} if config.api_key_file is None else _read_authorisation(Path(config.api_key_file))
         self._metadata: Mapping[str, Any] = {}

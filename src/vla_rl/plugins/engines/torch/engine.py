@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from vla_rl.core.capabilities import ContinuesChunks, HasCritic, require_capability
+from vla_rl.core.contexts import EngineContext
 from vla_rl.core.hookspecs import PolicyEngine, VLAModel
-from vla_rl.core.manager import offers_method
-from vla_rl.core.types import Context
 from vla_rl.plugins.engines.torch.config import TorchEngineConfig
 from vla_rl.toolkit.models.adapters import MergedAdapters, merge_mode
 
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, UnexecutedActions
 
 
-def make_engine(config: TorchEngineConfig, context: Context) -> TorchEngine:
+def make_engine(config: TorchEngineConfig, context: EngineContext) -> TorchEngine:
     """Build the run's model, if its learner has not built it in this process, and return the engine around it."""
     assert context.make_model is not None
-    return TorchEngine(context.make_model(), merge=merge_mode(context.model_config), learns=context.role == "both")
+    model = context.make_model()
+    kind = ContinuingTorchEngine if isinstance(model, ContinuesChunks) else TorchEngine
+    return kind(model, merge=merge_mode(context.model_config), learns=context.role == "both")
 
 
 class TorchEngine(PolicyEngine):
@@ -42,7 +44,6 @@ class TorchEngine(PolicyEngine):
         """
         self.model = model
         self.statistics_name = model.statistics_name
-        self.continues = offers_method(model, "continue_chunk")
         self._adapters = None if merge == "off" else MergedAdapters(model.module, merge)
         self._learns = learns
         self._awake = 0
@@ -53,13 +54,8 @@ class TorchEngine(PolicyEngine):
     def act(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         return self.model.sample_chunk(obs, noise, greedy)
 
-    def continue_chunk(
-        self, obs: Observation, noise: Noise, greedy: bool, previous: Sequence[UnexecutedActions]
-    ) -> torch.Tensor:
-        return self.model.continue_chunk(obs, noise, greedy, previous)
-
     def values(self, obs: Observation) -> torch.Tensor:
-        return self.model.values(obs)
+        return require_capability(self.model, HasCritic, "a rollout with values").values(obs)
 
     def load(self, pairs: Iterable[tuple[str, ArrayOrTensor]]) -> None:
         adapters = self._adapters
@@ -82,3 +78,13 @@ class TorchEngine(PolicyEngine):
         self._awake -= 1
         if not self._awake:
             self._adapters.restore_weights()
+
+
+class ContinuingTorchEngine(TorchEngine, ContinuesChunks):
+    """The engine for a model that continues chunks."""
+
+    def continue_chunk(
+        self, obs: Observation, noise: Noise, greedy: bool, previous: Sequence[UnexecutedActions]
+    ) -> torch.Tensor:
+        model = require_capability(self.model, ContinuesChunks, "a server")
+        return model.continue_chunk(obs, noise, greedy, previous)

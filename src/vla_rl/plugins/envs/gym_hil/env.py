@@ -8,8 +8,9 @@ import gymnasium
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.contexts import CheckContext, EnvContext
 from vla_rl.core.errors import UserError
-from vla_rl.core.types import Array, Context
+from vla_rl.core.types import Array
 from vla_rl.plugins.envs.gym_hil.checks import check_device_sharing
 from vla_rl.plugins.envs.gym_hil.config import DeviceSettings, GymHilConfig, PersonSettings, ScriptSettings
 from vla_rl.plugins.envs.gym_hil.interpreter import find_missing
@@ -21,9 +22,9 @@ from vla_rl.toolkit.envs.meshes import cells_for, simplify_meshes, turn_effects_
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 
-def make_envs(config: GymHilConfig, context: Context) -> SubprocEnvs:
+def make_envs(config: GymHilConfig, context: EnvContext) -> SubprocEnvs:
     """Return the env instances. Raise UserError for what is missing, and for a device that several envs would share."""
-    check_device_sharing(config, context)
+    check_device_sharing(config, CheckContext(num_envs=context.num_envs))
     return single_env.make_envs(gymnasium_config(config), context, MakeHilEnv(config))
 
 

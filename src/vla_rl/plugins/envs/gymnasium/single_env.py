@@ -11,9 +11,10 @@ import gymnasium
 import numpy as np
 from attrs import evolve, frozen
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.randomness import derived_seed, generator
-from vla_rl.core.types import ActionSource, Array, Context, EnvInfo, ResetState, TaskInfo
+from vla_rl.core.types import ActionSource, Array, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.gymnasium.actions import action_layout
 from vla_rl.plugins.envs.gymnasium.config import STATES, GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.entries import NoEntry, find_entry, known_paths
@@ -31,7 +32,7 @@ TRIED = 200
 logger = logging.getLogger(__name__)
 
 
-def make_envs(config: GymnasiumConfig, context: Context, make_env: MakeEnv | None = None) -> SubprocEnvs:
+def make_envs(config: GymnasiumConfig, context: EnvContext, make_env: MakeEnv | None = None) -> SubprocEnvs:
     """Return the env instances of a spec. Raise UserError for an environment that does not exist or cannot be used.
 
     Args:
@@ -70,7 +71,7 @@ def try_out(config: GymnasiumConfig) -> None:
     """Execute actions up to the end of an episode in a separate process, at most `TRIED`, and one in real time. Raise
     UserError for what is wrong with the environment on this machine."""
     try:
-        env = make_envs(evolve(config, processes=evolve(config.processes, apart=True)), Context())
+        env = make_envs(evolve(config, processes=evolve(config.processes, apart=True)), EnvContext())
         try:
             one = np.zeros(1, np.int64)
             env.reset(one, one, one)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import SafetyStop, UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.interrupts import StopRequested
@@ -17,7 +18,6 @@ from vla_rl.core.types import (
     ActionSource,
     Array,
     ChunkResult,
-    Context,
     EnvInfo,
     Observation,
     ResetState,
@@ -45,7 +45,7 @@ SCENE = "reset the scene for {task!r}: ready?"
 RUNNING = "the robot acts on {task!r}; stop ends the run before the next action"
 
 
-def make_env(config: LeRobotRobotConfig, context: Context) -> RobotEnv:
+def make_env(config: LeRobotRobotConfig, context: EnvContext) -> RobotEnv:
     """Open the devices. Raise UserError for several envs, and for settings that do not fit the robot."""
     if context.num_envs > 1:
         raise UserError(f"lerobot_robot drives one robot, and this worker has {context.num_envs}; give env.num_envs: 1")

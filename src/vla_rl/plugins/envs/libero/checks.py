@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from importlib import metadata
 
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.spec.structure import at
-from vla_rl.core.types import Context
 from vla_rl.plugins.envs.libero.config import LiberoConfig
 from vla_rl.plugins.envs.libero.plus import SUITES
 from vla_rl.plugins.envs.libero.plus.variants import select_variants
@@ -25,7 +25,7 @@ CHANGES = {
 """First version of MuJoCo -> what it changed in LIBERO's scenes, and who says so."""
 
 
-def check_tasks(config: LiberoConfig, context: Context) -> None:
+def check_tasks(config: LiberoConfig, context: CheckContext) -> None:
     """Raise UserError for suites and tasks that the installed package does not have."""
     if config.plus is not None:
         with at("plus"):

@@ -11,7 +11,7 @@ from enum import IntEnum
 import numpy as np
 from attrs import frozen
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
 
 Vector = tuple[float, float, float]
@@ -54,10 +54,10 @@ SOLVED = {
 
 
 def find_recipe(suite: str, index: int, instruction: str) -> ExpertRecipe:
-    """Return the recipe of a task. Raise NotOffered for a task without one; the message names those that have one."""
+    """Return the recipe of a task. Raise UserError for a task without one; the message names those that have one."""
     if index not in SOLVED.get(suite, ()):
         solved = "; ".join(f"{name} {', '.join(map(str, tasks))}" for name, tasks in SOLVED.items())
-        raise NotOffered(
+        raise UserError(
             f"libero has no scripted expert for {suite} task {index} ({instruction!r}); it has for: {solved}"
         )
     if suite == "libero_spatial":

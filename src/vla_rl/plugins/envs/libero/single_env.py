@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from attrs import evolve, frozen
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.types import Array, Context, EnvInfo, ResetState, TaskInfo
+from vla_rl.core.types import Array, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.libero.config import LiberoConfig
 from vla_rl.plugins.envs.libero.expert import Expert, find_recipe
 from vla_rl.plugins.envs.libero.plus import SUITES as PLUS_SUITES
@@ -63,7 +64,7 @@ def suite_numbers(config: LiberoConfig) -> dict[str, int]:
     }
 
 
-def make_env(config: LiberoConfig, context: Context) -> SubprocEnvs:
+def make_env(config: LiberoConfig, context: EnvContext) -> SubprocEnvs:
     """Return the env instances of a spec. Raise UserError for a suite or a task that does not exist."""
     os.environ.setdefault("MUJOCO_GL", "egl")
     numbers = suite_numbers(config)

@@ -86,7 +86,7 @@ class BatchEnv(SimEnv):
         )
 
     def expert_chunk(self) -> Tensor:
-        """Return the expert's next chunk. Raise NotOffered for a task without an expert."""
+        """Return the expert's next chunk. Raise UserError for a task without an expert."""
         if self._twin is None:
             self._twin = ManiSkillScene(evolve(self._scene.recipe, cameras={}), self._place, self.num_envs)
         return rehearse_chunk(self._twin, self._scene.save(), self._chunk)

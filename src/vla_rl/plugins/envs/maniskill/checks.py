@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.spec.structure import at
-from vla_rl.core.types import Context
 from vla_rl.plugins.envs.maniskill.config import ManiSkillConfig, chosen_tasks
 from vla_rl.plugins.envs.maniskill.tasks import INSTRUCTIONS, PANDA_ACTIONS, PANDA_TASKS
 from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
@@ -33,7 +33,7 @@ def action_dim(config: ManiSkillConfig) -> int | None:
     return None
 
 
-def check_tasks(config: ManiSkillConfig, context: Context) -> None:
+def check_tasks(config: ManiSkillConfig, context: CheckContext) -> None:
     """Raise UserError for a task that ManiSkill does not have. What `imports` register is known once it is imported."""
     if config.imports:
         return

@@ -15,10 +15,11 @@ import torch
 from attrs import evolve, frozen
 
 from vla_rl.core.catalogue import install_command
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.installation import OWN_DIST
-from vla_rl.core.types import Context, EnvInfo, ResetState, TaskInfo
+from vla_rl.core.types import EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.maniskill.batch import BatchEnv
 from vla_rl.plugins.envs.maniskill.checks import WRIST_CAMERA, check_task, registered_tasks
 from vla_rl.plugins.envs.maniskill.config import ManiSkillConfig, chosen_tasks
@@ -47,7 +48,7 @@ class TaskProperties:
     """Whether the task has goal markers that ManiSkill would hide."""
 
 
-def make_env(config: ManiSkillConfig, context: Context) -> SimEnv:
+def make_env(config: ManiSkillConfig, context: EnvContext) -> SimEnv:
     on_gpu = config.backend == "gpu" or (config.backend == "auto" and context.device.startswith("cuda"))
     if on_gpu and not torch.cuda.is_available():
         raise UserError("maniskill: backend: gpu needs a CUDA device, and torch sees none; take backend: cpu")

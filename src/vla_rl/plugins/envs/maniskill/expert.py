@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SavedScene
 
 METRES_PER_UNIT = 0.1
@@ -26,11 +26,11 @@ Move = tuple[Tensor, Tensor]
 
 
 def rehearse_chunk(twin: ManiSkillScene, start: SavedScene, length: int) -> Tensor:
-    """Return the next actions [N, length, A] from a state, found by stepping a separate simulator. Raise NotOffered for
+    """Return the next actions [N, length, A] from a state, found by stepping a separate simulator. Raise UserError for
     a task or control mode without an expert."""
     task, mode = twin.recipe.task, twin.recipe.control_mode
     if task not in EXPERTS or mode not in ACTION_DIMS:
-        raise NotOffered(
+        raise UserError(
             f"maniskill has no scripted expert for {task} with {mode}; it has for: {', '.join(EXPERTS)}, "
             f"with {' or '.join(ACTION_DIMS)}"
         )

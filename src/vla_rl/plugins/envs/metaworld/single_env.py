@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.types import Array, Context, ResetState
+from vla_rl.core.types import Array, ResetState
 from vla_rl.plugins.envs.metaworld.config import MetaWorldConfig
 from vla_rl.plugins.envs.metaworld.info import ACTION_DIM, describe_env
 from vla_rl.plugins.envs.metaworld.tasks import INSTRUCTIONS
@@ -23,7 +24,7 @@ IDS_PER_TASK, FIRST_TRAIN, EVAL_STATES = 10_000, 1000, 50
 "train"."""
 
 
-def make_env(config: MetaWorldConfig, context: Context) -> SubprocEnvs:
+def make_env(config: MetaWorldConfig, context: EnvContext) -> SubprocEnvs:
     if find_spec("metaworld") is None:  # fail here, not in an env's process
         raise ModuleNotFoundError("No module named 'metaworld'", name="metaworld")
     os.environ.setdefault("MUJOCO_GL", "egl")

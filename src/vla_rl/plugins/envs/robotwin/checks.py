@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import UserError
-from vla_rl.core.types import Context
 from vla_rl.plugins.envs.robotwin.assets import asset_root
 from vla_rl.plugins.envs.robotwin.config import RobotwinConfig, is_file
 from vla_rl.plugins.envs.robotwin.installation import find_installation
@@ -13,7 +13,7 @@ from vla_rl.plugins.envs.robotwin.seeds import SeedBook
 from vla_rl.plugins.envs.robotwin.tasks import task_names
 
 
-def check_installation(config: RobotwinConfig, context: Context) -> None:
+def check_installation(config: RobotwinConfig, context: CheckContext) -> None:
     """Raise UserError for files, settings and seeds that are missing, or if RoboTwin is not installed."""
     check_files(config)
     find_installation(config)

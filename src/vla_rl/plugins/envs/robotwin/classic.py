@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.robotwin.config import CAMERAS
@@ -78,7 +78,7 @@ class RobotwinEnv(SingleEnv):
         """Return the next targets of the expert's solution of the scene, by the number of actions that were executed;
         where the expert cannot solve it, the targets that the joints have."""
         if self._robotwin.config.control != "joints":
-            raise NotOffered(JOINTS_ONLY)
+            raise UserError(JOINTS_ONLY)
         key = self._name, self._seed
         with suppress_prints(), kept_randomness():
             if key not in self._solutions:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import Context, EnvInfo, TaskInfo
+from vla_rl.core.types import EnvInfo, TaskInfo
 from vla_rl.plugins.envs.robotwin.camera_sizes import camera_sizes
 from vla_rl.plugins.envs.robotwin.classic import MakeRobotwinEnv
 from vla_rl.plugins.envs.robotwin.config import STATE_DIM, RobotwinConfig
@@ -15,7 +16,7 @@ from vla_rl.plugins.envs.robotwin.vector import VectorRobotwin
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 
-def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
+def make_env(config: RobotwinConfig, context: EnvContext) -> SimEnv:
     """Return the simulator. Raise UserError when there is no RoboTwin, no assets, or when the settings ask for
     something that it does not have."""
     robotwin = find_installation(config)

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.core.errors import NotOffered, UserError
+from vla_rl.core.contexts import EnvContext
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.types import Array, ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
+from vla_rl.core.types import Array, ChunkResult, EnvInfo, Observation, ResetState, at_last_action, to_numpy
 from vla_rl.plugins.envs.robotwin.config import STATE_DIM
 from vla_rl.plugins.envs.robotwin.end_effector import move_to_poses
 from vla_rl.plugins.envs.robotwin.expert import JOINTS_ONLY, ExpertMotion, solve_scene
@@ -36,7 +37,7 @@ class VectorRobotwin(SimEnv):
     """Vectorised RoboTwin with N env instances. A task's `VectorEnv` is created at the first reset to one of its
     scenes, with N sub-environments; instance i uses sub-environment i."""
 
-    def __init__(self, info: EnvInfo, book: SeedBook, robotwin: Installation, context: Context) -> None:
+    def __init__(self, info: EnvInfo, book: SeedBook, robotwin: Installation, context: EnvContext) -> None:
         self.num_envs = context.num_envs
         self.info = info
         self._book = book
@@ -105,7 +106,7 @@ class VectorRobotwin(SimEnv):
         """Return the next targets of the expert's solution of each scene, by the number of actions that were executed;
         where the expert cannot solve the scene, the targets that the joints have."""
         if self._robotwin.config.control != "joints":
-            raise NotOffered(JOINTS_ONLY)
+            raise UserError(JOINTS_ONLY)
         chunks, length = [], self._chunk
         with suppress_prints(), kept_randomness():
             for env_id, start in enumerate(self._executed):

@@ -7,13 +7,16 @@ consecutive step that opens.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from vla_rl.core.capabilities import Offloadable
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import ArrayOrTensor, ChunkResult, Context, Observation, ResetState
+from vla_rl.core.types import ArrayOrTensor, ChunkResult, Observation, ResetState
 from vla_rl.plugins.envs.tabletop.config import TabletopConfig
 from vla_rl.plugins.envs.tabletop.info import describe_env
 from vla_rl.plugins.envs.tabletop.render import Renderer
@@ -32,10 +35,10 @@ LIMIT = 0.95
 """Bound of the gripper's position: it stays within [-LIMIT, LIMIT]."""
 
 
-class Tabletop(SimEnv):
+class Tabletop(SimEnv, Offloadable[Mapping[str, Any]]):
     """Tabletop tasks: pick the block, or put the block on the plate, of the colour that the instruction names."""
 
-    def __init__(self, config: TabletopConfig, context: Context):
+    def __init__(self, config: TabletopConfig, context: EnvContext):
         self.num_envs = context.num_envs
         self.device = torch.device(context.device)
         self._chunk = context.chunk
@@ -166,11 +169,11 @@ class Tabletop(SimEnv):
             actions.append(torch.cat([move, grip[:, None]], dim=1))
         return torch.stack(actions, dim=1)
 
-    def snapshot(self) -> Any:
+    def snapshot(self) -> Mapping[str, Any]:
         """Return everything that `restore` needs; tensors are copies in host memory."""
         return {"task": self._task.copy(), **{name: tensor.cpu().clone() for name, tensor in self._state.items()}}
 
-    def restore(self, snapshot: Any) -> None:
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
         self._task = snapshot["task"].copy()
         self._state = {name: snapshot[name].clone().to(self.device) for name in self._state}
 

@@ -8,8 +8,9 @@ from typing import Any
 import attrs
 import torch
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.types import Context, EnvInfo
+from vla_rl.core.types import EnvInfo
 from vla_rl.plugins.models.film_resnet.checkpoint import Setup, check_setup, open_folder, read_setup, read_statistics
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, Gaussian, NetworkConfig
 from vla_rl.plugins.models.film_resnet.gaussian_policy import GaussianFilmResnetPolicy
@@ -24,7 +25,6 @@ from vla_rl.toolkit.models.fitting import (
     check_state_dim,
     choose_cameras,
     require_state,
-    simulator_of,
 )
 from vla_rl.toolkit.models.heads import VALUE_HEAD, load_head
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
@@ -33,9 +33,9 @@ from vla_rl.toolkit.models.networks import construct_module, fill_network
 NAME = "film_resnet"
 
 
-def build_policy(config: FilmResnetConfig, context: Context) -> FilmPolicy:
+def build_policy(config: FilmResnetConfig, context: ModelContext) -> FilmPolicy:
     """Build the policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
-    env = simulator_of(context, NAME)
+    env = context.env
     folder = None if config.checkpoint is None else open_folder(config.checkpoint)
     setup = _make_setup(config, context, env) if folder is None else _match_setup(folder, config, context, env)
     measured = _data_statistics(context, setup)
@@ -61,7 +61,7 @@ def build_policy(config: FilmResnetConfig, context: Context) -> FilmPolicy:
     return FilmResnetPolicy(bins=head.count, greedy=config.greedy, smoothing=config.smoothing, **shared)
 
 
-def _make_setup(config: FilmResnetConfig, context: Context, env: EnvInfo) -> Setup:
+def _make_setup(config: FilmResnetConfig, context: ModelContext, env: EnvInfo) -> Setup:
     if config.use_state:
         require_state(env, "use_state")
     return Setup(
@@ -73,7 +73,7 @@ def _make_setup(config: FilmResnetConfig, context: Context, env: EnvInfo) -> Set
     )
 
 
-def _match_setup(folder: Path, config: FilmResnetConfig, context: Context, env: EnvInfo) -> Setup:
+def _match_setup(folder: Path, config: FilmResnetConfig, context: ModelContext, env: EnvInfo) -> Setup:
     setup = read_setup(folder)
     check_setup(folder, setup, config, context.chunk)
     trained = f"{folder} was trained"
@@ -96,7 +96,7 @@ def _bounds_statistics(env: EnvInfo, setup: Setup) -> Statistics:
     )
 
 
-def _data_statistics(context: Context, setup: Setup) -> Statistics | None:
+def _data_statistics(context: ModelContext, setup: Setup) -> Statistics | None:
     """Return the statistics of the demonstrations, if the run scales by them: quantiles of the actions, z-scores of the
     state; else None."""
     scaling = context.scaling
@@ -115,7 +115,7 @@ def _data_statistics(context: Context, setup: Setup) -> Statistics | None:
 
 def _build_module(
     config: FilmResnetConfig,
-    context: Context,
+    context: ModelContext,
     setup: Setup,
     folder: Path | None,
     device: torch.device,

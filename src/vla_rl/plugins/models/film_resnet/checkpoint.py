@@ -12,9 +12,9 @@ from typing import Any
 import attrs
 from attrs import evolve, frozen
 
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.spec.structure import at
-from vla_rl.core.types import Context
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
 from vla_rl.toolkit.models.checkpoints import (
     MAX_CHUNK,
@@ -131,7 +131,7 @@ def check_setup(folder: Path, setup: Setup, config: FilmResnetConfig, chunk: int
         )
 
 
-def check_checkpoint(config: FilmResnetConfig, context: Context) -> None:
+def check_checkpoint(config: FilmResnetConfig, context: CheckContext) -> None:
     """Check that the folder is complete, of this model, and of the spec's sizes and chunk."""
     if config.checkpoint is None:
         return

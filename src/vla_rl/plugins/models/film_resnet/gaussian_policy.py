@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vla_rl.core.capabilities import Reparameterised
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
 from vla_rl.plugins.models.film_resnet.network import FilmResnet
@@ -20,7 +21,7 @@ CLONED_RANGE = 0.99
 """Part of the actions' range to whose ends demonstrated actions are clipped, since tanh reaches the ends nowhere."""
 
 
-class GaussianFilmResnetPolicy(FilmPolicy):
+class GaussianFilmResnetPolicy(FilmPolicy, Reparameterised):
     """film_resnet's policy with squashed Gaussians; `builder.build_policy` creates it."""
 
     def __init__(self, **shared: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.capabilities import ActionTokens, HasCritic, HasFeatures, HasReference
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores, to_numpy
@@ -32,7 +32,7 @@ from vla_rl.toolkit.models.tokens import categorical_entropy, choose_bins, media
 CRITIC = "value_head."
 
 
-class FilmPolicy(VLAModel):
+class FilmPolicy(VLAModel, HasCritic, HasFeatures, HasReference):
     """Parts of film_resnet's policies that do not depend on the distribution of actions."""
 
     module: FilmResnet
@@ -68,8 +68,6 @@ class FilmPolicy(VLAModel):
 
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
-        if self.critic is None:
-            raise NotOffered("this film_resnet has no value head; it is built for algorithms that need values")
         values: Tensor = self.module(*self._prepare_inputs(obs), act=False)[1]
         return values
 
@@ -108,7 +106,7 @@ class FilmPolicy(VLAModel):
         return draws.integers(-self._shift, self._shift + 1, (len(self.setup.cameras), len(batch), 2))
 
 
-class FilmResnetPolicy(FilmPolicy):
+class FilmResnetPolicy(FilmPolicy, ActionTokens):
     """film_resnet's policy over bins; `builder.build_policy` creates it."""
 
     def __init__(self, *, bins: int, greedy: str, smoothing: float, **shared: Any) -> None:

@@ -11,8 +11,9 @@ import torch
 from attrs import evolve
 from tokenizers import AddedToken, Tokenizer
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import CheckpointError
-from vla_rl.core.types import Context, EnvInfo
+from vla_rl.core.types import EnvInfo
 from vla_rl.plugins.models.gr00t import network
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.gr00t.folder import N1_5, N1_7, WANTED, Generation, GrootSizes, QwenSizes
@@ -28,8 +29,9 @@ from vla_rl.toolkit.models.checkpoints import (
     read_tokenizer,
     resolve_checkpoint,
 )
-from vla_rl.toolkit.models.fitting import MismatchError, check_horizon, simulator_of
+from vla_rl.toolkit.models.fitting import MismatchError, check_horizon
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowShape
+from vla_rl.toolkit.models.flow_variants import choose_class
 from vla_rl.toolkit.models.images import CroppedImages, ImageProcessor
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
 from vla_rl.toolkit.models.networks import construct_module
@@ -53,9 +55,9 @@ TINY = {
 PRESETS = {**TINY, "full": (N1_5, GrootSizes()), "full_n1_7": (N1_7, QwenSizes())}
 
 
-def build_policy(config: GrootConfig, context: Context) -> GrootPolicy:
+def build_policy(config: GrootConfig, context: ModelContext) -> GrootPolicy:
     """Build the policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
-    env = simulator_of(context, "gr00t")
+    env = context.env
     device = torch.device(context.device)
     dtype = flow_build.choose_precision(config, device)
     fit = (_fit_preset if config.checkpoint is None else _fit_checkpoint)(config, context, env)
@@ -73,7 +75,8 @@ def build_policy(config: GrootConfig, context: Context) -> GrootPolicy:
     prompts = ChatPrompts(**flow_fit.prompt_options(source, env, device), **image_options, **format_options)
     images = _build_image_processor(fit, env, device, dtype)
     module = construct_module(lambda: _build_module(config, context, fit, prompts), device)
-    return GrootPolicy(config, context, fit, module, images, device, prompts=prompts, gripper=config.gripper)
+    kind = choose_class(GrootPolicy, config, module)
+    return kind(config, context, fit, module, images, device, prompts=prompts, gripper=config.gripper)
 
 
 def _with_groot_rules(scales: Statistics, generation: Generation, measured: bool) -> Statistics:
@@ -103,7 +106,7 @@ def _build_image_processor(
     return AreaImages(source.sizes.image_size, device, dtype, source.robot.crop)
 
 
-def _fit_preset(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.FlowIOAdapter:
+def _fit_preset(config: GrootConfig, context: ModelContext, env: EnvInfo) -> flow_fit.FlowIOAdapter:
     """Return a preset: random weights; the tiny ones have no padding except of small states."""
     assert config.preset is not None
     generation, sizes = PRESETS[config.preset]
@@ -143,7 +146,7 @@ def _small_tokenizer(generation: Generation, config: GrootConfig, env: EnvInfo) 
     return tokenizer
 
 
-def _fit_checkpoint(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.FlowIOAdapter:
+def _fit_checkpoint(config: GrootConfig, context: ModelContext, env: EnvInfo) -> flow_fit.FlowIOAdapter:
     assert config.checkpoint is not None
     folder = resolve_checkpoint(config.checkpoint, WANTED)
     raw, generation, robot = read_folder(folder, config, flow_fit.demonstration_statistics(context, quantiles=True))
@@ -206,7 +209,7 @@ def _choose_sizes(folder: Path, generation: Generation, robot: Robot, shape: Flo
 
 
 def _build_module(
-    config: GrootConfig, context: Context, fit: flow_fit.FlowIOAdapter, prompts: ChatPrompts
+    config: GrootConfig, context: ModelContext, fit: flow_fit.FlowIOAdapter, prompts: ChatPrompts
 ) -> network.GrootModule:
     """Return the network with weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, shape = fit.checkpoint, fit.checkpoint.sizes, fit.checkpoint.shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vla_rl.core.types import Context
+from vla_rl.core.contexts import CheckContext
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.gr00t.folder import N1_5, WANTED, Generation, read_config
 from vla_rl.plugins.models.gr00t.processor import read_processor
@@ -34,7 +34,7 @@ def longest_chunk(raw: Record, generation: Generation, robot: Robot) -> int:
     return min(generation.shape_of(raw)["horizon"], robot.actions or 10**6)
 
 
-def check_checkpoint(config: GrootConfig, context: Context) -> None:
+def check_checkpoint(config: GrootConfig, context: CheckContext) -> None:
     """Check that the folder is complete, of this model, and has chunks as long as the spec's."""
     measured = None if context.scaling is None else UNREAD
     check_folder(config, context, lambda folder: longest_chunk(*read_folder(folder, config, measured)))

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
-from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, chunk_of, drop_missing
+from vla_rl.plugins.models.openvla.base import Parts, TokenPolicy, chunk_of, drop_missing
 from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
 from vla_rl.plugins.models.openvla.modeling import insert_columns
 from vla_rl.toolkit.models.decoder import PreallocatedLayer
@@ -113,7 +113,7 @@ class ARModule(PolicyModule):
         return head(hidden).float()
 
 
-class ARPolicy(FamilyPolicy):
+class ARPolicy(TokenPolicy):
     """OpenVLA's policy; `builder.build_autoregressive` creates it."""
 
     module: ARModule
@@ -178,7 +178,6 @@ class ARPolicy(FamilyPolicy):
 
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
-        self._require_critic()
         self._set_dropout(False)
         prompt = self.prompts.take_prompts(obs.instructions)
         with self._autocast_context():
@@ -202,4 +201,4 @@ class ARPolicy(FamilyPolicy):
             logits, values = self.module(prompt.ids, prompt.mask, tokens.flatten(1), **seen)
         return logits.unflatten(1, tokens.shape[1:]), values
 
-    regions = (*FamilyPolicy.regions, _choose_tokens, _decode_actions, _score_tokens)
+    regions = (*TokenPolicy.regions, _choose_tokens, _decode_actions, _score_tokens)

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from attrs import frozen
-from peft import PeftModel
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.capabilities import ActionTokens, Capturable, Compilable, HasCritic, HasReference
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
@@ -60,7 +59,7 @@ class Parts:
 FEATURES = "vision_features"
 
 
-class FamilyPolicy(VLAModel):
+class FamilyPolicy(VLAModel, Compilable):
     """Base class that handles inputs and outputs; subclasses choose and score tokens."""
 
     name: str
@@ -75,7 +74,6 @@ class FamilyPolicy(VLAModel):
         self.codec = parts.codec
         self.prompts = parts.prompts
         self.images = parts.images
-        self.critic = self.module.value_head
         self.tokens_per_action = self.codec.action_dim
         self._state_scaler = parts.state_scaler
         self._cameras = parts.cameras
@@ -89,33 +87,10 @@ class FamilyPolicy(VLAModel):
         self._dropouts = [part for part in self.module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
         self._autocast = parts.autocast
         self._reuse = parts.reuse
-        self._first: dict[str, nn.Module | None] = {}
-        if isinstance(self.module.vla, PeftModel):
-            other_modules = ["proprio_projector"] + ["action_head", "deviation"] * (self.module.deviation is not None)
-            self._first = {name: deepcopy(getattr(self.module, name)) for name in other_modules}
         self.module.train()  # gradient checkpointing needs training mode; `_set_dropout` switches dropout
-
-    def encode_actions(self, actions: ArrayOrTensor) -> Tensor:
-        return self.codec.encode_actions(as_tensor(actions, self._device))
-
-    def decode_actions(self, tokens: ArrayOrTensor) -> Tensor:
-        return self.codec.decode_tokens(as_tensor(tokens, self._device))
-
-    @torch.no_grad()
-    def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
-        """Return log-probs float32 [B, C, M] of recorded chunks under the weights without adapters, which are those
-        before training, so no second copy is needed. Raise NotOffered without `lora`."""
-        if not isinstance(self.module.vla, PeftModel):
-            raise NotOffered(f"a reference for {self.name} needs `lora`; without adapters it is a second copy")
-        with before_training(self.module, **self._first):
-            return self.chunk_log_probs(obs, chunk).log_probs
 
     def save(self, folder: Path) -> None:
         save_checkpoint(self.module, self.config, self.prompts.tokenizer, Path(folder), base=self._base)
-
-    def _require_critic(self) -> None:
-        if self.module.value_head is None:
-            raise NotOffered(f"this {self.name} has no value head; it is built for algorithms that need values")
 
     def _set_dropout(self, on: bool) -> None:
         for part in self._dropouts:
@@ -148,6 +123,36 @@ class FamilyPolicy(VLAModel):
     def _read_steps(self, obs: Observation) -> Tensor | None:
         """Return the episodes' step counts, int64 [B], if the observation has them."""
         return None if obs.steps is None else as_tensor(obs.steps, self._device)
+
+
+class TokenPolicy(FamilyPolicy, HasCritic, ActionTokens, Capturable):
+    """A policy whose actions are the last tokens of the vocabulary."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.critic = self.module.value_head
+
+    def encode_actions(self, actions: ArrayOrTensor) -> Tensor:
+        return self.codec.encode_actions(as_tensor(actions, self._device))
+
+    def decode_actions(self, tokens: ArrayOrTensor) -> Tensor:
+        return self.codec.decode_tokens(as_tensor(tokens, self._device))
+
+
+class AdaptedPolicy(FamilyPolicy, HasReference):
+    """A policy with adapters. Without them the weights are those before training, so the reference policy needs no
+    second copy."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        other_modules = ["proprio_projector"] + ["action_head", "deviation"] * (self.module.deviation is not None)
+        self._first = {name: deepcopy(getattr(self.module, name)) for name in other_modules}
+
+    @torch.no_grad()
+    def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
+        """Return log-probs float32 [B, C, M] of recorded chunks under the weights without adapters."""
+        with before_training(self.module, **self._first):
+            return self.chunk_log_probs(obs, chunk).log_probs
 
 
 def drop_missing(**tensors: Tensor | None) -> dict[str, Tensor]:

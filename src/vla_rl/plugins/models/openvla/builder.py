@@ -6,10 +6,10 @@ from typing import TypeVar
 
 import torch
 
+from vla_rl.core.contexts import ModelContext
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
-from vla_rl.plugins.models.openvla.base import Parts
+from vla_rl.plugins.models.openvla.base import AdaptedPolicy, Parts
 from vla_rl.plugins.models.openvla.checkpoint import DEVIATION, read_part
 from vla_rl.plugins.models.openvla.checks import decoding_of, uses_l1_head
 from vla_rl.plugins.models.openvla.codec import EPSILON, ActionCodec, ActionScaler
@@ -38,6 +38,7 @@ from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, h
 from vla_rl.plugins.models.openvla.policy import OFTPolicy
 from vla_rl.plugins.models.openvla.prompts import CausalPrompts, DecodingPrompts
 from vla_rl.plugins.models.openvla.regression import L1Policy, SampledL1Policy
+from vla_rl.toolkit.models.combined_classes import combine_classes
 from vla_rl.toolkit.models.heads import VALUE_HEAD, load_head
 from vla_rl.toolkit.models.networks import allocate_network, construct_module, fill_network, keep_tensor, load_weights
 from vla_rl.toolkit.models.recompute import checkpoint_keys
@@ -45,18 +46,27 @@ from vla_rl.toolkit.models.recompute import checkpoint_keys
 M = TypeVar("M", bound=PolicyModule)
 
 
-def build_policy(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy | L1Policy:
+def build_policy(config: OpenVLAOFTConfig, context: ModelContext) -> OFTPolicy | L1Policy:
     """Build the OFT policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
-    kind = OFTPolicy if not uses_l1_head(config) else L1Policy if config.deviation is None else SampledL1Policy
-    return kind(_build_parts(config, context, OFTModule))
+    parts = _build_parts(config, context, OFTModule)
+    if uses_l1_head(config) and config.deviation is None:
+        return L1Policy(parts)  # it scores nothing, also not under a reference
+    kind: type[OFTPolicy | SampledL1Policy] = SampledL1Policy if uses_l1_head(config) else OFTPolicy
+    return combine_classes(kind, *_capabilities_of(config))(parts)
 
 
-def build_autoregressive(config: OpenVLAARConfig, context: Context) -> ARPolicy:
+def build_autoregressive(config: OpenVLAARConfig, context: ModelContext) -> ARPolicy:
     """Build the plain OpenVLA policy. Raise errors as `build_policy`."""
-    return ARPolicy(_build_parts(config, context, ARModule), over_full_vocabulary(config))
+    kind = combine_classes(ARPolicy, *_capabilities_of(config))
+    return kind(_build_parts(config, context, ARModule), over_full_vocabulary(config))
 
 
-def _build_parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts:
+def _capabilities_of(config: FamilyConfig) -> tuple[type, ...]:
+    """Return the classes of what the settings let the policy do in addition."""
+    return () if config.lora is None else (AdaptedPolicy,)
+
+
+def _build_parts(config: FamilyConfig, context: ModelContext, kind: type[M]) -> Parts:
     fit = find_fit(config, context)
     device, dtype = torch.device(context.device), getattr(torch, config.dtype)
     module = construct_module(lambda: _build_module(config, context, fit, kind, device, dtype), device)
@@ -77,7 +87,6 @@ def _build_parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts
         epsilon=0.0 if autoregressive else EPSILON,
         gripper=config.gripper,
     )
-    assert context.env is not None
     return Parts(
         module=module,
         config=fit.config,
@@ -116,7 +125,7 @@ def _build_prompts(
 
 def _build_module(
     config: FamilyConfig,
-    context: Context,
+    context: ModelContext,
     fit: OpenVLAIOAdapter,
     kind: type[M],
     device: torch.device,
@@ -159,7 +168,7 @@ def _build_module(
 
 
 def _build_network(
-    config: FamilyConfig, context: Context, fit: OpenVLAIOAdapter, device: torch.device, dtype: torch.dtype
+    config: FamilyConfig, context: ModelContext, fit: OpenVLAIOAdapter, device: torch.device, dtype: torch.dtype
 ) -> OpenVLAForActionPrediction:
     vla = hollow_model(fit.config)
     if fit.checkpoint is None:
@@ -176,7 +185,7 @@ def _build_network(
     return vla
 
 
-def _build_deviation(config: FamilyConfig, context: Context, fit: OpenVLAIOAdapter) -> Deviation | None:
+def _build_deviation(config: FamilyConfig, context: ModelContext, fit: OpenVLAIOAdapter) -> Deviation | None:
     options = config.deviation if isinstance(config, OpenVLAOFTConfig) else None
     if options is None:
         return None
@@ -185,7 +194,9 @@ def _build_deviation(config: FamilyConfig, context: Context, fit: OpenVLAIOAdapt
     return part
 
 
-def _value_head(config: FamilyConfig, context: Context, width: int, fit: OpenVLAIOAdapter) -> OpenVLAValueHead | None:
+def _value_head(
+    config: FamilyConfig, context: ModelContext, width: int, fit: OpenVLAIOAdapter
+) -> OpenVLAValueHead | None:
     if context.values == "none":
         return None
     outputs = context.chunk if context.values == "action" else None

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.spec.structure import at
-from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla.adapter_config import read_adapter_config
 from vla_rl.plugins.models.openvla.config import RANGES, FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG, BUILTIN, SENTENCEPIECE
@@ -41,7 +41,7 @@ TOKENIZER = "tokenizer.json"
 logger = logging.getLogger(__name__)
 
 
-def check_checkpoint(config: FamilyConfig, context: Context) -> None:
+def check_checkpoint(config: FamilyConfig, context: CheckContext) -> None:
     """Check that the folder is complete, of this model, and was trained for the spec's chunks."""
     if config.checkpoint is None:
         return

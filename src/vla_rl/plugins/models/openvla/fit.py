@@ -8,7 +8,8 @@ from typing import Any
 from attrs import frozen
 from tokenizers import Tokenizer
 
-from vla_rl.core.types import Context, EnvInfo
+from vla_rl.core.contexts import ModelContext
+from vla_rl.core.types import EnvInfo
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, preset_config
 from vla_rl.plugins.models.openvla.checkpoint import OpenVLACheckpoint, open_checkpoint
 from vla_rl.plugins.models.openvla.checks import PLUGINS, check_decoding, check_head, check_parts, decoding_of
@@ -24,7 +25,6 @@ from vla_rl.toolkit.models.fitting import (
     check_state_dim,
     choose_cameras,
     require_state,
-    simulator_of,
 )
 
 
@@ -49,10 +49,10 @@ class OpenVLAIOAdapter:
         return self.chunk * len(self.action.q01)
 
 
-def find_fit(config: FamilyConfig, context: Context) -> OpenVLAIOAdapter:
+def find_fit(config: FamilyConfig, context: ModelContext) -> OpenVLAIOAdapter:
     """Return the resolved inputs and outputs. Raise CheckpointError or MismatchError when checkpoint, spec and
     simulator do not fit."""
-    env = simulator_of(context, _name_plugin(config))
+    env = context.env
     if isinstance(config, OpenVLAOFTConfig) and no_rl(config) and context.values != "none":
         raise MismatchError(
             "the algorithm asks for a critic, and openvla_oft with `head: l1` cannot be trained by RL: it gives no "
@@ -72,7 +72,7 @@ def _name_plugin(config: FamilyConfig) -> str:
     return PLUGINS[decoding_of(config)]
 
 
-def _fit_preset(config: FamilyConfig, context: Context, env: EnvInfo) -> OpenVLAIOAdapter:
+def _fit_preset(config: FamilyConfig, context: ModelContext, env: EnvInfo) -> OpenVLAIOAdapter:
     """Return a preset: random weights, actions scaled by the simulator's bounds, the state unchanged."""
     sizes = preset_config(config.preset or "tiny")
     measured = _read_measured(config, context)
@@ -108,7 +108,7 @@ def _fit_preset(config: FamilyConfig, context: Context, env: EnvInfo) -> OpenVLA
 
 
 def _fit_checkpoint(
-    checkpoint: OpenVLACheckpoint, config: FamilyConfig, context: Context, env: EnvInfo
+    checkpoint: OpenVLACheckpoint, config: FamilyConfig, context: ModelContext, env: EnvInfo
 ) -> OpenVLAIOAdapter:
     measured = _read_measured(config, context)
     if measured:
@@ -153,7 +153,7 @@ def _fit_checkpoint(
     )
 
 
-def _read_measured(config: FamilyConfig, context: Context) -> dict[str, Any]:
+def _read_measured(config: FamilyConfig, context: ModelContext) -> dict[str, Any]:
     """Return the statistics of the demonstrations, in a checkpoint's form, if the run scales by them; else an empty
     dict."""
     scaling = context.scaling

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
-from vla_rl.plugins.models.openvla.base import FamilyPolicy, chunk_of, drop_missing
+from vla_rl.plugins.models.openvla.base import TokenPolicy, chunk_of, drop_missing
 from vla_rl.plugins.models.openvla.heads import OFTModule
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.tokens import categorical_entropy, choose_bins
 
 
-class OFTPolicy(FamilyPolicy):
+class OFTPolicy(TokenPolicy):
     """OpenVLA-OFT's policy with the discrete head; `builder.build_policy` creates it."""
 
     module: OFTModule
@@ -71,7 +71,6 @@ class OFTPolicy(FamilyPolicy):
 
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
-        self._require_critic()
         result: Tensor = self._run_network(obs, 0)[1]
         return result
 
@@ -113,4 +112,4 @@ class OFTPolicy(FamilyPolicy):
                 inputs.get("steps"),
             )
 
-    regions = (*FamilyPolicy.regions, _choose_tokens, _score_tokens)
+    regions = (*TokenPolicy.regions, _choose_tokens, _score_tokens)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.capabilities import HasCritic
+from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
 from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, build_extras
@@ -30,12 +31,6 @@ class L1Policy(FamilyPolicy):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self.tokens_per_action = 1
-
-    def encode_actions(self, actions: ArrayOrTensor) -> Tensor:
-        raise NotOffered("openvla_oft with `head: l1` has no action tokens")
-
-    def decode_actions(self, tokens: ArrayOrTensor) -> Tensor:
-        raise NotOffered("openvla_oft with `head: l1` has no action tokens")
 
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
@@ -70,20 +65,21 @@ class L1Policy(FamilyPolicy):
             )
 
     def _refuse_request(self, what: str) -> NoReturn:
-        raise NotOffered(
+        raise UserError(
             f"openvla_oft with `head: l1` {what}: the L1 head gives one action, not a distribution. It serves "
             "evaluation and imitation; reinforcement learning needs `deviation: {}` with it, or `head: discrete` and "
             "a checkpoint trained so"
         )
 
 
-class SampledL1Policy(L1Policy):
+class SampledL1Policy(L1Policy, HasCritic):
     """OpenVLA-OFT's stochastic policy with the L1 head and a deviation; `builder.build_policy` creates it. An action
     has one log-probability: the sum over its dimensions."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         assert self.module.deviation is not None
+        self.critic = self.module.value_head
         low, high = (torch.tensor(side, dtype=torch.float32, device=self._device) for side in parts.bounds)
         self._low = low
         self._high = high
@@ -114,7 +110,6 @@ class SampledL1Policy(L1Policy):
 
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
-        self._require_critic()
         result: Tensor = self._run_network(obs, self._prepare_images(obs), 0)[1]
         return result
 

@@ -6,7 +6,8 @@ from functools import partial
 
 import torch
 
-from vla_rl.core.types import Context, EnvInfo
+from vla_rl.core.contexts import ModelContext
+from vla_rl.core.types import EnvInfo
 from vla_rl.plugins.models.pi0.adaptive import Pi05Module, empty_adaptive, initialise_adaptive
 from vla_rl.plugins.models.pi0.architecture import PRESETS, PROMPTS, TINY, network_config
 from vla_rl.plugins.models.pi0.checkpoint import SLOTS, open_checkpoint
@@ -16,7 +17,7 @@ from vla_rl.plugins.models.pi0.network import Pi0Module, empty_network, stays_fl
 from vla_rl.plugins.models.pi0.policy import Pi0Policy, Pi05Policy
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, prompt_text, state_text
 from vla_rl.plugins.models.pi0.statistics import name_of, read_config, read_delta_actions, read_state_kind
-from vla_rl.toolkit.models.fitting import MismatchError, simulator_of
+from vla_rl.toolkit.models.fitting import MismatchError
 from vla_rl.toolkit.models.flow_build import add_steering, build_network, choose_precision, choose_trained, make_heads
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 from vla_rl.toolkit.models.flow_fit import (
@@ -29,14 +30,15 @@ from vla_rl.toolkit.models.flow_fit import (
     uses_state,
 )
 from vla_rl.toolkit.models.flow_network import initialise_flow
+from vla_rl.toolkit.models.flow_variants import choose_class
 from vla_rl.toolkit.models.heads import PrefixValueHead
 from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.networks import construct_module
 
 
-def build_policy(config: Pi0Config | Pi05Config, context: Context) -> Pi0Policy | Pi05Policy:
+def build_policy(config: Pi0Config | Pi05Config, context: ModelContext) -> Pi0Policy | Pi05Policy:
     """Build the policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
-    env = simulator_of(context, name_of(config))
+    env = context.env
     device = torch.device(context.device)
     dtype = choose_precision(config, device)
     fit, kind = (_fit_preset if config.checkpoint is None else _fit_checkpoint)(config, context, env)
@@ -49,8 +51,8 @@ def build_policy(config: Pi0Config | Pi05Config, context: Context) -> Pi0Policy 
     common = config, context, fit, module, ImageProcessor(source.sizes.image_size, device, dtype), device
     delta = 0 if source.folder is None else read_delta_actions(source.folder, config.delta_actions)
     if isinstance(config, Pi05Config):
-        return Pi05Policy(*common, prompts=prompts, delta=delta, kind=kind)
-    return Pi0Policy(*common, prompts=prompts, delta=delta)
+        return choose_class(Pi05Policy, config, module)(*common, prompts=prompts, delta=delta, kind=kind)
+    return choose_class(Pi0Policy, config, module)(*common, prompts=prompts, delta=delta)
 
 
 def _sees_state(config: Pi0Config | Pi05Config, kind: str, env: EnvInfo) -> bool | None:
@@ -66,7 +68,7 @@ def _sees_state(config: Pi0Config | Pi05Config, kind: str, env: EnvInfo) -> bool
     return True
 
 
-def _fit_preset(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tuple[FlowIOAdapter, str]:
+def _fit_preset(config: Pi0Config | Pi05Config, context: ModelContext, env: EnvInfo) -> tuple[FlowIOAdapter, str]:
     """Return a preset (random weights; the tiny one has no padding except of small states), and how the prompt contains
     the state."""
     assert config.preset is not None
@@ -91,7 +93,7 @@ def _fit_preset(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) 
     return fit_preset(model, config, env, checkpoint, sees), kind
 
 
-def _fit_checkpoint(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tuple[FlowIOAdapter, str]:
+def _fit_checkpoint(config: Pi0Config | Pi05Config, context: ModelContext, env: EnvInfo) -> tuple[FlowIOAdapter, str]:
     assert config.checkpoint is not None
     model, kind = name_of(config), "none"
     demonstrated = demonstration_statistics(context, quantiles=model == "pi05")
@@ -115,7 +117,7 @@ def _fit_checkpoint(config: Pi0Config | Pi05Config, context: Context, env: EnvIn
     return fit, kind
 
 
-def _build_module(config: Pi0Config | Pi05Config, context: Context, fit: FlowIOAdapter) -> Pi0Module:
+def _build_module(config: Pi0Config | Pi05Config, context: ModelContext, fit: FlowIOAdapter) -> Pi0Module:
     """Return the network with weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, model = fit.checkpoint, fit.checkpoint.sizes, name_of(config)
     adaptive = isinstance(config, Pi05Config)

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.core.spec.structure import at
-from vla_rl.core.types import Context
 from vla_rl.plugins.models.pi0.config import STATE_KINDS, Pi05Config, PiConfig
 from vla_rl.plugins.models.pi0.layout import model_of, open_names
 from vla_rl.toolkit.json_files import Record
@@ -180,7 +180,7 @@ def read_delta_actions(folder: Path, requested: int | None) -> int:
     return read_keys(folder / DELTA).get_integer("delta_actions", 0, MAX_DIM)
 
 
-def check_checkpoint(config: PiConfig, context: Context) -> None:
+def check_checkpoint(config: PiConfig, context: CheckContext) -> None:
     """Check that the folder is complete, of this model, and has chunks as long as the spec's."""
     if config.checkpoint is None:
         return

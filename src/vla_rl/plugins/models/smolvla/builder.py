@@ -6,13 +6,13 @@ from functools import partial
 
 import torch
 
-from vla_rl.core.types import Context, EnvInfo
+from vla_rl.core.contexts import ModelContext
+from vla_rl.core.types import EnvInfo
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.plugins.models.smolvla.folder import WANTED, SmolVLASizes, read_config
 from vla_rl.plugins.models.smolvla.network import SmolVLAModule, empty_network, stays_float32
 from vla_rl.plugins.models.smolvla.policy import SmolVLAPolicy, SmolVLAPrompts, prompt_text
 from vla_rl.toolkit.models.checkpoints import read_sizes, resolve_checkpoint
-from vla_rl.toolkit.models.fitting import simulator_of
 from vla_rl.toolkit.models.flow_build import add_steering, build_network, choose_precision, choose_trained, make_heads
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowShape, open_folder
 from vla_rl.toolkit.models.flow_fit import (
@@ -25,6 +25,7 @@ from vla_rl.toolkit.models.flow_fit import (
     uses_state,
 )
 from vla_rl.toolkit.models.flow_network import initialise_flow
+from vla_rl.toolkit.models.flow_variants import choose_class
 from vla_rl.toolkit.models.images import CornerImages
 from vla_rl.toolkit.models.lerobot import LEROBOT, check_actions, read_statistics
 from vla_rl.toolkit.models.networks import construct_module
@@ -52,9 +53,9 @@ TINY = SmolVLASizes(
 PRESETS = {"tiny": TINY, "full": SmolVLASizes()}
 
 
-def build_policy(config: SmolVLAConfig, context: Context) -> SmolVLAPolicy:
+def build_policy(config: SmolVLAConfig, context: ModelContext) -> SmolVLAPolicy:
     """Build the policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
-    env = simulator_of(context, "smolvla")
+    env = context.env
     device = torch.device(context.device)
     dtype = choose_precision(config, device)
     fit = _fit_preset(config, context, env) if config.checkpoint is None else _fit_checkpoint(config, context, env)
@@ -62,10 +63,11 @@ def build_policy(config: SmolVLAConfig, context: Context) -> SmolVLAPolicy:
     module = construct_module(lambda: _build_module(config, context, fit), device)
     prompts = SmolVLAPrompts(**prompt_options(source, env, device))
     images = CornerImages(source.sizes.image_size, device, dtype)
-    return SmolVLAPolicy(config, context, fit, module, images, device, prompts=prompts)
+    kind = choose_class(SmolVLAPolicy, config, module)
+    return kind(config, context, fit, module, images, device, prompts=prompts)
 
 
-def _fit_preset(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIOAdapter:
+def _fit_preset(config: SmolVLAConfig, context: ModelContext, env: EnvInfo) -> FlowIOAdapter:
     """Return a preset: random weights; the tiny one has no padding except of small states."""
     assert config.preset is not None
     sees, sizes = uses_state(config.use_state, env), PRESETS[config.preset]
@@ -83,7 +85,7 @@ def _fit_preset(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIO
     return fit_preset("smolvla", config, env, checkpoint, sees)
 
 
-def _fit_checkpoint(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIOAdapter:
+def _fit_checkpoint(config: SmolVLAConfig, context: ModelContext, env: EnvInfo) -> FlowIOAdapter:
     assert config.checkpoint is not None
     folder = resolve_checkpoint(config.checkpoint, WANTED)
     raw = read_config(folder)
@@ -102,7 +104,7 @@ def _fit_checkpoint(config: SmolVLAConfig, context: Context, env: EnvInfo) -> Fl
     return fit_checkpoint("smolvla", config, context, env, checkpoint, config.use_state)
 
 
-def _build_module(config: SmolVLAConfig, context: Context, fit: FlowIOAdapter) -> SmolVLAModule:
+def _build_module(config: SmolVLAConfig, context: ModelContext, fit: FlowIOAdapter) -> SmolVLAModule:
     """Return the network with weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, shape = fit.checkpoint, fit.checkpoint.sizes, fit.checkpoint.shape
     smolvla = build_network(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from attrs import frozen
 
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import CheckpointError
-from vla_rl.core.types import Context
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.checkpoints import MAX_LAYERS, check_even, check_multiples, read_keys
@@ -107,7 +107,7 @@ def read_config(folder: Path) -> Record:
     return record
 
 
-def check_checkpoint(config: SmolVLAConfig, context: Context) -> None:
+def check_checkpoint(config: SmolVLAConfig, context: CheckContext) -> None:
     """Check that the folder is complete, of this model, and has chunks as long as the spec's."""
 
     def read_chunk_horizon(folder: Path) -> int:

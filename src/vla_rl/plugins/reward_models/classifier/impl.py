@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from vla_rl.core.contexts import RewardModelContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.reward_models import RewardModel
-from vla_rl.core.types import Array, Context, Observation
+from vla_rl.core.types import Array, Observation
 from vla_rl.plugins.reward_models.classifier.config import ClassifierConfig
 from vla_rl.toolkit.reward_models.success_classifier import load_classifier
 
@@ -14,13 +15,11 @@ from vla_rl.toolkit.reward_models.success_classifier import load_classifier
 class ClassifierRewards(RewardModel):
     """Success by a classifier of the images after each chunk."""
 
-    def __init__(self, config: ClassifierConfig, context: Context) -> None:
+    def __init__(self, config: ClassifierConfig, context: RewardModelContext) -> None:
         """Load the classifier. Raises UserError for a simulator without its cameras, or with other instructions."""
         self._model = load_classifier(config.folder, context.device)
         shape = self._model.shape
         env = context.env
-        if env is None:
-            return
         missing = [camera for camera in shape.cameras if camera not in env.cameras]
         if missing:
             raise UserError(

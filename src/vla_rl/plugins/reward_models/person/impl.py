@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from vla_rl.core.contexts import CheckContext, RewardModelContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.reward_models import RewardModel
-from vla_rl.core.types import Array, Context, Observation, to_numpy
+from vla_rl.core.types import Array, Observation, to_numpy
 from vla_rl.plugins.reward_models.person.checks import check_one_env
 from vla_rl.plugins.reward_models.person.config import PersonConfig
 from vla_rl.toolkit.people.panel import Answer, Panel
@@ -23,10 +24,10 @@ class PersonRewards(RewardModel):
     deterministic = False
     watches = True
 
-    def __init__(self, config: PersonConfig, context: Context) -> None:
+    def __init__(self, config: PersonConfig, context: RewardModelContext) -> None:
         """Open the page or the terminal. Raises UserError for several envs, and for a camera that is not there."""
-        check_one_env(config, context)
-        cameras = tuple(context.env.cameras) if context.env is not None else ()
+        check_one_env(config, CheckContext(num_envs=context.num_envs))
+        cameras = tuple(context.env.cameras)
         if config.camera is not None and config.camera not in cameras:
             raise UserError(
                 f"rewards.camera: the simulator has no camera {config.camera!r}; it has: {', '.join(cameras) or 'none'}"

@@ -9,23 +9,22 @@ import torch
 from torch import nn
 
 from vla_rl.core.trainers import DemonstrationsData, Trainer, UpdateMetrics
-from vla_rl.core.types import Context
 from vla_rl.plugins.trainers.behaviour_cloning.config import BehaviourCloningConfig
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.imitation import imitate_demonstrations
 
 
-def make_trainer(config: BehaviourCloningConfig, context: Context) -> BehaviourCloning:
+def make_trainer(config: BehaviourCloningConfig, context: TrainerContext) -> BehaviourCloning:
     """Return the trainer of this learner rank."""
-    return BehaviourCloning(context.training)
+    return BehaviourCloning(context)
 
 
-class BehaviourCloning(Trainer):
+class BehaviourCloning(Trainer[DemonstrationsData]):
     """Trainer of the policy that imitates demonstrations."""
 
-    def __init__(self, training: TrainingContext) -> None:
-        self._trained = training.trained
-        self._heartbeat = training.heartbeat
+    def __init__(self, context: TrainerContext) -> None:
+        self._trained = context.trained
+        self._heartbeat = context.heartbeat
 
     def modules(self) -> Mapping[str, nn.Module]:
         return {"policy": self._trained.model.module}

@@ -18,33 +18,32 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.randomness import generator
 from vla_rl.core.trainers import ImitationStep, Trainer, Transitions, TransitionsData, UpdateMetrics
-from vla_rl.core.types import ActionSource, Array, Context
+from vla_rl.core.types import ActionSource, Array
 from vla_rl.plugins.trainers.dagger.config import AggregationSettings, DaggerConfig, HGDaggerConfig
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.demonstrated_actions import check_demonstrated_actions
 from vla_rl.toolkit.trainers.imitation import imitate_demonstrations
 from vla_rl.toolkit.trainers.labelled_chunks import AggregatedDemonstrations, LabelledChunks
 
 
-class AggregatingTrainer(Trainer):
+class AggregatingTrainer(Trainer[TransitionsData]):
     """Trainer that keeps labelled observations of the whole run, and clones all of them after each rollout."""
 
     name: str
     """Name in specs and metrics."""
 
-    def __init__(self, config: AggregationSettings, context: Context) -> None:
+    def __init__(self, config: AggregationSettings, context: TrainerContext) -> None:
         """Create an empty store. Raises UserError without a run folder."""
-        training: TrainingContext = context.training
-        if training.folder is None:
+        if context.folder is None:
             raise UserError(f"trainer {self.name!r} keeps labels in the run folder, and here there is none")
         self._config = config
-        self._trained = training.trained
-        self._heartbeat = training.heartbeat
+        self._trained = context.trained
+        self._heartbeat = context.heartbeat
         self._seed = context.seed
         self._chunk = context.chunk
         self._updates = 0
         """Optimiser steps so far."""
-        self._labelled = LabelledChunks(training.folder, self._trained.info, context.chunk, config.capacity)
+        self._labelled = LabelledChunks(context.folder, self._trained.info, context.chunk, config.capacity)
         self._recorded: Demonstrations | None = None
         """Demonstrations of the spec, once they are checked."""
 
@@ -141,7 +140,7 @@ class Dagger(AggregatingTrainer):
 
     name = "dagger"
 
-    def __init__(self, config: DaggerConfig, context: Context) -> None:
+    def __init__(self, config: DaggerConfig, context: TrainerContext) -> None:
         super().__init__(config, context)
 
     def select_labelled(self, transitions: Transitions) -> tuple[Array, Array]:
@@ -161,7 +160,7 @@ class HGDagger(AggregatingTrainer):
 
     name = "hg_dagger"
 
-    def __init__(self, config: HGDaggerConfig, context: Context) -> None:
+    def __init__(self, config: HGDaggerConfig, context: TrainerContext) -> None:
         """Create an empty store. Raises UserError for a simulator without takeovers."""
         super().__init__(config, context)
         if not self._trained.info.takeovers:

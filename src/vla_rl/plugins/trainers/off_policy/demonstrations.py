@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vla_rl.core.errors import NotOffered, UserError
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 from vla_rl.toolkit.trainers.demonstrated_actions import check_demonstrated_actions
@@ -38,7 +38,7 @@ class DemonstratedTransitions:
         everything = np.arange(recording.num_samples())
         try:
             recorded = recording.read_rewards(everything, discount)
-        except NotOffered as exc:
+        except UserError as exc:
             raise UserError(
                 f"trainer 'off_policy' needs demonstrations with rewards ({exc}); record them with the hook lerobot"
             ) from exc

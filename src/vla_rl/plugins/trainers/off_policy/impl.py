@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vla_rl.core.capabilities import Reparameterised
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.manager import offers_method
 from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.trainers import Trainer, Transitions, TransitionsData, UpdateMetrics
-from vla_rl.core.types import Array, Context, Observation, to_numpy
+from vla_rl.core.types import Array, Observation, to_numpy
 from vla_rl.plugins.trainers.off_policy.config import Learned, OffPolicyConfig
 from vla_rl.plugins.trainers.off_policy.demonstrations import DemonstratedTransitions
 from vla_rl.plugins.trainers.off_policy.losses import (
@@ -36,7 +36,7 @@ from vla_rl.plugins.trainers.off_policy.losses import (
 from vla_rl.plugins.trainers.off_policy.takeovers import ended_by_takeovers, find_corrections, with_last_action_repeated
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.trainers import optimizer
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.critics import CriticEnsemble, CriticInputs, check_features, feature_size, update_target
 from vla_rl.toolkit.trainers.gradient_accumulator import MetricAccumulator
 from vla_rl.toolkit.trainers.reader import read_in_background
@@ -54,21 +54,20 @@ class _Temperature(nn.Module):
         return self.log.exp()
 
 
-class OffPolicy(Trainer):
+class OffPolicy(Trainer[TransitionsData]):
     """Trainer of the policy, of critics of its chunks and of a temperature, from transitions that it keeps."""
 
     name = "off_policy"
     """Name of the trainer, in messages."""
 
-    def __init__(self, config: OffPolicyConfig, context: Context) -> None:
+    def __init__(self, config: OffPolicyConfig, context: TrainerContext) -> None:
         """Create critics and an empty buffer. Raises UserError for a model without features or without reparameterised
         actions, and for keys about takeovers in a simulator that has none.
         """
-        training: TrainingContext = context.training
-        trained = training.trained
+        trained = context.trained
         self._trained = trained
         self._check_model()
-        if training.folder is None:
+        if context.folder is None:
             raise UserError(f"trainer {self.name!r} keeps transitions in the run folder, and here there is none")
         demonstrations = config.demonstrations
         self._corrects = demonstrations is not None and demonstrations.corrections
@@ -82,7 +81,7 @@ class OffPolicy(Trainer):
                     "gym_hil a person, gymnasium `interventions`, or leave it out"
                 )
         self._config = config
-        self._heartbeat = training.heartbeat
+        self._heartbeat = context.heartbeat
         self._seed = context.seed
         self._updates = 0
         """Updates so far."""
@@ -98,7 +97,7 @@ class OffPolicy(Trainer):
         numbers = shape[0] * shape[1]
         features = feature_size(trained)
         self._buffer = TransitionBuffer(
-            training.folder,
+            context.folder,
             trained.info,
             context.chunk,
             config.capacity,
@@ -130,10 +129,10 @@ class OffPolicy(Trainer):
     def _check_model(self) -> None:
         """Raises UserError for a model that the trainer cannot train."""
         check_features(self._trained, self.name)
-        if not offers_method(self._trained.model, "reparameterised_actions"):
+        if not isinstance(self._trained.model, Reparameterised):
             raise UserError(
                 f"trainer {self.name!r} needs actions with a gradient, and model {self._trained.name!r} gives none "
-                f"(VLAModel.reparameterised_actions); film_resnet does with network: {{head: {{type: gaussian}}}}"
+                f"(no vla_rl.Reparameterised); film_resnet does with network: {{head: {{type: gaussian}}}}"
             )
 
     def _action_shape(self) -> tuple[int, int]:

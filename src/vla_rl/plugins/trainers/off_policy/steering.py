@@ -12,14 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from vla_rl.core.capabilities import STEERING, Steerable
 from vla_rl.core.errors import UserError
-from vla_rl.core.hookspecs import STEERING
-from vla_rl.core.manager import offers_method
 from vla_rl.core.trainers import Transitions
-from vla_rl.core.types import ActionSource, Context
+from vla_rl.core.types import ActionSource
 from vla_rl.plugins.trainers.off_policy.config import DsrlConfig
 from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 
@@ -28,10 +27,9 @@ class Dsrl(OffPolicy):
 
     name = "dsrl"
 
-    def __init__(self, config: DsrlConfig, context: Context) -> None:
+    def __init__(self, config: DsrlConfig, context: TrainerContext) -> None:
         """Create critics and an empty buffer. Raises UserError for a model that is not steered."""
-        training: TrainingContext = context.training
-        vectors, numbers = _steering_shape(training.trained)
+        vectors, numbers = _steering_shape(context.trained)
         super().__init__(config.of_noise(vectors * numbers), context)
 
     def _check_model(self) -> None:
@@ -71,13 +69,9 @@ class Dsrl(OffPolicy):
 def _steering_shape(trained: TrainedModel) -> tuple[int, int]:
     """Return the vectors and numbers of the noise that the policy's head chooses. Raises UserError without a head."""
     model = trained.model
-    if not offers_method(model, "steering_noise"):
+    if not isinstance(model, Steerable):
         raise UserError(
-            f"trainer 'dsrl' steers the initial noise of a flow policy, and model {trained.name!r} has none; pi0, "
-            f"pi05, smolvla and gr00t have"
-        )
-    if model.steering_shape is None:
-        raise UserError(
-            f"trainer 'dsrl' trains a steering head, and model {trained.name!r} has none; set model.steering: {{}}"
+            f"trainer 'dsrl' trains a head that chooses the initial noise of a flow policy, and model {trained.name!r} "
+            f"has none; set model.steering: {{}} (pi0, pi05, smolvla and gr00t take it)"
         )
     return model.steering_shape

@@ -25,11 +25,11 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.trainers import DemonstrationsData, ImitationStep, Trainer, UpdateMetrics
-from vla_rl.core.types import Array, Context, Observation
+from vla_rl.core.types import Array, Observation
 from vla_rl.plugins.trainers.offline.config import IQL, OfflineConfig
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.trainers import optimizer
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.critics import (
     Critic,
     CriticEnsemble,
@@ -61,17 +61,16 @@ class _Samples:
     """Observations of the samples that follow those rows, [K]; None where none is needed."""
 
 
-class Offline(Trainer):
+class Offline(Trainer[DemonstrationsData]):
     """Trainer of the policy and of critics on its features, from recordings."""
 
-    def __init__(self, config: OfflineConfig, context: Context) -> None:
+    def __init__(self, config: OfflineConfig, context: TrainerContext) -> None:
         """Create the critics. Raises UserError for a model without features."""
-        training: TrainingContext = context.training
-        trained = training.trained
+        trained = context.trained
         check_features(trained, "offline")
         self._config = config
         self._trained = trained
-        self._heartbeat = training.heartbeat
+        self._heartbeat = context.heartbeat
         self._updates = 0
         """Optimiser steps so far."""
         self._recorded: tuple[Demonstrations, RecordedReturns] | None = None

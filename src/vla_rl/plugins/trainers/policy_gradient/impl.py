@@ -8,6 +8,7 @@ from time import perf_counter
 import torch
 from torch import nn
 
+from vla_rl.core.capabilities import TrainsInParts
 from vla_rl.core.trainers import (
     UNNORMALISED,
     OptimizerStep,
@@ -18,29 +19,29 @@ from vla_rl.core.trainers import (
     TrajectoryPart,
     UpdateMetrics,
 )
-from vla_rl.core.types import Batch, Context, Scores
+from vla_rl.core.types import Batch, Scores
 from vla_rl.plugins.trainers.policy_gradient.config import PolicyGradientConfig
 from vla_rl.toolkit.algorithms.statistics import Mean
 from vla_rl.toolkit.trainers import optimizer
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.gradient_accumulator import GradientAccumulator, MetricAccumulator
 from vla_rl.toolkit.trainers.micro_batches import MicroBatches
 
 
-def make_trainer(config: PolicyGradientConfig, context: Context) -> PolicyGradient:
+def make_trainer(config: PolicyGradientConfig, context: TrainerContext) -> PolicyGradient:
     """Return the trainer of this learner rank."""
-    return PolicyGradient(context.training)
+    return PolicyGradient(context)
 
 
-class PolicyGradient(Trainer):
+class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
     """Trainer of the policy by an algorithm's loss."""
 
-    def __init__(self, training: TrainingContext) -> None:
-        self.batches = MicroBatches(training.trained, training.algorithm)
-        self._trained = training.trained
-        self._algorithm = training.algorithm
-        self._heartbeat = training.heartbeat
-        self._compare_acting = training.compare_acting
+    def __init__(self, context: TrainerContext) -> None:
+        self.batches = MicroBatches(context.trained, context.algorithm)
+        self._trained = context.trained
+        self._algorithm = context.algorithm
+        self._heartbeat = context.heartbeat
+        self._compare_acting = context.compare_acting
         self.restart()
 
     def modules(self) -> Mapping[str, nn.Module]:

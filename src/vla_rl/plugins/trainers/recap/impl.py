@@ -25,14 +25,14 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.trainers import DemonstrationsData, ImitationStep, Trainer, UpdateMetrics
-from vla_rl.core.types import Array, Context, Observation
+from vla_rl.core.types import Array, Observation
 from vla_rl.plugins.trainers.recap.config import RecapConfig
 from vla_rl.plugins.trainers.recap.label import NEGATIVE, POSITIVE
 from vla_rl.plugins.trainers.recap.value_network import build_value_network, categorical_targets, expected_values
 from vla_rl.toolkit.models.instructions import without_suffix
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.trainers import optimizer
-from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.demonstration_reader import read_ahead, read_samples
 from vla_rl.toolkit.trainers.gradient_accumulator import MetricAccumulator
 from vla_rl.toolkit.trainers.recorded_returns import RecordedReturns, read_returns
@@ -60,19 +60,18 @@ class _Recording:
     """Returns of the value function's distribution, float32 [N]."""
 
 
-class Recap(Trainer):
+class Recap(Trainer[DemonstrationsData]):
     """Trainer of a value function, and then of the policy conditioned on advantages."""
 
-    def __init__(self, config: RecapConfig, context: Context) -> None:
-        training: TrainingContext = context.training
-        info = training.trained.info
+    def __init__(self, config: RecapConfig, context: TrainerContext) -> None:
+        info = context.trained.info
         self._config = config
         self._seed = context.seed
-        self._trained = training.trained
-        self._heartbeat = training.heartbeat
+        self._trained = context.trained
+        self._heartbeat = context.heartbeat
         self._updates = 0
         """Optimiser steps so far."""
-        self._device = torch.device(training.trained.device)
+        self._device = torch.device(context.trained.device)
         self._value = build_value_network(
             tuple(info.cameras),
             info.state_dim,

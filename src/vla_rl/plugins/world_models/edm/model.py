@@ -12,9 +12,10 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from vla_rl.core.contexts import WorldModelContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import Noise, derived_seed
-from vla_rl.core.types import Array, Context, Observation, to_numpy
+from vla_rl.core.types import Array, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.plugins.world_models.edm.heads import Heads
 from vla_rl.plugins.world_models.edm.motion import CHANGED, LAYERS, WHERE, Motion, Path
@@ -66,10 +67,8 @@ class WindowBatch:
 class EDM(WorldModel):
     """Diffusion world model for simulators whose cameras all have one size; images are stacked as channels."""
 
-    def __init__(self, config: EDMConfig, context: Context) -> None:
+    def __init__(self, config: EDMConfig, context: WorldModelContext) -> None:
         info = context.env
-        if info is None:
-            raise UserError("world model 'edm' is built for a simulator: give `Context.env`")
         sizes = set(info.cameras.values())
         if len(sizes) != 1 or any(side % config.fold for side in next(iter(sizes))):
             camera_sizes = ", ".join(f"{name} {h} x {w}" for name, (h, w) in info.cameras.items()) or "none"

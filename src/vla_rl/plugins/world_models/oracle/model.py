@@ -6,37 +6,37 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import evolve
 
 from vla_rl.core.catalogue import build
+from vla_rl.core.contexts import EnvContext, WorldModelContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import read_env
-from vla_rl.core.types import Array, ChunkResult, Context, EnvInfo, Observation, to_numpy
+from vla_rl.core.types import Array, ChunkResult, EnvInfo, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 
 if TYPE_CHECKING:
     from vla_rl.plugins.world_models.oracle.config import OracleConfig
 
 
-def make_oracle(config: OracleConfig, context: Context) -> Oracle:
+def make_oracle(config: OracleConfig, context: WorldModelContext) -> Oracle:
     """Build the simulator, and return the oracle on it. Raise UserError where it cannot serve."""
     section = read_env(config.env, config.keys)
-    env = build("env", config.env, section.config, evolve(context, num_envs=config.num_envs, env=None))
-    return Oracle(env, config, context.env)
+    place = EnvContext(seed=context.seed, device=context.device, chunk=context.chunk, num_envs=config.num_envs)
+    return Oracle(build("env", config.env, section.config, place), config, context.env)
 
 
 class Oracle(WorldModel):
     """World model that asks the true simulator: an upper bound for learnt ones, and for tests."""
 
-    def __init__(self, env: SimEnv, config: OracleConfig, run: EnvInfo | None = None) -> None:
+    def __init__(self, env: SimEnv, config: OracleConfig, run: EnvInfo) -> None:
         """Create the oracle on a simulator; `run` describes the simulator whose episodes are imagined. Raise UserError
         where the two differ in cameras, state or actions, and for a simulator that is not deterministic."""
         self.env = env
         self.history = config.history
         self._last: tuple[Any, Any, list[tuple[int, ChunkResult]]] | None = None
-        for name in () if run is None else ("cameras", "state_dim", "action_low", "action_high"):
+        for name in ("cameras", "state_dim", "action_low", "action_high"):
             simulated = getattr(env.info, name)
             expected = getattr(run, name)
             if simulated != expected:

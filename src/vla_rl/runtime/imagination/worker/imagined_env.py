@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from attrs import evolve
 
-from vla_rl.core.errors import NotOffered, UserError
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import Noise, derived_seed
 from vla_rl.core.types import Array, ArrayOrTensor, ChunkResult, EnvInfo, Observation, ResetState, to_numpy
@@ -91,7 +91,7 @@ class ImaginedEnv(SimEnv):
 
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
         if split == "eval":
-            raise NotOffered("evaluation is on the real simulator, never on imagined frames")
+            raise UserError("evaluation is on the real simulator, never on imagined frames")
         return self._starts
 
     def reset(self, env_ids: ArrayOrTensor, state_ids: ArrayOrTensor, seed: ArrayOrTensor) -> Observation:

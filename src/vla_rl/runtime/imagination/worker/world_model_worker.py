@@ -14,6 +14,7 @@ import torch
 from attrs import define
 
 from vla_rl.core.catalogue import build, load
+from vla_rl.core.contexts import WorldModelContext, WorldModelTrainerContext
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.manager import wrap
 from vla_rl.core.randomness import Noise
@@ -21,8 +22,8 @@ from vla_rl.core.reset_states import draw_state
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.trainers import Trainer, WindowData
-from vla_rl.core.types import Context, EnvInfo, ResetState
-from vla_rl.core.world_models import Windows, WorldModel
+from vla_rl.core.types import EnvInfo, ResetState
+from vla_rl.core.world_models import Windows
 from vla_rl.runtime.imagination.interfaces import WorldModelInterface
 from vla_rl.runtime.imagination.messages import FitResult, RecordedEpisode
 from vla_rl.runtime.imagination.worker.comparison_images import write_comparison_image
@@ -85,12 +86,12 @@ class WorldModelWorker(WorldModelInterface):
             spare=spare_of(spec),
             held_out=self.section.held_out,
         )
-        making = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk, env=self.info)
+        making = WorldModelContext(seed=spec.seed, device=device, chunk=spec.rollout.chunk, env=self.info)
         plugin = spec.world_model
-        model: WorldModel = build("world_model", plugin.type, plugin.config, making, spec.plugins)
+        model = build("world_model", plugin.type, plugin.config, making, spec.plugins)
         self.model = wrap("world_model", model, plugin.type, wrappers)
-        fitting = Context(seed=spec.seed, device=device, training=self.model)
-        trainer: Trainer = build("trainer", TRAINER, load("trainer", TRAINER).config(), fitting)
+        fitting = WorldModelTrainerContext(seed=spec.seed, device=device, world_model=self.model)
+        trainer: Trainer[WindowData] = build("trainer", TRAINER, load("trainer", TRAINER).config(), fitting)
         checks = guard_trainer(f"world model {plugin.type!r}", own_table=True)
         self.trainer = wrap("trainer", trainer, TRAINER, [checks, *wrappers])
         self.training_envs: list[ImaginedEnv] = []

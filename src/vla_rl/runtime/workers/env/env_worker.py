@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
-from vla_rl.core.errors import NotOffered, PluginError, UserError
+from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.manager import unwrap_component
@@ -221,7 +221,9 @@ class EnvWorker(EnvLanes, EnvInterface):
     def _expert_chunk(self, env: SimEnv) -> Any:
         try:
             return env.expert_chunk()
-        except NotOffered as exc:
+        except UserError as exc:
+            if type(exc) is not UserError:  # such as a SafetyStop, which the run handles
+                raise
             raise UserError(
                 f"env {self.spec.env.type!r} has no scripted expert to learn from here ({exc}); leave out `bc_warmup` "
                 f"and trainers that ask an expert, or clone recorded demonstrations (`imitation: {{data: ...}}`, "

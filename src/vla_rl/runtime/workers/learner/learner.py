@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from attrs import evolve
 
+from vla_rl.core.capabilities import TrainsInParts, require_capability
 from vla_rl.core.hookspecs import Demonstrations, VLAModel
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import (
+    D,
     DemonstrationsData,
     ImitationStep,
     ModelInputs,
@@ -162,7 +164,8 @@ class Learner(LearnerInterface):
         passes: int,
         first: bool,
     ) -> None:
-        self._rollout_trainer.accumulate(
+        trainer = require_capability(self._rollout_trainer, TrainsInParts, "asynchrony.streaming_update")
+        trainer.accumulate(
             TrajectoryPart(
                 version=version,
                 inputs=_as_one_batch(self.buffer.find_inputs(*refs)),
@@ -173,7 +176,7 @@ class Learner(LearnerInterface):
             )
         )
 
-    def _updated_by(self, trainer: Trainer, data: Any) -> UpdateMetrics:
+    def _updated_by(self, trainer: Trainer[D], data: D) -> UpdateMetrics:
         """Let a trainer make an update. Return its metrics."""
         metrics = trainer.update(data)
         if not self._updated:
@@ -187,7 +190,7 @@ class Learner(LearnerInterface):
             trainer.state()
 
     @property
-    def _rollout_trainer(self) -> Trainer:
+    def _rollout_trainer(self) -> Trainer[Any]:
         trainer = self.trainers.collected
         assert trainer is not None, "`vla-rl sft` collects nothing"
         return trainer

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from attrs import asdict, frozen
 
+from vla_rl.core.capabilities import HasCritic, require_capability
 from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import Array, Chunk, Observation, to_numpy
 from vla_rl.runtime.messages.learning import SampleScores, ScoreRequest
@@ -72,7 +73,7 @@ class Scoring:
         return [to_numpy(tensor).astype(np.float32) for tensor in scores]
 
     def _compute_values(self, obs: Observation) -> torch.Tensor:
-        model = self.trained.model
+        model = require_capability(self.trained.model, HasCritic, "an algorithm with values")
         return self.trained.strategy.run(lambda: model.values(obs))
 
     def _log_probs(self, inputs: ModelInputs, recorded: Array) -> torch.Tensor:

@@ -20,7 +20,9 @@ IMPLEMENTATION = ("fused", "foreach", "capturable")
 """Options of an optimiser that depend on the device and not on the run."""
 
 
-def save_state(trained: TrainedModel, trainers: Mapping[str, Trainer], version: int, rank: int, file: Path) -> None:
+def save_state(
+    trained: TrainedModel, trainers: Mapping[str, Trainer[Any]], version: int, rank: int, file: Path
+) -> None:
     """Write the file, on the first rank; all ranks together where they hold shards."""
     if rank != 0 and not trained.strategy.lockstep:
         return
@@ -41,7 +43,7 @@ def save_state(trained: TrainedModel, trainers: Mapping[str, Trainer], version: 
         torch.save(state | ({"instruction_suffix": suffix} if suffix else {}), file)
 
 
-def load_state(trained: TrainedModel, trainers: Mapping[str, Trainer], file: Path) -> int:
+def load_state(trained: TrainedModel, trainers: Mapping[str, Trainer[Any]], file: Path) -> int:
     """Restore what `save_state` wrote; all ranks together. Return the version of the weights. Raises UserError for the
     weights of another model, or the state of another trainer.
     """

@@ -13,14 +13,15 @@ from transfer_ends import stored
 
 from sharding import skip_where_torch_cannot_shard
 from updates import Update, policy_gradient, update_of
+from vla_rl.core.capabilities import Compilable
 from vla_rl.core.catalogue import build
+from vla_rl.core.contexts import AlgorithmContext
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.manager import wrap
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import make_component
 from vla_rl.core.trainers import ImitationStep, ModelInputs
-from vla_rl.core.types import Context
 from vla_rl.runtime.messages.learning import ScoreRequest
 from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.workers.learner.learner import Learner
@@ -44,7 +45,7 @@ class Residual(nn.Sequential):
         return x + super().forward(x) + shift
 
 
-class DeepModel(LinearModel):
+class DeepModel(LinearModel, Compilable):
     """A `LinearModel` behind three residual blocks and a layer that no sample ever uses. A narrow one has a frozen
     float32 number in each block."""
 
@@ -123,7 +124,7 @@ def learn(work: Work, rank: int, address: str) -> dict:
     """One rank. -> its part of the loss at each step, gradient norms, whole weights, what it would publish, and how
     many numbers it holds of weights and optimiser."""
     torch.set_num_threads(1)
-    algorithm = build("algorithm", "ppo", make_component("algorithm", "ppo").config, Context(chunk=CHUNK))
+    algorithm = build("algorithm", "ppo", make_component("algorithm", "ppo").config, AlgorithmContext(chunk=CHUNK))
     narrow = [("precision", Autocast("cpu"))] if work.precision == "bf16" else []
     model = wrap("model", DeepModel(getattr(torch, work.dtype)), "deep", narrow)
     blocks = CompiledBlocks(model.module, model.blocks, backend="aot_eager") if work.compiled else None

@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from vla_rl.core.errors import NotOffered, UserError
+from vla_rl.core.capabilities import Compilable, HasCritic
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import EnvInfo
@@ -75,7 +76,7 @@ class FullyShardedParallel(ParallelStrategy):
                 ):
                     try:
                         forward()
-                    except NotOffered:  # the model cannot be trained in this way
+                    except UserError:  # the model cannot be trained in this way
                         continue
                     passes.append(forward)
             self.shard_module(model.module, blocks)
@@ -210,9 +211,10 @@ def collect_called_blocks(model: VLAModel) -> Iterator[list[nn.Module]]:
     """Context that collects the blocks of `find_blocks` that are called in it, and the critic. Blocks of the critic
     are left out.
     """
-    critic = [] if model.critic is None else [model.critic]
+    critic = [model.critic] if isinstance(model, HasCritic) and model.critic is not None else []
     in_critic = {id(part) for critic_module in critic for part in critic_module.modules()}
-    blocks_outside = [block for block in find_blocks(model.module, model.blocks) if id(block) not in in_critic]
+    classes = model.blocks if isinstance(model, Compilable) else ()
+    blocks_outside = [block for block in find_blocks(model.module, classes) if id(block) not in in_critic]
     called_blocks: dict[int, nn.Module] = {}
     hooks = [
         part.register_forward_pre_hook(lambda part, inputs: called_blocks.__setitem__(id(part), part))

@@ -1,0 +1,128 @@
+"""Base of flow policies: from observations to the network's inputs, and from its actions to the simulator's units."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.core.capabilities import Compilable
+from vla_rl.core.contexts import ModelContext
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.types import Observation
+from vla_rl.toolkit.models.flow_config import FlowConfig
+from vla_rl.toolkit.models.flow_fit import FlowIOAdapter
+from vla_rl.toolkit.models.flow_network import FlowModule
+from vla_rl.toolkit.models.images import ImageProcessor
+from vla_rl.toolkit.models.networks import as_tensor
+from vla_rl.toolkit.models.scaling import FeatureScaler
+
+
+class FlowInputs(VLAModel, Compilable):
+    """Inputs and outputs of a flow policy. A subclass defines how instructions become the prefix."""
+
+    module: FlowModule
+    name: str
+    """Name of the model, in messages and in the keys of random numbers."""
+    delta_actions = 0
+    """First numbers of an action that the network predicts relative to those of the state; 0: none."""
+
+    def __init__(
+        self,
+        config: FlowConfig,
+        context: ModelContext,
+        fit: FlowIOAdapter,
+        module: FlowModule,
+        images: ImageProcessor,
+        device: torch.device,
+    ) -> None:
+        env = context.env
+        self.module = module
+        self.checkpoint = fit.checkpoint
+        self.images = images
+        self.cameras_read = tuple(fit.cameras)
+        self._actions = FeatureScaler(fit.checkpoint.statistics.action, device)
+        self._state_scaler = None if fit.state is None else FeatureScaler(fit.state, device)
+        bounds = (env.action_low, env.action_high)
+        low, high = (torch.tensor(bound, dtype=torch.float32, device=device) for bound in bounds)
+        self._low = low
+        self._high = high
+        self._cameras = fit.cameras
+        self._chunk = context.chunk
+        self._device = device
+        self._train_prefix = not config.train_expert_only
+        self._dropouts = [part for part in module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
+        module.eval()  # checkpoints have no dropout; adapters use it in `imitation_loss` only
+
+    @abstractmethod
+    def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the prompts' token ids and mask (False at padding), [B, L]; `state` as in `_build_prefix`."""
+
+    @abstractmethod
+    def _build_prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> Any:
+        """Return the network's prefix of images, prompts and the normalised, padded state [B, S]."""
+
+    def _encode_observation(self, obs: Observation, dropout: bool = False) -> tuple[Any, Tensor]:
+        """Return the prefix and the normalised, padded state [B, S]. Switches the adapters' dropout."""
+        self._set_dropout(dropout)
+        inputs = self._build_inputs(obs)
+        return self._build_prefix(**inputs), inputs["state"]
+
+    def _build_inputs(self, obs: Observation) -> dict[str, Tensor]:
+        """Return the arguments of `_build_prefix`."""
+        recorded = None
+        if self._state_scaler is not None:
+            if obs.state is None:
+                raise ValueError(f"{self.name} was built with a state, and the observation has none")
+            recorded = as_tensor(obs.state, self._device)
+        cameras = [as_tensor(obs.images[name], self._device) for name in self._cameras]
+        pixels, state = self._process_inputs(cameras, recorded)
+        ids, mask = self._encode_prompts(obs, state)
+        return {"pixels": pixels, "ids": ids, "mask": mask, "state": state}
+
+    def _process_inputs(self, cameras: Sequence[Tensor], recorded: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the images and the recorded state as the network takes them; zeros without a state."""
+        pixels = self.images.process_images(cameras)
+        width = self.checkpoint.shape.state_dim
+        if recorded is None or self._state_scaler is None:
+            return pixels, torch.zeros(len(pixels), width, device=self._device)
+        return pixels, self._state_scaler.normalise_feature(recorded, width)
+
+    def _action_offset(self, obs: Observation, chunked: bool = False) -> Tensor | None:
+        """Return the first numbers of the state that the network's actions are relative to, [B, N], or with `chunked`
+        [B, 1, N]; None where actions are not relative."""
+        if not self.delta_actions:
+            return None
+        if obs.state is None:
+            raise ValueError(f"{self.name} predicts actions relative to the state, and the observation has none")
+        offset = as_tensor(obs.state, self._device)[:, : self.delta_actions]
+        return offset[:, None] if chunked else offset
+
+    def _restore_actions(self, x: Tensor, offset: Tensor | None) -> Tensor:
+        """Return the actions [B, C, A] of denoised chunks in the simulator's units and range. `offset`: as
+        `_action_offset` returns it."""
+        actions = self._actions.restore_units(x[:, : self._chunk])
+        if offset is not None:
+            count = self.delta_actions
+            actions = torch.cat([actions[..., :count] + offset[:, None], actions[..., count:]], dim=-1)
+        return actions.clamp(self._low, self._high)
+
+    def _subtract_offset(self, actions: Tensor, offset: Tensor | None) -> Tensor:
+        """Return actions [..., A] in the simulator's units as the network predicts them. `offset`: [..., N] or None."""
+        if offset is None:
+            return actions
+        count = self.delta_actions
+        return torch.cat([actions[..., :count] - offset, actions[..., count:]], dim=-1)
+
+    def _set_dropout(self, on: bool) -> None:
+        for part in self._dropouts:
+            part.train(on)
+
+    def _frozen_prefix(self) -> torch.set_grad_enabled:
+        """Return a context that disables gradients if the vision-language model is not trained."""
+        return torch.set_grad_enabled(torch.is_grad_enabled() and self._train_prefix)
+
+    regions: tuple[Callable[..., Any], ...] = (_process_inputs,)
