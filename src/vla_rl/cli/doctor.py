@@ -16,6 +16,7 @@ from attrs import asdict, frozen
 
 from vla_rl.core.catalogue import install_command, keep_build, missing_requirements, unmet_base
 from vla_rl.core.installation import OWN_DIST, pip_arguments
+from vla_rl.toolkit.envs.mujoco_installation import find_damage
 from vla_rl.toolkit.envs.rendering import FIXES, ProbeResult, probe_rendering
 
 State = Literal["ok", "missing", "broken"]
@@ -57,6 +58,7 @@ def examine_machine() -> list[Finding]:
     return [
         *_check_requirements(),
         *_check_machine(),
+        *_check_mujoco(),
         *_check_runtimes(outcomes),
         *_check_drawing(outcomes),
         *_check_extras(),
@@ -95,6 +97,11 @@ def _check_machine() -> Iterator[Finding]:
         detail=f"{shm / GIB:.1f} GiB, for rollouts that move between processes",
         fix="mount -o remount,size=8G /dev/shm   (docker run: --shm-size=8g)" if small else "",
     )
+
+
+def _check_mujoco() -> Iterator[Finding]:
+    if damage := find_damage():
+        yield Finding(area="machine", what="MuJoCo", state="broken", detail=damage.detail, fix=damage.fix)
 
 
 def _check_runtimes(outcomes: dict[str, ProbeResult]) -> Iterator[Finding]:

@@ -65,6 +65,40 @@ def test_a_scene_taken_apart_is_the_same_but_for_its_textures(image_file: Path, 
             assert np.array_equal(shown.tex_data, whole.tex_data[begin : begin + len(shown.tex_data)])
 
 
+ROOM = """<mujoco><compiler inertiagrouprange="0 0"/><asset>
+    <mesh name="hull" vertex="0 0 0 .2 0 0 0 .2 0 0 0 .2 .2 .2 .2"/>
+    <mesh name="shell" vertex="0 0 0 .3 0 0 0 .4 0 0 0 .5 .3 .3 .3"/>
+    <mesh name="label" vertex="0 0 0 .1 0 0 0 .1 0 0 0 .3 .3 .3 .3"/>
+    </asset><worldbody><geom type="plane" size="1 1 1"/><body pos="0 0 .3"><freejoint/>
+    <geom type="mesh" mesh="hull" group="0"/> <geom type="mesh" mesh="label" group="0" contype="0" conaffinity="0"/>
+    <geom name="shell" type="mesh" mesh="shell" group="1" contype="0" conaffinity="0"/></body></worldbody></mujoco>"""
+DRAWN_ALONE = ("geom_aabb", "geom_pos", "geom_quat", "geom_rbound", "geom_sameframe", "geom_size")
+"""What MuJoCo works out for each geom of a mesh from the mesh."""
+
+
+def test_physics_have_all_but_the_meshes_that_are_only_drawn() -> None:
+    """A mesh stays if a geom with it collides or has mass, and every mesh if drawn geoms have mass."""
+    import mujoco
+
+    sources = take_apart(ROOM)
+    whole, light = (mujoco.MjModel.from_xml_string(xml) for xml in (sources.scene, sources.physics))
+    assert light.mesh_vertnum.tolist() == [5, 4, 5] != whole.mesh_vertnum.tolist()
+    kept = np.arange(whole.ngeom) != whole.geom("shell").id
+    for name, value in arrays(whole).items():
+        if name in DRAWN_ALONE:
+            assert np.array_equal(value[kept], arrays(light)[name][kept]), name
+        elif not name.startswith(("mesh_", "bvh_")):
+            assert np.array_equal(value, arrays(light)[name]), name
+    states = []
+    for model in (whole, light):
+        data = mujoco.MjData(model)
+        mujoco.mj_step(model, data, 400)
+        states.append(data.qpos.copy())
+    assert np.array_equal(*states) and abs(states[0][3]) < 1, "it has fallen over"
+    heavy = take_apart(ROOM.replace(' inertiagrouprange="0 0"', ""))
+    assert heavy.physics == heavy.scene
+
+
 def test_what_was_compiled_is_found_again_until_something_changes(image_file: Path, folder: Path) -> None:
     wood = take_apart(scene(image_file)).texture_xmls[1]
     assert wood is not None

@@ -272,7 +272,7 @@ def test_a_light_variant_has_the_lights_and_textures_of_the_assets(env_with_asse
             scene._model.light(name).diffuse, [float(part) for part in element.attrib["diffuse"].split()]
         )
     for name in written:
-        scene._model.light(name).diffuse = 0.8  # as LIBERO has them
+        scene._rendered_model.light(name).diffuse = 0.8  # as LIBERO has them
     assert abs(scene.images()["agentview"].astype(int) - image).mean() > 10, "the image is lit by these lights"
     official = Suite("libero_spatial").initial_states(INDEX)[0]
     settled = scene.simulator_state()

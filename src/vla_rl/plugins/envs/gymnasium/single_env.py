@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 from typing import Any
 
 import gymnasium
@@ -20,6 +21,7 @@ from vla_rl.plugins.envs.gymnasium.config import STATES, GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.entries import NoEntry, find_entry, known_paths
 from vla_rl.plugins.envs.gymnasium.observations import check_cameras, read_images, read_state, state_sizes
 from vla_rl.plugins.envs.gymnasium.simulator import Environment, Generators, make_environment, step_limit
+from vla_rl.toolkit.envs.mujoco_installation import require_whole_mujoco
 from vla_rl.toolkit.envs.real_time import RealTime
 from vla_rl.toolkit.envs.rendering import FIXES, require_rendering
 from vla_rl.toolkit.envs.single_env import MakeEnv, Outcome, SingleEnv, View
@@ -83,6 +85,8 @@ def try_out(config: GymnasiumConfig) -> None:
         finally:
             env.close()
     except Exception:
+        if "mujoco" in traceback.format_exc():
+            require_whole_mujoco(config.id)
         interface = os.environ.get("MUJOCO_GL")
         if interface in FIXES and {"mujoco", "OpenGL"} & sys.modules.keys():
             require_rendering(interface, config.id)  # adds the fix to the message, if drawing is what fails

@@ -49,11 +49,11 @@ try:
         from robosuite.utils.binding_utils import MjSim
         from robosuite.utils.errors import RandomizationError
 
-        from vla_rl.plugins.envs.libero.compiled import CompiledModels, take_apart
+        from vla_rl.plugins.envs.libero.compiled import CompiledModels, Sources, take_apart
         from vla_rl.plugins.envs.libero.drawing import CameraModel, Texture, load_textures
         from vla_rl.plugins.envs.libero.plus.camera import camera_pose
         from vla_rl.plugins.envs.libero.plus_models import register_changes
-        from vla_rl.plugins.envs.libero.stepping import ControlLoop, SavedStep, SensorView
+        from vla_rl.plugins.envs.libero.stepping import CHANGING, ControlLoop, SavedStep, SensorView
 except (AttributeError, OSError, RuntimeError) as error:  # what PyOpenGL and MuJoCo raise without a library
     raise mujoco_error(error) from error
 
@@ -85,19 +85,18 @@ def seed_placements(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def load_from_cache(compiled: CompiledModels) -> Iterator[list[str | None]]:
+def load_from_cache(compiled: CompiledModels) -> Iterator[list[Sources]]:
     """Make robosuite load compiled models from the cache instead of compiling them. The list that is yielded receives
-    the XML of the scene's textures."""
-    texture_xmls: list[str | None] = []
+    the scene's XML."""
+    loaded: list[Sources] = []
 
     def load_simulator(xml: str) -> MjSim:
-        sources = take_apart(xml)
-        texture_xmls[:] = sources.texture_xmls
-        return MjSim(compiled.load_model(sources.scene))
+        loaded[:] = [take_apart(xml)]
+        return MjSim(compiled.load_model(loaded[0].physics))
 
     robosuite_base.MjSim = SimpleNamespace(from_xml_string=load_simulator)
     try:
-        yield texture_xmls
+        yield loaded
     finally:
         robosuite_base.MjSim = MjSim
 
@@ -131,7 +130,7 @@ class LiberoScene:
         with (
             seed_placements(0),
             silence_packages(),
-            load_from_cache(compiled) as texture_xmls,
+            load_from_cache(compiled) as loaded,
             register_changes(task.changes) as arguments,
         ):
             self._control = ControlEnv(
@@ -148,8 +147,6 @@ class LiberoScene:
         self._robot = self._env.robots[0]
         self._model = self._env.sim.model._model
         self._data = self._env.sim.data._data
-        if fast_render:
-            self._model.mat_reflectance[:] = 0
         self._joints = np.array(self._robot.init_qpos)
         self._camera_pose = self._loaded_camera()
         number = self._camera_pose[0]
@@ -161,16 +158,21 @@ class LiberoScene:
         self._draw = lru_cache(REMEMBERED)(self._drawn)
         self._start = lru_cache(REMEMBERED)(self._started)
         self._camera = None
+        self._rendered_model = self._model
         if cameras:
-            loaded = load_textures(texture_xmls, compiled)
-            self._camera = CameraModel(self._model, loaded, max(cameras.values()), fast_render)
-        self._rendered_data = mujoco.MjData(self._model)
+            [sources] = loaded
+            self._rendered_model = compiled.load_model(sources.scene)
+            if fast_render:
+                self._rendered_model.mat_reflectance[:] = 0
+            textures = load_textures(sources.texture_xmls, compiled)
+            self._camera = CameraModel(self._rendered_model, textures, max(cameras.values()), fast_render)
+        self._rendered_data = mujoco.MjData(self._rendered_model)
         self._state_of_data: SensorView | None = None
 
     @property
     def memory(self) -> int:
         """Estimated memory in bytes without textures: the model, its meshes as they are drawn, Python objects."""
-        return 2 * int(mujoco.mj_sizeModel(self._model)) + OTHER_BYTES
+        return 2 * int(mujoco.mj_sizeModel(self._rendered_model)) + OTHER_BYTES
 
     @property
     def textures(self) -> Sequence[Texture]:
@@ -225,6 +227,7 @@ class LiberoScene:
         moves: dict[int, float] = {}
         for seed in seeds:
             self.place(seed, None, 0)
+            mujoco.mj_kinematics(self._model, self._data)
             before = self._things()
             for _ in range(10):
                 self.step(NO_MOTION)
@@ -297,9 +300,11 @@ class LiberoScene:
     def _rendered_state(self) -> mujoco.MjData:
         """Return simulation data with the poses of all bodies as the official environment sees them now."""
         if self._state_of_data is not self._loop.seen:
+            for name in CHANGING:
+                getattr(self._rendered_model, name)[:] = getattr(self._model, name)
             self._rendered_data.qpos[:] = self._loop.seen.geometry
             for stage in (mujoco.mj_kinematics, mujoco.mj_comPos, mujoco.mj_camlight):
-                stage(self._model, self._rendered_data)
+                stage(self._rendered_model, self._rendered_data)
             self._state_of_data = self._loop.seen
         return self._rendered_data
 
@@ -329,13 +334,10 @@ class LiberoScene:
         if self._camera is None:
             return {}
         data = self._rendered_state()
-        now = self._model.site_rgba.copy()
-        self._model.site_rgba[:] = self._loop.seen.colours
-        images = {
+        self._rendered_model.site_rgba[:] = self._loop.seen.colours
+        return {
             name: self._camera.draw_image(data, CAMERAS[name], size)[::-1, ::-1] for name, size in self._cameras.items()
         }
-        self._model.site_rgba[:] = now
-        return images
 
     def simulator_state(self) -> Array:
         """Return time, positions and velocities, float64, flattened as in the official initial states."""

@@ -18,19 +18,14 @@ import mujoco
 import numpy as np
 
 from vla_rl.core.types import Array
+from vla_rl.plugins.envs.libero.robot_control import RobotControl
 
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 """State components that the future depends on, the solver's warm start included."""
 CHANGING = ("body_pos", "body_quat", "site_rgba", "cam_pos", "cam_quat")
 """Model arrays that resets and steps change: fixtures are placed, burners light up, LIBERO-Plus moves a camera."""
-LASTING = ("sim", "update")
-"""Attributes of a controller that refer to its simulator and are not saved."""
 ALL_BUT_SOLVER = mujoco.mjtStage.mjSTAGE_VEL
 """Stages to skip where positions and velocities have not changed since the last pass."""
-OLD_MASSES = tuple(int(part) for part in mujoco.__version__.split(".")[:2]) < (3, 4)
-"""Whether MuJoCo is older than 3.4, where `mj_fullM` takes other arguments."""
-OPENING = np.array([-1.0, 1.0])
-"""Opening directions of the two fingers."""
 
 
 class SensorView(NamedTuple):
@@ -55,6 +50,7 @@ class SavedStep(NamedTuple):
     model: dict[str, Array]
     controller: dict[str, Any]
     loop: dict[str, Any]
+    grip: Array
 
 
 class ControlLoop:
@@ -74,17 +70,8 @@ class ControlLoop:
         self._period = 1.0 / env.control_freq
         self._once = fast_physics or not self._passes_differ()
         self._substeps = int(env.control_timestep / env.model_timestep)
-        self._arm_actuators = np.array(robot._ref_joint_actuator_indexes)
-        self._torque_limits = robot.torque_limits
-        self._gripper_actuators = np.array(robot._ref_joint_gripper_actuator_indexes)
-        low, high = self._model.actuator_ctrlrange[self._gripper_actuators].T
-        self._grip_bias = 0.5 * (high + low)
-        self._grip_weight = 0.5 * (high - low)
-        self._site = robot.eef_site_id
-        self._joint_positions = np.array(robot._ref_joint_pos_indexes)
-        self._joint_velocities = np.array(robot._ref_joint_vel_indexes)
-        self._jacobians = np.zeros((2, 3, self._model.nv))
-        self._masses = np.zeros((self._model.nv, self._model.nv))
+        self._robot_control = RobotControl(self._model, self._data, robot)
+        self._model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_SENSOR  # of forces: no one reads them
         env.check_contact = self._are_touching
         self._geoms_of = cache(self._geoms_of_model)
         self.restart_control()
@@ -100,9 +87,7 @@ class ControlLoop:
     def restart_control(self) -> None:
         """Take over the state that robosuite's reset has left. Its sensors are read after a reset and after a
         placement."""
-        self._controller = self._robot.controller
-        self._controller.update = self._read_arm
-        self._grip = np.zeros(1)
+        self._robot_control.grip[:] = 0.0
         self._since = 0.0
         self._sampled = False
         self._advance_sensor_clock()
@@ -114,19 +99,19 @@ class ControlLoop:
         state = np.zeros(mujoco.mj_stateSize(self._model, STATE))
         mujoco.mj_getState(self._model, self._data, state, STATE)
         model = {name: getattr(self._model, name).copy() for name in CHANGING}
-        loop = {name: vars(self)[name] for name in ("_grip", "_since", "_sampled", "seen")}
-        controller = {name: value for name, value in vars(self._robot.controller).items() if name not in LASTING}
-        return SavedStep(state, model, controller, loop)
+        loop = {name: vars(self)[name] for name in ("_since", "_sampled", "seen")}
+        controller = {name: value for name, value in vars(self._robot.controller).items() if name != "sim"}
+        return SavedStep(state, model, controller, loop, self._robot_control.grip.copy())
 
     def load_step(self, saved: SavedStep) -> None:
-        """Continue from a saved state as if nothing had happened since, to the last bit."""
+        """Continue from a saved state as if nothing had happened since, to the last bit. Poses of bodies and all else
+        that follows from the state are those of before until the next step."""
         for name, values in saved.model.items():
             getattr(self._model, name)[:] = values
         mujoco.mj_setState(self._model, self._data, saved.state, STATE)
-        mujoco.mj_forward(self._model, self._data)  # derived quantities: positions of bodies, contacts
-        mujoco.mj_setState(self._model, self._data, saved.state, STATE)
         vars(self._robot.controller).update(saved.controller)
         vars(self).update(saved.loop)
+        self._robot_control.grip[:] = saved.grip
 
     @contextmanager
     def undo_steps(self) -> Iterator[None]:
@@ -141,20 +126,17 @@ class ControlLoop:
 
     def step(self, action: Array) -> tuple[float, bool]:
         """Apply one action, float64 [7]. Return reward and success."""
-        model, data, controller, control = self._model, self._data, self._controller, self._data.ctrl
-        opening = OPENING * self._robot.gripper.speed * np.sign(action[6:])
-        low, high = self._torque_limits
+        model, data, robot = self._model, self._data, self._robot_control
         for substep in range(self._substeps):
             seen_from = data.qpos.copy() if self._advance_sensor_clock() else None
             mujoco.mj_step1(model, data)
             if not self._once:
                 mujoco.mj_forwardSkip(model, data, ALL_BUT_SOLVER, 1)
+                if not robot.is_read:
+                    mujoco.mj_fwdConstraint(model, data)  # the forward pass of the controller: only this differs
             if substep == 0:
-                controller.set_goal(action[:6])
-            torques = controller.run_controller()
-            self._grip = np.minimum(np.maximum(self._grip + opening, -1.0), 1.0)
-            control[self._gripper_actuators] = self._grip_bias + self._grip_weight * self._grip
-            control[self._arm_actuators] = np.minimum(np.maximum(torques, low), high)
+                robot.set_goal(action)
+            robot.write_controls()
             mujoco.mj_step2(model, data)
             if seen_from is not None:
                 self.seen = self._read_sensors(seen_from)
@@ -175,26 +157,6 @@ class ControlLoop:
             self._since %= self._period
             self._sampled = False
         return due
-
-    def _read_arm(self) -> None:
-        """Replace the controller's `update`. Arrays have the same memory layout as there, since the order of sums
-        depends on it."""
-        arm, data = self._controller, self._data
-        if not arm.new_update:
-            return
-        if not self._once:
-            mujoco.mj_forwardSkip(self._model, data, ALL_BUT_SOLVER, 1)
-        linear, angular = self._jacobians
-        mujoco.mj_jacSite(self._model, data, linear, angular, self._site)
-        mujoco.mj_fullM(self._model, *((self._masses, data.qM) if OLD_MASSES else (data, self._masses)))
-        arm.ee_pos = data.site_xpos[self._site].copy()
-        arm.ee_ori_mat = data.site_xmat[self._site].reshape(3, 3).copy()
-        arm.ee_pos_vel, arm.ee_ori_vel = np.dot(linear, data.qvel), np.dot(angular, data.qvel)
-        arm.joint_pos, arm.joint_vel = data.qpos[self._joint_positions], data.qvel[self._joint_velocities]
-        arm.J_pos, arm.J_ori = linear[:, self._joint_velocities], angular[:, self._joint_velocities]
-        arm.J_full = np.concatenate([arm.J_pos, arm.J_ori])
-        arm.mass_matrix = self._masses[self._joint_velocities, :][:, self._joint_velocities]
-        arm.new_update = False
 
     # ------------------------------------------------------------------------------------------------- contacts
 
