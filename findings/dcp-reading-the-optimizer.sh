@@ -8,10 +8,8 @@
 #   0. The weights stay, but Adam's counter is then 1 and the first real step counts as the second: the averages hold
 #   one gradient and are corrected as if they held two, so the step is 0.744 of the learning rate where Adam's first
 #   step is 1.000 of it, and the next ones are smaller too. The counter stays one ahead for the rest of the run.
-# What it means: two runs that differ in whether a step-0 checkpoint was written are different runs; a resumed run
-#   that reads the layout first is right (the loaded counter replaces it), the fresh one next to it is not. A
-#   comparison of "with" and "without checkpoints" to the bit fails at the first update, and nothing points to the
-#   reading.
+# What it means: two runs that differ in whether a step-0 checkpoint was written are different runs. A comparison of
+#   "with" and "without checkpoints" to the bit fails at the first update, and nothing points to the reading.
 # Output seen:
 #   state not read: counter 0, weights move by 1.000, 1.000, 1.000 learning rates
 #   state read:     counter 1, weights move by 0.744, 0.858, 0.910 learning rates
