@@ -307,3 +307,14 @@ def test_a_tokenizer_that_was_saved_after_use_cuts_and_pads_nothing(used: bool, 
     tokenizer = read_tokenizer(tmp_path / "tokenizer.json")
     assert {text: tokenizer.encode(text).ids for text in expected} == expected
     assert len(expected[long]) > 8 > len(expected[short])
+
+
+def test_a_tokenizer_keeps_the_normaliser_of_its_file(tmp_path: Path) -> None:
+    """transformers' LlamaTokenizer puts its own in place of it."""
+    from tokenizers import normalizers
+
+    made = train_tokenizer(["pick up the red cup"], lambda text: text, 300)
+    made.normalizer = normalizers.Sequence([normalizers.Lowercase(), made.normalizer])
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = read_tokenizer(tmp_path / "tokenizer.json")
+    assert tokenizer.encode("Pick UP the red cup").ids == made.encode("pick up the red cup").ids
