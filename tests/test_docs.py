@@ -74,6 +74,19 @@ def test_the_lifecycle_names_every_hook() -> None:
     assert drawn <= known, f"no such hooks: {drawn - known}"
 
 
+def test_surprises_of_libraries_name_tests_that_are_there() -> None:
+    rows = [line for line in (DOCS / "explanation" / "surprises.md").read_text().splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if not row.startswith(("| --- ", "| one expects "))]
+    assert len(rows) > 20
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", row)
+        assert named, f"no test holds: {row}"
+        for file, test in named:
+            path = DOCS.parent / file
+            found = path.exists() and re.search(rf"^def {test}\(", path.read_text(), flags=re.MULTILINE)
+            assert found, f"there is no {file}::{test}"
+
+
 def test_nothing_is_documented_twice() -> None:
     """A name with two anchors is a warning of the strict build, unless one of the two says that it is a copy."""
     entry = re.compile(r"^::: (\S+)\n((?: {4}.*\n)*)", flags=re.MULTILINE)

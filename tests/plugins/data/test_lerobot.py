@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import EnvInfo
 from vla_rl.plugins.data.lerobot import plugin
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
+from vla_rl.plugins.data.lerobot.video import Videos
 from vla_rl.runtime.start import clone, evaluate
 from vla_rl.testing import check_data
 from vla_rl.toolkit.data.samples import check_sample
@@ -288,3 +290,27 @@ def test_a_clone_scales_by_the_data_and_says_so_in_its_checkpoint(
 
         file = next((last / "model").glob("policy_preprocessor*.safetensors"))
         assert load_file(file)["action.mean"] == pytest.approx(every.mean(0), abs=1e-6)
+
+
+def test_frames_late_in_a_long_file_are_found(tmp_path: Path) -> None:
+    """lerobot refuses frames from 1,024 s of a file on, where float32 no longer tells them from their neighbours by its
+    tolerance."""
+    av = pytest.importorskip("av")
+    start, fps, frames = 4096.0, 30, 40
+    with av.open(str(tmp_path / "film.mp4"), "w") as container:
+        stream = container.add_stream("libx264", rate=fps, options={"crf": "1"})
+        stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv420p"
+        for number in [None, *range(frames)]:
+            shade = 0 if number is None else 40 + 5 * number
+            frame = av.VideoFrame.from_ndarray(np.full((32, 32, 3), shade, np.uint8), "rgb24")
+            frame.time_base = Fraction(1, fps)
+            frame.pts = 0 if number is None else round(start * fps) + number
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    videos = Videos(fps, 32 * 32)
+    for number in np.random.default_rng(0).permutation(frames).tolist():
+        seconds = start + float(np.float32(number / fps))  # a row's clock is stored as float32
+        shade = int(videos.read_frame(tmp_path / "film.mp4", seconds)[16, 16, 0])
+        assert abs(shade - (40 + 5 * number)) <= 2, f"frame {number} is another one"
+    with pytest.raises(UserError, match="has no frame at 4098.000 s"):
+        videos.read_frame(tmp_path / "film.mp4", start + 2.0)

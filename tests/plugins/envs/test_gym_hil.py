@@ -178,6 +178,20 @@ def test_a_device_that_disappears_or_was_never_there_ends_the_run_with_its_name(
 
 @installed
 @pytest.mark.sim
+def test_a_state_places_the_cube_whatever_went_before(painted):
+    """gym-hil's own seed does not place it."""
+    env = make()
+    seen = {}
+    for state in (3, 5, 3, 4, 5, 3):
+        image = env.reset(np.array([0]), np.array([state]), np.array([state])).images["front"][0]
+        assert np.array_equal(seen.setdefault(state, image), image), f"state {state} began differently"
+    cubes = {image[1, 0].tobytes() for image in seen.values()}
+    assert len(cubes) == 3
+    env.close()
+
+
+@installed
+@pytest.mark.sim
 def test_it_keeps_to_the_contract_with_a_scripted_person(painted):
     check_env(make(num_envs=2, person={"type": "scripted", "after": 2}, max_steps=8), num_envs=2, chunk=4, seconds=3)
 

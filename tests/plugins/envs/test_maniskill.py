@@ -133,6 +133,27 @@ def test_an_episode_is_that_of_maniskill_itself(env: Any) -> None:
 
 
 @pytest.mark.sim
+def test_a_saved_scene_continues_towards_the_targets_of_its_controller(env: Any) -> None:
+    """ManiSkill's `set_state_dict` leaves them out: the hand then moves on from where it is, not from where it was
+    sent."""
+    first, other, bare = (make(control_mode="pd_ee_target_delta_pose", cameras={"base_camera": 16}) for _ in range(3))
+    free = np.tile(np.array([0.3, -0.3, 0.6, 0, 0.2, 0, 1], np.float32), (1, 2 * CHUNK, 1))  # up, away from the cube
+    first.reset(ONE_ENV, np.array([3]), ONE_ENV)
+    first.chunk_step(free[:, :CHUNK], ON, False)
+    saved = scene_of(first).save()
+    for env_after in (other, bare):
+        env_after.reset(ONE_ENV, np.array([3]), ONE_ENV)
+    with torch.inference_mode():
+        scene_of(other).restore(saved, [0])
+        scene_of(bare).env.set_state_dict(saved.bodies)
+    ends = [each.chunk_step(free[:, CHUNK:], ON, False).obs.state[0] for each in (first, other, bare)]
+    assert np.abs(to_numpy(ends[1]) - to_numpy(ends[0])).max() < 1e-4
+    assert np.abs(to_numpy(ends[2]) - to_numpy(ends[0])).max() > 0.02
+    for each in (first, other, bare):
+        each.close()
+
+
+@pytest.mark.sim
 def test_splits_share_no_scene(env: Any) -> None:
     train, evaluation = env.reset_states("train"), env.reset_states("eval")
     assert (len(train), len(evaluation)) == (1000, 100)

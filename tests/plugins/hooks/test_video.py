@@ -14,7 +14,7 @@ from vla_rl.core.manager import broadcast
 from vla_rl.plugins.hooks.video import plugin
 from vla_rl.plugins.hooks.video.config import VideoConfig
 from vla_rl.plugins.hooks.video.encoder import encoder_missing
-from vla_rl.plugins.hooks.video.recorder import HOLD_SECONDS, OUTCOME, compose_video
+from vla_rl.plugins.hooks.video.recorder import HOLD_SECONDS, OUTCOME, compose_video, write_mp4
 from vla_rl.testing.events import a_run, an_episode, an_evaluation
 
 
@@ -37,6 +37,15 @@ def test_files_are_named_by_step_episode_and_outcome_and_play(tmp_path: Path) ->
     listed = json.loads((tmp_path / "videos" / "step_000020.json").read_text())["episodes"]
     said = {"task": "push-red-green", "instruction": "push the red block to the green pad"}
     assert listed == [{"file": name, **said} for name in names]
+
+
+def test_colours_of_the_film_are_those_of_the_frames(tmp_path: Path) -> None:
+    """Flat areas come back within 3 levels; with the numbers of another standard of colours they would be 24 off."""
+    colours = np.array([(200, 40, 30), (30, 160, 60), (40, 60, 200), (230, 230, 60), (128, 128, 128), (10, 12, 14)])
+    areas = np.repeat(np.repeat(colours.reshape(2, 3, 3), 64, 0), 64, 1).astype(np.uint8)
+    write_mp4(tmp_path / "film.mp4", np.stack([areas] * 3), 4.0)
+    middles = read(tmp_path / "film.mp4")[:, 32::64, 32::64].astype(int)
+    assert np.abs(middles - colours.reshape(2, 3, 3)).max() <= 3
 
 
 def test_an_evaluation_that_is_repeated_leaves_no_stale_film(tmp_path: Path) -> None:

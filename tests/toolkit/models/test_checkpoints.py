@@ -24,9 +24,11 @@ from vla_rl.toolkit.models.checkpoints import (
     read_json,
     read_pickled,
     read_sizes,
+    read_tokenizer,
     resolve_checkpoint,
 )
 from vla_rl.toolkit.models.lerobot import read_statistics
+from vla_rl.toolkit.models.prompts import train_tokenizer
 
 WANTED = ("*.json",)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -286,3 +288,33 @@ def test_lerobots_lists_are_checked_before_they_are_read(tmp_path: Path) -> None
         (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"steps": steps}))
         with pytest.raises(CheckpointError, match=message):
             read_statistics(tmp_path, raw)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_tokenizer_that_was_saved_after_use_cuts_and_pads_nothing(used: bool, tmp_path: Path) -> None:
+    """transformers writes the truncation and padding of the last call into tokenizer.json."""
+    from transformers import PreTrainedTokenizerFast
+
+    long, short = "pick up the red cup and put it in the drawer", "pick up"
+    made = train_tokenizer([long], lambda text: text, 300)
+    saved = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>")
+    expected = {text: saved(text)["input_ids"] for text in (long, short)}
+    if used:
+        saved(long, truncation=True, padding="max_length", max_length=8)
+    saved.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert [content[part] is not None for part in ("truncation", "padding")] == [used, used]
+    tokenizer = read_tokenizer(tmp_path / "tokenizer.json")
+    assert {text: tokenizer.encode(text).ids for text in expected} == expected
+    assert len(expected[long]) > 8 > len(expected[short])
+
+
+def test_a_tokenizer_keeps_the_normaliser_of_its_file(tmp_path: Path) -> None:
+    """transformers' LlamaTokenizer puts its own in place of it."""
+    from tokenizers import normalizers
+
+    made = train_tokenizer(["pick up the red cup"], lambda text: text, 300)
+    made.normalizer = normalizers.Sequence([normalizers.Lowercase(), made.normalizer])
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = read_tokenizer(tmp_path / "tokenizer.json")
+    assert tokenizer.encode("Pick UP the red cup").ids == made.encode("pick up the red cup").ids

@@ -232,10 +232,15 @@ def check_tokenizer(folder: Path | None, named: str | None) -> None:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """Raises CheckpointError for a file that is missing or holds none."""
+    """Read tokenizer.json, without truncation and padding, which transformers writes into it when a tokenizer is saved
+    that was called with either. Raises CheckpointError for a file that is missing or holds none.
+    """
     from tokenizers import Tokenizer
 
-    return read_file(path, lambda file: Tokenizer.from_file(str(file)))
+    tokenizer: Tokenizer = read_file(path, lambda file: Tokenizer.from_file(str(file)))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def unreadable_error(path: Path, error: Exception) -> CheckpointError:
