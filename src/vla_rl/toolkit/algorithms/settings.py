@@ -22,7 +22,7 @@ OF_STEP = "aggregation: rlinf weighs by its longest trajectory; set algorithm.ag
 class KLSettings:
     """KL divergence from the reference policy, at the granularity of the ratio."""
 
-    coef: float = field(validator=[v.gt(0), v.le(LARGEST)])
+    coef: float = field(validator=v.and_(v.gt(0.0), v.le(LARGEST)))
     """Weight of the divergence in the loss."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the divergence from the sampled tokens (Schulman 2020)."""
