@@ -197,8 +197,8 @@ def test_every_error_of_a_file_at_once():
         ("num_envs: 8", "numenvs: 8", "spec.yaml:4: env.num_envs: required, but missing"),
         (
             "episodes: 16, group_size: 4",
-            "auto_reset: {steps: 16, mode: defered}",
-            "spec.yaml:5: rollout.auto_reset.mode: expected one of 'immediate', 'deferred', got str 'defered'; did you mean 'deferred'?",
+            "auto_reset: {steps: 16, mode: deferre}",
+            "spec.yaml:5: rollout.auto_reset.mode: expected one of 'immediate', 'deferred', got str 'deferre'; did you mean 'deferred'?",
         ),
         (
             "episodes: 16, group_size: 4",
