@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from attrs import asdict
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero.compiled import CompiledModels
@@ -79,7 +79,8 @@ def _play_actions(scene: LiberoScene, suite: Suite) -> Iterator[dict[str, Array]
     rng = generator(0, f"record/{suite.name}/{scene.task.index}")
     official = suite.initial_states(scene.task.index)
     while True:
-        scene.place(0, official[rng.integers(len(official))], 0)
+        # One settling step: until then robosuite's controller keeps to what it read before the placement.
+        scene.place(0, official[rng.integers(len(official))], 1)
         controller = scene._robot.controller
         for step in range(PLAYED):
             action = rng.uniform(-1.5, 1.5, 7) if step % 3 == 2 else rng.uniform(-1.0, 1.0, 7)
@@ -87,16 +88,18 @@ def _play_actions(scene: LiberoScene, suite: Suite) -> Iterator[dict[str, Array]
                 action[3:6] = 0.0
             before = np.array(controller.goal_ori)
             seen: list[dict[str, Array]] = []
-            controller.run_controller = partial(_run_recorded, controller, seen)
+            control = scene._loop._robot_control
+            control.write_controls = partial(_write_recorded, control, controller, seen)
             scene.step(action)
-            del controller.run_controller
+            del control.write_controls
             start = {"action": action, "goal_before": before}
             start |= {f"first_{name}": seen[0][name] for name in ("hand", "rotation")}
             yield seen[int(rng.integers(len(seen)))] | start
 
 
-def _run_recorded(controller: Any, seen: list[dict[str, Array]]) -> Array:
-    controller.update()
+def _write_recorded(control: Any, controller: Any, seen: list[dict[str, Array]]) -> None:
+    """Note what robosuite's own controller reads and returns in a sub-step, before our loop writes the controls."""
+    controller.update(force=True)
     before = {
         "jacobian": controller.J_full,
         "masses": controller.mass_matrix,
@@ -110,9 +113,8 @@ def _run_recorded(controller: Any, seen: list[dict[str, Array]]) -> Array:
         "posture": controller.initial_joint,
     }
     copies = {name: np.array(value) for name, value in before.items()}
-    torques = type(controller).run_controller(controller)
-    seen.append(copies | {"torques": np.array(torques)})
-    return torques
+    seen.append(copies | {"torques": np.array(controller.run_controller())})
+    type(control).write_controls(control)
 
 
 def record_predicates(per_task: int, every: int) -> dict[str, Array]:
@@ -182,7 +184,7 @@ def _bring_near(env: Any, predicate: Predicate, rng: np.random.Generator) -> Non
 def _find_expert(suite: str, task: Any) -> ExpertRecipe | None:
     try:
         return find_recipe(suite, task.index, task.instruction) if task.index == 0 else None
-    except NotOffered:
+    except UserError:
         return None
 
 

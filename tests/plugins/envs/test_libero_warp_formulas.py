@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.structure import Problems
-from vla_rl.core.types import Context
 from vla_rl.plugins.envs.libero.suites import LiberoTask
 from vla_rl.plugins.envs.libero.warp import predicates as predicates_of_libero
 from vla_rl.plugins.envs.libero.warp.config import LiberoWarpConfig
@@ -155,11 +155,11 @@ def test_a_cpu_is_said_to_be_for_tests(caplog: pytest.LogCaptureFixture, monkeyp
     from vla_rl.plugins.envs.libero.warp.checks import check_tasks
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    check_tasks(LiberoWarpConfig(suite="libero_spatial", tasks=(0,)), Context())
-    assert "on a CPU libero_warp is for tests" in caplog.text
+    check_tasks(LiberoWarpConfig(suite="libero_spatial", tasks=(0,)), CheckContext())
+    assert "on a CPU it is for tests" in caplog.text
     caplog.clear()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    check_tasks(LiberoWarpConfig(suite="libero_spatial", tasks=(0,)), Context())
+    check_tasks(LiberoWarpConfig(suite="libero_spatial", tasks=(0,)), CheckContext())
     assert not caplog.text
     with pytest.raises(Problems, match="no LIBERO suite 'libero_spacial'"):
-        check_tasks(LiberoWarpConfig(suite="libero_spacial"), Context())
+        check_tasks(LiberoWarpConfig(suite="libero_spacial"), CheckContext())

@@ -1,5 +1,5 @@
 """`libero`: the LIBERO benchmark on MuJoCo, and `libero_warp`: its tasks in batches on MuJoCo Warp. See
-docs/simulators/libero.md and docs/simulators/libero-warp.md."""
+docs/simulators/libero.md and docs/simulators/libero_warp.md."""
 
 from __future__ import annotations
 

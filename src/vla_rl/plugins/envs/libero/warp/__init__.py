@@ -1,1 +1,1 @@
-"""LIBERO on MuJoCo Warp: a batch of worlds for each task. See docs/simulators/libero-warp.md."""
+"""LIBERO on MuJoCo Warp: a batch of worlds for each task. See docs/simulators/libero_warp.md."""

@@ -20,6 +20,8 @@ from vla_rl.plugins.envs.libero.warp.controller import ArmGoal, ArmState, comput
 from vla_rl.plugins.envs.libero.warp.predicates import SceneView, evaluate_goal
 from vla_rl.plugins.envs.libero.warp.task_model import EpisodeStart, TaskModel
 
+wp.config.log_level = wp.LOG_ERROR  # Warp prints a line for each module that it loads
+
 DRAWN_GROUP = 1
 """Group of the geoms that cameras see; group 0 holds collision geoms."""
 SHARED = int(mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE | mjw.OverflowType.CCD)
@@ -43,9 +45,13 @@ class WorldState(NamedTuple):
         def merge_tensors(mine: Tensor, theirs: Tensor) -> Tensor:
             return torch.where(chosen.view(-1, *[1] * (mine.ndim - 1)), theirs, mine)
 
-        parts = zip(self[:4], other[:4], strict=True)
-        goals = zip(self.goal, other.goal, strict=True)
-        return WorldState(*(merge_tensors(*pair) for pair in parts), ArmGoal(*(merge_tensors(*pair) for pair in goals)))
+        return WorldState(
+            qpos=merge_tensors(self.qpos, other.qpos),
+            qvel=merge_tensors(self.qvel, other.qvel),
+            warm_start=merge_tensors(self.warm_start, other.warm_start),
+            control=merge_tensors(self.control, other.control),
+            goal=ArmGoal(*(merge_tensors(*pair) for pair in zip(self.goal, other.goal, strict=True))),
+        )
 
 
 class ActionResult(NamedTuple):
@@ -89,12 +95,12 @@ class WorldBatch:
         )
         self.peak_contacts = torch.zeros(num_worlds, dtype=torch.int64, device=self._device)
         """Most contacts of each world in a sub-step of the last action."""
-        self._first_start = start
-        self.place(range(num_worlds), [start] * num_worlds)
         with self._on_device():
             self._render_context = self._make_renderer() if cameras else None
         self._step_before = self._capture_half(mjw.step1, graphs)
         self._step_after = self._capture_half(mjw.step2, graphs)
+        self._first_start = start
+        self.place(range(num_worlds), [start] * num_worlds)
 
     def _allocate_worlds(self, start: EpisodeStart) -> None:
         model, sizes = self.task.model, self.sizes
@@ -139,9 +145,10 @@ class WorldBatch:
 
     def _on_device(self) -> AbstractContextManager[Any]:
         """Return a context in which Warp allocates on the device, and launches in torch's stream."""
-        if self._device.type == "cpu":
-            return wp.ScopedDevice("cpu")
-        return wp.ScopedStream(wp.stream_from_torch(torch.cuda.current_stream(self._device)))
+        context: AbstractContextManager[Any] = wp.ScopedDevice("cpu")
+        if self._device.type != "cpu":
+            context = wp.ScopedStream(wp.stream_from_torch(torch.cuda.current_stream(self._device)))
+        return context
 
     def _capture_half(self, half: Callable[[Any, Any], None], graphs: bool) -> Callable[[], None]:
         """Return a function that launches half of a physics step: before or after the controller."""
@@ -149,9 +156,11 @@ class WorldBatch:
         if self._device.type == "cpu" or not graphs:
             return launch
         with wp.ScopedDevice(wp.device_from_torch(self._device)):
+            wp.synchronize_device()  # the arrays were filled in torch's stream
             launch()  # compiles the kernels, which capturing cannot
             with wp.ScopedCapture() as capture:
                 launch()
+            wp.synchronize_device()
         return partial(wp.capture_launch, capture.graph)
 
     # ------------------------------------------------------------------------------------------------ resets
@@ -181,8 +190,14 @@ class WorldBatch:
 
     def save(self) -> WorldState:
         """Return a copy of the state of all worlds."""
-        views = (self._views[name].clone() for name in ("qpos", "qvel", "qacc_warmstart", "ctrl"))
-        return WorldState(*views, ArmGoal(*(tensor.clone() for tensor in self._arm_goal)))
+        views = self._views
+        return WorldState(
+            qpos=views["qpos"].clone(),
+            qvel=views["qvel"].clone(),
+            warm_start=views["qacc_warmstart"].clone(),
+            control=views["ctrl"].clone(),
+            goal=ArmGoal(*(tensor.clone() for tensor in self._arm_goal)),
+        )
 
     def load(self, state: WorldState) -> None:
         """Put all worlds into a saved state."""
@@ -304,8 +319,8 @@ class WorldBatch:
     # ------------------------------------------------------------------------------------------ observations
 
     def observe(self, draw: bool = True) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the images, camera -> uint8 [N, H, W, 3], and proprioception, float32 [N, 8], of all worlds. `draw`:
-        False leaves the images out."""
+        """Return the images of all worlds, camera -> uint8 [N, H, W, 3], oriented as those of `libero`, and
+        proprioception, float32 [N, 8]. `draw`: False leaves the images out."""
         with self._on_device():
             mjw.kinematics(self._model, self._data)
             images = self._draw_images() if draw and self._render_context is not None else {}
@@ -336,7 +351,7 @@ class WorldBatch:
         )
 
     def _draw_images(self) -> dict[str, Tensor]:
-        context = self._render_context
+        context: Any = self._render_context
         mjw.com_pos(self._model, self._data)
         mjw.camlight(self._model, self._data)
         mjw.refit_bvh(self._model, self._data, context)
@@ -345,8 +360,9 @@ class WorldBatch:
         images, first = {}, 0
         for name, size in self._cameras.items():
             pixels = packed[:, first : first + size * size].contiguous().view(torch.uint8)
-            # The bytes of a pixel are blue, green, red and opacity.
-            images[name] = pixels.view(self.num_worlds, size, size, 4)[..., [2, 1, 0]]
+            # The bytes of a pixel are blue, green, red and opacity. LIBERO's frames are upside down, and policies see
+            # them rotated by 180 degrees, which mirrors them.
+            images[name] = pixels.view(self.num_worlds, size, size, 4)[..., [2, 1, 0]].flip(2)
             first += size * size
         return images
 

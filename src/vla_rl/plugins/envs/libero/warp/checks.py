@@ -6,10 +6,10 @@ import logging
 from importlib.util import find_spec
 
 from vla_rl.core.catalogue import install_command
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.spec.structure import at
-from vla_rl.core.types import Context
 from vla_rl.plugins.envs.libero.single_env import tasks_of_suites
 from vla_rl.plugins.envs.libero.suites import Suite
 from vla_rl.plugins.envs.libero.warp.config import LiberoWarpConfig
@@ -18,9 +18,13 @@ from vla_rl.plugins.envs.libero.warp.goals import check_goal
 logger = logging.getLogger(__name__)
 
 PACKAGES = ("mujoco_warp", "libero")
+CPU_IS_FOR_TESTS = (
+    "warning: there is no GPU for libero_warp, and on a CPU it is for tests: an action of one world takes 0.2 s, and "
+    "the first one minutes, in which kernels are compiled; the simulator libero is faster there"
+)
 
 
-def check_tasks(config: LiberoWarpConfig, context: Context) -> None:
+def check_tasks(config: LiberoWarpConfig, context: CheckContext) -> None:
     """Raise UserError for suites and tasks that the installed package does not have, and for tasks whose goal is not
     written for batches. Say that a CPU is for tests."""
     import torch
@@ -32,10 +36,7 @@ def check_tasks(config: LiberoWarpConfig, context: Context) -> None:
             for task in suite.select_tasks(chosen):
                 check_goal(task)
     if not torch.cuda.is_available():
-        logger.warning(
-            "warning: there is no GPU here, and on a CPU libero_warp is for tests: an action of one world takes 0.2 s, "
-            "an image a second, and the first ones minutes, in which kernels are compiled; take the simulator libero"
-        )
+        logger.warning(CPU_IS_FOR_TESTS)
 
 
 def check_installation(config: LiberoWarpConfig) -> None:

@@ -90,13 +90,14 @@ def compute_torques(arm: ArmState, goal: ArmGoal) -> Tensor:
 
 def _orientation_error(desired: Tensor, current: Tensor) -> Tensor:
     """Return half the sum of the cross products of the axes (columns) of two orientations, [N, 3]."""
-    return 0.5 * torch.linalg.cross(current, desired, dim=1).sum(2)
+    crossed: Tensor = torch.linalg.cross(current, desired, dim=1)
+    return 0.5 * crossed.sum(2)
 
 
 def _rotation_of(turns: Tensor) -> Tensor:
     """Return the matrices [N, 3, 3] of rotation vectors [N, 3] (Rodrigues). robosuite rounds its own to 32 bits, so
     they differ by about 1e-7."""
-    angle = turns.norm(dim=1).clamp(min=torch.finfo(turns.dtype).tiny)[:, None, None]
+    angle: Tensor = turns.norm(dim=1).clamp(min=torch.finfo(turns.dtype).tiny)[:, None, None]
     cross = turns.new_zeros(len(turns), 3, 3)
     cross[:, (2, 0, 1), (1, 2, 0)] = turns
     cross[:, (1, 2, 0), (2, 0, 1)] = -turns

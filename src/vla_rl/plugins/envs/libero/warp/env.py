@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -11,21 +12,33 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from vla_rl.core.capabilities import Offloadable
+from vla_rl.core.contexts import EnvContext
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, to_numpy
-from vla_rl.plugins.envs.libero.single_env import ACTION_DIM, STATE_DIM, describe_env
-from vla_rl.plugins.envs.libero.suites import LiberoTask
+from vla_rl.core.types import ChunkResult, EnvInfo, Observation, ResetState, to_numpy
+from vla_rl.plugins.envs.libero.single_env import ACTION_DIM, STATE_DIM, describe_env, tasks_of_suites
+from vla_rl.plugins.envs.libero.suites import LiberoTask, Suite
+from vla_rl.plugins.envs.libero.warp.checks import CPU_IS_FOR_TESTS
 from vla_rl.plugins.envs.libero.warp.config import LiberoWarpConfig
+from vla_rl.plugins.envs.libero.warp.goals import check_goal
 
 if TYPE_CHECKING:
     from vla_rl.plugins.envs.libero.warp.batch import WorldBatch
     from vla_rl.plugins.envs.libero.warp.task_model import EpisodeStart
 
+logger = logging.getLogger(__name__)
+
 NOTE = "MuJoCo Warp: states and images differ from the official simulator's"
 
 
-def make_env(config: LiberoWarpConfig, context: Context) -> LiberoWarpEnv:
-    """Return the envs of a spec. Raise UserError for a suite or a task that does not exist."""
+def make_env(config: LiberoWarpConfig, context: EnvContext) -> LiberoWarpEnv:
+    """Return the envs of a spec. Raise UserError for a suite or a task that does not exist, or whose goal is not
+    written for batches."""
+    for name, chosen in tasks_of_suites(config.official()).items():
+        for task in Suite(name).select_tasks(chosen):
+            check_goal(task)
+    if context.device == "cpu":
+        logger.warning(CPU_IS_FOR_TESTS)
     # Nothing is drawn with OpenGL, whose libraries may be missing.
     os.environ.setdefault("MUJOCO_GL", "disable")
     return LiberoWarpEnv(config, context)
@@ -38,11 +51,11 @@ def describe_envs(config: LiberoWarpConfig, deterministic: bool) -> tuple[EnvInf
     return evolve(info, cameras=cameras, notes=(*info.notes, NOTE), deterministic=deterministic), states
 
 
-class LiberoWarpEnv(SimEnv):
+class LiberoWarpEnv(SimEnv, Offloadable[Mapping[str, Any]]):
     """Envs in batches of worlds. An env gets a world of its task's batch at a reset, and keeps it for other episodes of
     the task."""
 
-    def __init__(self, config: LiberoWarpConfig, context: Context) -> None:
+    def __init__(self, config: LiberoWarpConfig, context: EnvContext) -> None:
         from vla_rl.plugins.envs.libero.warp.task_model import HostScenes
 
         self.num_envs = context.num_envs
@@ -52,7 +65,7 @@ class LiberoWarpEnv(SimEnv):
         info, states = describe_envs(config, deterministic=self._device.type == "cpu")
         self.info = info
         self._states = states
-        self._starts = HostScenes(config.official())
+        self.host = HostScenes(config.official())
         self._worlds = config.worlds or ceil(self.num_envs / len(self.info.tasks))
         self._batches: list[WorldBatch] = []
         self._place_of: dict[int, tuple[int, int]] = {}
@@ -76,7 +89,7 @@ class LiberoWarpEnv(SimEnv):
         env_ids = [int(env_id) for env_id in to_numpy(env_ids)]
         placed: dict[int, dict[int, EpisodeStart]] = {}
         for env_id, state_id in zip(env_ids, to_numpy(state_ids), strict=True):
-            task, start = self._starts.find_start(int(state_id))
+            task, start = self.host.find_start(int(state_id))
             number, world = self._assign_world(env_id, task, start)
             placed.setdefault(number, {})[world] = start
             self._instructions[env_id] = task.instruction
@@ -106,7 +119,7 @@ class LiberoWarpEnv(SimEnv):
         from vla_rl.plugins.envs.libero.warp.batch import WorldBatch
         from vla_rl.plugins.envs.libero.warp.buffers import choose_sizes
 
-        config, model = self._config, self._starts.find_model(task)
+        config, model = self._config, self.host.find_model(task)
         sizes = choose_sizes(model.model, start, config.contacts, config.constraints)
         return WorldBatch(model, start, num_worlds, config.cameras, str(self._device), sizes, config.graphs)
 
@@ -205,9 +218,16 @@ class LiberoWarpEnv(SimEnv):
             state=self._proprioception[rows],
         )
 
+    def read_poses(self) -> dict[str, Tensor]:
+        """Return the poses that an expert reads, under LIBERO's names, as float32 [N, 3], where all envs play one task
+        in one batch: that of the last observation."""
+        (batch,) = self._batches
+        worlds = [self._place_of[env_id][1] for env_id in range(self.num_envs)]
+        return {name: poses[worlds] for name, poses in batch.read_poses().items()}
+
     # ----------------------------------------------------------------------------------------------- offload
 
-    def snapshot(self) -> Any:
+    def snapshot(self) -> Mapping[str, Any]:
         return {
             "places": dict(self._place_of),
             "broken": set(self._broken),
@@ -217,7 +237,7 @@ class LiberoWarpEnv(SimEnv):
             "proprioception": self._proprioception.cpu(),
         }
 
-    def restore(self, snapshot: Any) -> None:
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
         self._batches = []
         for task, num_worlds, state in snapshot["batches"]:
             start = self._find_any_start(task)
@@ -232,9 +252,9 @@ class LiberoWarpEnv(SimEnv):
     def _find_any_start(self, task: LiberoTask) -> EpisodeStart:
         """Return a start of a task's episodes."""
         states = (state for of_split in self._states.values() for state in of_split if state.task == task.name)
-        return self._starts.find_start(next(states).id)[1]
+        return self.host.find_start(next(states).id)[1]
 
     def close(self) -> None:
         self._batches = []
         self._place_of = {}
-        self._starts.close()
+        self.host.close()

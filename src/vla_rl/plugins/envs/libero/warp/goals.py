@@ -40,7 +40,8 @@ def read_predicate(env: Any, state: list[str], task: str) -> Predicate:
     _refuse_unknown(name, task)
     states = [env.object_states_dict[each] for each in objects]
     if name in ("on", "in"):
-        return _read_placement(env, name, *states, task)
+        thing, target = states
+        return _read_placement(env, name, thing, target, task)
     return _read_joints(env, name, states[0], task)
 
 

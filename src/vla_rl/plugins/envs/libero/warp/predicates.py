@@ -73,7 +73,7 @@ class OnObject(Predicate):
 
     def evaluate(self, view: SceneView) -> Tensor:
         thing, support = view.bodies[:, self.thing], view.bodies[:, self.support]
-        centred = (support - thing)[:, :2].norm(dim=1) < CENTRED
+        centred: Tensor = (support - thing)[:, :2].norm(dim=1) < CENTRED
         return (support[:, 2] <= thing[:, 2]) & centred & self.contact.find_worlds(view)
 
 

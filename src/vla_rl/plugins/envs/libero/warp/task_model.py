@@ -91,11 +91,16 @@ class HostScenes:
 
     def _compute_start(self, state_id: int) -> tuple[LiberoTask, EpisodeStart]:
         """Return the task of a reset state and the start of its episodes."""
-        self._env.reset(state_id, 0)
-        scene = self._scenes.resume_scene(0)
+        scene = self.place_scene(state_id)
         if scene.task not in self._models:
             self._models[scene.task] = read_task(scene, self._compiled)
-        return scene.task, read_start(scene)
+        return scene.task, read_start(scene, self._models[scene.task].model)
+
+    def place_scene(self, state_id: int) -> LiberoScene:
+        """Return the scene of a reset state's task on the host, at the start of an episode. It stays valid until the
+        next call."""
+        self._env.reset(state_id, 0)
+        return self._scenes.resume_scene(0)
 
     def find_model(self, task: LiberoTask) -> TaskModel:
         """Return the model of a task one of whose starts has been computed."""
@@ -124,12 +129,14 @@ def read_task(scene: LiberoScene, compiled: CompiledModels) -> TaskModel:
     )
 
 
-def read_start(scene: Any) -> EpisodeStart:
-    """Return the state of a scene, which has just been placed."""
+def read_start(scene: Any, drawn: mujoco.MjModel) -> EpisodeStart:
+    """Return the present state of a scene. `drawn`: its model with the meshes that are only drawn, whose poses the
+    scene's own model does not have."""
     data, model, controller = scene._data, scene._model, scene._robot.controller
-    poses = mujoco.MjData(model)
+    drawn.body_pos[:], drawn.body_quat[:] = model.body_pos, model.body_quat
+    poses = mujoco.MjData(drawn)
     poses.qpos[:] = data.qpos
-    mujoco.mj_kinematics(model, poses)
+    mujoco.mj_kinematics(drawn, poses)
     return EpisodeStart(
         qpos=data.qpos.copy(),
         qvel=data.qvel.copy(),
@@ -142,5 +149,5 @@ def read_start(scene: Any) -> EpisodeStart:
         goal_hand=np.array(controller.goal_pos),
         goal_rotation=np.array(controller.goal_ori),
         posture=np.array(controller.initial_joint),
-        grip=np.array(scene._loop._grip[-1]),  # of the finger that closes upwards; before the first action there is one
+        grip=np.array(scene._loop._robot_control.grip[1]),  # the first finger has the opposite sign
     )
