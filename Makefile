@@ -14,6 +14,8 @@
 #                  build/newest, and with Python 3.13 in build/newest-3.13 if there is one; TESTS="tests/core" for fewer
 # make kernels     the numerical tests with the kernels of three generations of processors (CONTRIBUTING.md)
 # make gymnasium-packages  conformance tests of gym-aloha, gym-hil, gym-pusht and gymnasium-robotics, in build/gymnasium
+# make libero-warp  tests and conformance tests of libero_warp on Warp's CPU device, in build/libero-warp; compiling its
+#                  kernels takes minutes
 # make robotwin    RoboTwin's runtime in build/robotwin (CPU), a robot of boxes, short tests, and the conformance tests on two tasks
 # make check       style, types and spelling
 # make docs        the documentation site, in build/site; a broken link fails it
@@ -30,7 +32,7 @@ SUITE := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python $(SUITE)
 BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-.PHONY: quickstart test test-rest test-all test-times test-changed test-lowest test-newest renderers kernels gymnasium-packages \
+.PHONY: quickstart test test-rest test-all test-times test-changed test-lowest test-newest renderers kernels gymnasium-packages libero-warp \
   robotwin check docs format release base-checkpoint progress-encoder clean
 
 quickstart: $(VENV)/.run
@@ -105,6 +107,16 @@ gymnasium-packages: renderers
 	  gym-aloha gym-hil gym-pusht gymnasium-robotics
 	MUJOCO_GL=egl build/gymnasium/bin/python -m pytest -v tests/plugins/envs/test_gymnasium_packages.py \
 	  tests/plugins/envs/test_gym_hil.py
+
+libero-warp:
+	$(PYTHON) -m venv build/libero-warp
+	build/libero-warp/bin/python -m pip install -q $(TORCH)
+	grep -v '^mujoco==' constraints.txt > build/libero-warp.txt
+	build/libero-warp/bin/python -m pip install -q -c build/libero-warp.txt -e '.[dev,libero-warp]'
+	OMP_NUM_THREADS=1 build/libero-warp/bin/python -m pytest -v tests/plugins/envs/test_libero_warp.py \
+	  tests/plugins/envs/test_libero_warp_formulas.py
+	build/libero-warp/bin/vla-rl check-env libero_warp suite=libero_spatial 'tasks=[0]' \
+	  'cameras={agentview: 32, wrist: 32}' --num-envs 2 --chunk 2 --seconds 30
 
 robotwin: renderers $(VENV)/.test
 	$(PYTHON) -m venv build/robotwin

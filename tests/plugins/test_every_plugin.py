@@ -54,11 +54,10 @@ def test_env(name: str) -> None:
 @pytest.mark.parametrize("name", own("env"))
 def test_an_expert_is_declared(name: str) -> None:
     """A trainer that asks an expert refuses simulators whose plugin declares none."""
-    (item,) = [item for item in installed_plugins("env")[name] if item.dist == OWN_DIST]
-    module = item.target.partition(":")[0].removeprefix("vla_rl.").replace(".", "/")
-    folder = Path(sys.modules["vla_rl"].__file__ or "").parent / module
+    plugin = load("env", name)
+    folder = Path(sys.modules[plugin.build.__module__].__file__ or "").parent
     implements = any("def expert_chunk" in file.read_text("utf-8") for file in folder.rglob("*.py"))
-    assert load("env", name).expert == implements
+    assert plugin.expert == implements
 
 
 @pytest.mark.parametrize("name", [name for name in own("algorithm") if name != "transitions"])  # it has no loss

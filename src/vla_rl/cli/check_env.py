@@ -158,17 +158,18 @@ def _format_default(default: object) -> str:
 
 
 def _read_docstrings(config: type) -> dict[str, str]:
-    """Return each field's docstring; empty if its source is not available."""
-    try:
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(config))).body
-    except (OSError, TypeError, ValueError, SyntaxError):
-        return {}
-    lines = body.body if isinstance(body, ast.ClassDef) else []
+    """Return each field's docstring, of base classes too; without those whose source is not available."""
     reported: dict[str, str] = {}
-    for field, below in pairwise(lines):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-            text = below.value.value if isinstance(below.value, ast.Constant) else ""
-            reported[field.target.id] = " ".join(str(text).split())
+    for base in filter(attrs.has, reversed(config.__mro__)):
+        try:
+            (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        except (OSError, TypeError, ValueError, SyntaxError):
+            continue
+        lines = body.body if isinstance(body, ast.ClassDef) else []
+        for field, below in pairwise(lines):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+                text = below.value.value if isinstance(below.value, ast.Constant) else ""
+                reported[field.target.id] = " ".join(str(text).split())
     return reported
 
 

@@ -1,4 +1,5 @@
-"""`libero`: the LIBERO benchmark on MuJoCo. See docs/simulators/libero.md."""
+"""`libero`: the LIBERO benchmark on MuJoCo, and `libero_warp`: its tasks in batches on MuJoCo Warp. See
+docs/simulators/libero.md and docs/simulators/libero_warp.md."""
 
 from __future__ import annotations
 
@@ -13,5 +14,15 @@ plugin = EnvPlugin(
     expert=True,
     preflight="vla_rl.plugins.envs.libero.checks:check_rendering",
     check="vla_rl.plugins.envs.libero.checks:check_tasks",
+    action_dim=lambda config: 7,
+)
+
+libero_warp = EnvPlugin(
+    config="vla_rl.plugins.envs.libero.warp.config:LiberoWarpConfig",
+    build="vla_rl.plugins.envs.libero.warp.env:make_env",
+    summary="LIBERO's tasks in batches on a GPU, MuJoCo Warp: other states and images than the official ones",
+    extra="libero-warp",
+    preflight="vla_rl.plugins.envs.libero.warp.checks:check_installation",
+    check="vla_rl.plugins.envs.libero.warp.checks:check_tasks",
     action_dim=lambda config: 7,
 )

@@ -30,12 +30,13 @@ def known_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int]) -> 
 
 
 def one_choice_of_tasks(instance: Any, attribute: Any, suites: Mapping[str, Any] | None) -> None:
-    if [instance.suite, suites, instance.plus].count(None) != 2:
-        raise ValueError(
-            "give one of suite (and tasks), suites, such as {libero_spatial: [0, 3], libero_10: null}, and plus "
-            "(LIBERO-Plus), such as {dimensions: [camera], sample: 100}"
-        )
-    if instance.plus is not None and instance.tasks is not None:
+    plus = getattr(instance, "plus", None)
+    if [instance.suite, suites, plus].count(None) != 2:
+        choices = "suite (and tasks), suites, such as {libero_spatial: [0, 3], libero_10: null}"
+        if hasattr(instance, "plus"):
+            choices += ", and plus (LIBERO-Plus), such as {dimensions: [camera], sample: 100}"
+        raise ValueError(f"give one of {choices}")
+    if plus is not None and instance.tasks is not None:
         raise ValueError("tasks belong to suite; plus selects by suites, dimensions and levels")
     if suites is not None and (instance.tasks is not None or not suites):
         raise ValueError("names the tasks of each suite itself; leave tasks out, and name at least one suite")
@@ -47,8 +48,8 @@ def state_count(instance: Any, attribute: Any, value: int | str) -> None:
 
 
 @frozen(kw_only=True)
-class LiberoConfig:
-    """Spec keys of the simulator `libero`."""
+class LiberoTasksConfig:
+    """Spec keys that choose LIBERO's tasks, initial states and cameras."""
 
     suite: str | None = None
     """Task suite: libero_spatial, libero_object, libero_goal, libero_10, libero_90, or another one that the installed
@@ -57,8 +58,6 @@ class LiberoConfig:
     """Tasks of `suite`, by official number or by name; null: all."""
     suites: dict[str, tuple[int | str, ...] | None] | None = field(default=None, validator=one_choice_of_tasks)
     """Several suites, each with its tasks (null: all), instead of `suite` and `tasks`."""
-    plus: PlusConfig | None = None
-    """Variants of LIBERO-Plus, instead of `suite` or `suites`."""
     cameras: dict[str, int] = field(factory=lambda: {"agentview": 224, "wrist": 224}, validator=known_cameras)
     """Cameras: name -> height and width in pixels (8 to 1024), in the order in which a model sees them."""
     step_limits: Literal["openvla-oft", "simplevla"] = "openvla-oft"
@@ -70,15 +69,23 @@ class LiberoConfig:
     train_states: int | Literal["official"] = field(default=200, validator=state_count)
     """Number of initial states per task in the train split, 1 to 500, drawn from the task's own placement regions; or
     "official": the 50 evaluation states, on which some published recipes train. results.json then says so."""
-    fast_render: bool = False
-    """Draw simplified meshes without reflections: faster, but pixels differ slightly, so not for reported results."""
-    fast_physics: bool = False
-    """Solve the physics once per step instead of three times: faster; states differ from the official ones, typically
-    by 2e-6, by millimetres where contacts amplify it."""
     memory_mib: int = field(default=2000, validator=validators.ge(0))
     """Memory in MiB, per process, within which simulators of tasks that no env uses at the moment stay built."""
     disk_mib: int = field(default=8000, validator=validators.ge(0))
     """Disk space in MiB of the compiled models and textures cached in the user's cache folder
     (`~/.cache/vla-rl/libero`); all 130 tasks take about 4,700."""
+
+
+@frozen(kw_only=True)
+class LiberoConfig(LiberoTasksConfig):
+    """Spec keys of the simulator `libero`."""
+
+    plus: PlusConfig | None = None
+    """Variants of LIBERO-Plus, instead of `suite` or `suites`."""
+    fast_render: bool = False
+    """Draw simplified meshes without reflections: faster, but pixels differ slightly, so not for reported results."""
+    fast_physics: bool = False
+    """Solve the physics once per step instead of three times: faster; states differ from the official ones, typically
+    by 2e-6, by millimetres where contacts amplify it."""
     processes: SharedProcesses = field(factory=SharedProcesses)
     """Processes of the env instances; those of one process share one simulator per task."""

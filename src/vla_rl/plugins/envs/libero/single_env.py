@@ -67,6 +67,15 @@ def suite_numbers(config: LiberoConfig) -> dict[str, int]:
 def make_env(config: LiberoConfig, context: EnvContext) -> SubprocEnvs:
     """Return the env instances of a spec. Raise UserError for a suite or a task that does not exist."""
     os.environ.setdefault("MUJOCO_GL", "egl")
+    info, states = describe_env(config)
+    return SubprocEnvs(
+        info, states, MakeLiberoEnv(SceneCache(config, context.device), config), context, config.processes
+    )
+
+
+def describe_env(config: LiberoConfig) -> tuple[EnvInfo, dict[str, list[ResetState]]]:
+    """Return the description of a spec's envs, and split -> reset states. Raise UserError for a suite or a task that
+    does not exist."""
     numbers = suite_numbers(config)
     tasks: list[TaskInfo] = []
     states: dict[str, list[ResetState]] = {"train": [], "eval": []}
@@ -102,9 +111,7 @@ def make_env(config: LiberoConfig, context: EnvContext) -> SubprocEnvs:
         tasks=tuple(tasks),
         notes=tuple(note for note, holds in notes.items() if holds) + plus_notes,
     )
-    return SubprocEnvs(
-        info, states, MakeLiberoEnv(SceneCache(config, context.device), config), context, config.processes
-    )
+    return info, states
 
 
 def variant_task(variant: Variant, suite: Suite, config: LiberoConfig) -> TaskInfo:

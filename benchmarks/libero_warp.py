@@ -1,0 +1,236 @@
+"""`libero_warp` against `libero`: agreement after one action, an expert's success, and speed.
+
+    python benchmarks/libero_warp.py agreement [--suites libero_spatial ...] [--states 4]
+    python benchmarks/libero_warp.py expert [--tasks libero_spatial/0 ...] [--states 4]
+    python benchmarks/libero_warp.py speed --device cuda [--envs 256 1024] [--size 128] [--seconds 8]
+
+Runs where the extra `libero-warp` is installed. `agreement` and `expert` compare with C MuJoCo of the same
+environment, stepped by the simulator `libero`; on a CPU they take minutes, most of them for compiling kernels. `speed`
+times chunks of 8 actions with one image of two cameras, first in one process of `libero`; on a GPU it is meant to end
+within four minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_rl.core.contexts import EnvContext
+from vla_rl.core.errors import UserError
+from vla_rl.core.randomness import generator
+from vla_rl.core.types import Array
+from vla_rl.plugins.envs.libero.expert import Expert, find_recipe
+from vla_rl.plugins.envs.libero.single_env import suite_numbers
+from vla_rl.plugins.envs.libero.suites import Suite
+from vla_rl.plugins.envs.libero.warp.config import LiberoWarpConfig
+from vla_rl.plugins.envs.libero.warp.env import LiberoWarpEnv, make_env
+
+SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
+CHUNK = 8
+FIRST_STATE = 1000
+"""Distance of the state ids of two tasks."""
+
+
+def build_env(suite: str, task: int, num_envs: int, cameras: dict[str, int], device: str) -> LiberoWarpEnv:
+    config = LiberoWarpConfig(suite=suite, tasks=(task,), cameras=cameras)
+    return make_env(config, EnvContext(num_envs=num_envs, chunk=1, device=device))
+
+
+def list_states(suite: str, task: int, count: int) -> list[int]:
+    """Return the ids of the first official states of a task."""
+    first = suite_numbers(LiberoWarpConfig(suite=suite).official())[suite] * 1_000_000 + task * FIRST_STATE
+    return list(range(first, first + count))
+
+
+def measure_agreement(suite: str, task: int, states: int, device: str) -> dict[str, Any]:
+    """Play random actions, or the expert's, with C MuJoCo, and compare one action from several moments."""
+    from vla_rl.plugins.envs.libero.warp.batch import WorldBatch
+    from vla_rl.plugins.envs.libero.warp.buffers import choose_sizes
+    from vla_rl.plugins.envs.libero.warp.task_model import HostScenes, read_start
+
+    host = HostScenes(LiberoWarpConfig(suite=suite, tasks=(task,), cameras={}).official())
+    described, _ = host.find_start(list_states(suite, task, 1)[0])
+    scene = host.place_scene(list_states(suite, task, 1)[0])
+    model = host.find_model(described)
+    choose = _choose_actions(suite, task, described.instruction)
+    starts, actions, ends = [], [], []
+    for step in range(10 * states):
+        action = choose(scene.observation)
+        if step % 10 == 5:
+            starts.append(read_start(scene, model.model))
+            actions.append(action)
+        scene.step(action.astype(np.float64))
+        if step % 10 == 5:
+            ends.append(read_start(scene, model.model).qpos)
+    sizes = choose_sizes(model.model, starts[0], None, None)
+    batch = WorldBatch(model, starts[0], states, {}, device, sizes, graphs=True)
+    batch.place(range(states), starts)
+    moving = torch.ones(states, dtype=torch.bool, device=device)
+    batch.step(torch.tensor(np.array(actions, np.float32), device=device), moving)
+    differences = np.abs(batch.save().qpos.cpu().numpy() - np.stack(ends))
+    host.close()
+    return {
+        "max": float(differences.max()),
+        "arm": float(differences[:, model.arm_positions].max()),
+        "each": [float(f"{value:.1e}") for value in differences.max(1)],
+        "where": [
+            model.model.joint(model.model.jnt_qposadr.searchsorted(i, "right") - 1).name for i in differences.argmax(1)
+        ],
+        "median": float(np.median(differences)),
+        "contacts": int(batch.peak_contacts.max()),
+        "space": sizes.contacts,
+    }
+
+
+def _choose_actions(suite: str, task: int, instruction: str) -> Callable[[dict[str, Array]], Array]:
+    """Return the expert of a task that has one, else random actions, in 32 bits."""
+    try:
+        expert = Expert(find_recipe(suite, task, instruction))
+    except UserError:
+        rng = generator(0, f"agreement/{suite}/{task}")
+        return lambda observation: rng.uniform(-1, 1, 7).astype(np.float32)
+    return lambda observation: expert.choose_action(observation).astype(np.float32)
+
+
+def compare_expert(suite: str, task: int, states: int, device: str, limit: int) -> dict[str, Any]:
+    """Run the closed-loop expert from the same official states with both simulators."""
+    env = build_env(suite, task, states, {}, device)
+    ids = list_states(suite, task, states)
+    instruction = Suite(suite).tasks[task].instruction
+    env.reset(np.arange(states), np.array(ids), np.zeros(states, np.int64))
+    experts = [Expert(find_recipe(suite, task, instruction)) for _ in ids]
+    ended = np.full(states, limit)
+    running = np.ones(states, bool)
+    began = time.process_time()
+    for step in range(limit):
+        poses = {name: value.cpu().numpy() for name, value in env.read_poses().items()}
+        actions = np.stack(
+            [
+                expert.choose_action({name: value[i] for name, value in poses.items()})
+                for i, expert in enumerate(experts)
+            ]
+        )
+        result = env.chunk_step(actions[:, None].astype(np.float32), running, True)
+        success = result.success.cpu().numpy()
+        ended[running & success] = step + 1
+        running &= ~success
+        if faults := env.faults():
+            print(f"faults: {faults}")
+        if not running.any():
+            break
+    seconds = time.process_time() - began
+    scene_ends = [_run_official(env, state, Expert(find_recipe(suite, task, instruction)), limit) for state in ids]
+    env.close()
+    return {
+        "warp": int((ended < limit).sum()),
+        "c": sum(end < limit for end in scene_ends),
+        "of": states,
+        "warp_steps": ended.tolist(),
+        "c_steps": scene_ends,
+        "processor_seconds": round(seconds, 1),
+    }
+
+
+def _run_official(env: LiberoWarpEnv, state: int, expert: Expert, limit: int) -> int:
+    """Return the number of actions until success with C MuJoCo, or the limit."""
+    scene = env.host.place_scene(state)
+    for step in range(limit):
+        _, success = scene.step(expert.choose_action(scene.observation).astype(np.float32).astype(np.float64))
+        if success:
+            return step + 1
+    return limit
+
+
+def measure_speed(num_envs: int, size: int, device: str, seconds: float) -> dict[str, Any]:
+    """Time chunks of random actions with an image of each camera, first without images."""
+    result: dict[str, Any] = {"envs": num_envs}
+    for name, cameras in (("states", {}), ("images", {"agentview": size, "wrist": size})):
+        env = build_env("libero_spatial", 0, num_envs, cameras, device)
+        ids = list_states("libero_spatial", 0, 10)
+        began = time.perf_counter()
+        env.reset(np.arange(num_envs), np.resize(ids, num_envs), np.zeros(num_envs, np.int64))
+        actions = torch.rand(num_envs, CHUNK, 7, device=device) * 2 - 1
+        active = np.ones(num_envs, bool)
+        env.chunk_step(actions, active, False)
+        result[f"{name}_start_s"] = round(time.perf_counter() - began, 1)
+        result[f"{name}_per_s"] = round(_time_chunks(env, actions, active, seconds), 1)
+        if device != "cpu":
+            result[f"{name}_mib"] = torch.cuda.max_memory_allocated() // 2**20
+        env.close()
+        del env
+    return result
+
+
+def _time_chunks(env: Any, actions: Any, active: Array, seconds: float) -> float:
+    """Return actions a second, of all envs together."""
+    began, chunks = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds or chunks == 0:
+        env.chunk_step(actions, active, False)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        chunks += 1
+    return chunks * actions.shape[0] * actions.shape[1] / (time.perf_counter() - began)
+
+
+def measure_libero(size: int, seconds: float) -> dict[str, Any]:
+    """Time one process of the simulator `libero`, with the images that OpenGL draws."""
+    from vla_rl.plugins.envs.libero.config import LiberoConfig
+    from vla_rl.plugins.envs.libero.single_env import make_env as make_libero
+    from vla_rl.toolkit.envs.settings import SharedProcesses
+
+    result = {}
+    for name, cameras in (("states", {}), ("images", {"agentview": size, "wrist": size})):
+        config = LiberoConfig(
+            suite="libero_spatial", tasks=(0,), cameras=cameras, processes=SharedProcesses(apart=True)
+        )
+        env = make_libero(config, EnvContext(num_envs=1, chunk=CHUNK))
+        env.reset(np.array([0]), np.array([0]), np.array([0]))
+        actions = generator(0, "speed").uniform(-1, 1, (1, CHUNK, 7)).astype(np.float32)
+        result[f"{name}_per_s"] = round(_time_chunks(env, actions, np.ones(1, bool), seconds), 1)
+        env.close()
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("agreement", "expert", "speed"))
+    parser.add_argument("--suites", nargs="+", default=SUITES)
+    parser.add_argument("--tasks", nargs="+", default=["libero_spatial/0", "libero_object/0", "libero_spatial/3"])
+    parser.add_argument("--states", type=int, default=4)
+    parser.add_argument("--limit", type=int, default=220)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--envs", type=int, nargs="+", default=[256, 1024])
+    parser.add_argument("--size", type=int, default=128)
+    parser.add_argument("--seconds", type=float, default=8)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args(arguments)
+    results: dict[str, Any] = {}
+
+    def add_result(name: str, result: dict[str, Any]) -> None:
+        results[name] = result
+        print(f"{name}: {result}", flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+
+    if args.what == "agreement":
+        for suite in args.suites:
+            add_result(suite, measure_agreement(suite, 0, args.states, args.device))
+    elif args.what == "expert":
+        for name in args.tasks:
+            suite, _, task = name.partition("/")
+            add_result(name, compare_expert(suite, int(task), args.states, args.device, args.limit))
+    else:
+        add_result("libero, one process", measure_libero(args.size, args.seconds))  # first, since it needs OpenGL
+        for num_envs in args.envs:
+            add_result(f"libero_warp, {num_envs} envs", measure_speed(num_envs, args.size, args.device, args.seconds))
+
+
+if __name__ == "__main__":
+    main()
