@@ -258,7 +258,7 @@ REWARDED = ["vla_rl.testing.scripted", str(Path(__file__).with_name("reward_data
 @pytest.mark.parametrize("algorithm", ["awr", "iql"])
 def test_the_better_actions_of_recordings_are_learnt(tmp_path, algorithm):
     """Half of the recorded chunks are good; a resumed run equals one that went through, critics included."""
-    offline = {"type": "offline", "algorithm": algorithm, "critic_steps": 30, "lr": 1e-2, "hidden": [32]}
+    offline = {"type": "offline", "algorithm": {"type": algorithm}, "critic_steps": 30, "lr": 1e-2, "hidden": [32]}
     section = {"data": {"type": "rewarded"}, "trainer": offline, "lr": 3e-2, "batch": 16, "report_every": 30}
     results, metrics = start(tmp_path / "whole", imitation={**section, "steps": 90}, plugins=REWARDED)
     assert results["success"]["rate"] >= 0.95
