@@ -18,6 +18,7 @@ from vla_rl.core.types import ActionSource
 from vla_rl.plugins.trainers.behaviour_cloning.impl import BehaviourCloning
 from vla_rl.plugins.trainers.dagger.impl import Dagger, HGDagger
 from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
+from vla_rl.plugins.trainers.offline.config import AWR, IQL
 from vla_rl.plugins.trainers.offline.impl import Offline
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.testing import CheckFailed, check_trainer
@@ -251,7 +252,7 @@ class OfRewards(Offline):
 
 @found_by("other weights after other data (rewards)")
 class RecordedRewardsIgnored(OfRewards):
-    algorithm = "awr"
+    algorithm = AWR()
 
     def changed(self, read):
         return attrs.evolve(read, rewards=np.zeros_like(read.rewards), returns=np.zeros_like(read.returns))
@@ -259,7 +260,7 @@ class RecordedRewardsIgnored(OfRewards):
 
 @found_by(LEAVES)
 class PrefersLowReturns(OfRewards):
-    algorithm = "awr"
+    algorithm = AWR()
 
     def changed(self, read):
         return attrs.evolve(read, rewards=-read.rewards, returns=-read.returns)
@@ -267,7 +268,7 @@ class PrefersLowReturns(OfRewards):
 
 @found_by("other weights after other data (the ends of episodes, by `following`)")
 class NothingFollows(OfRewards):
-    algorithm = "iql"
+    algorithm = IQL()
 
     def changed(self, read):
         return attrs.evolve(read, following=np.full_like(read.following, -1))
@@ -275,7 +276,7 @@ class NothingFollows(OfRewards):
 
 @found_by("other weights of 'value' after 5 updates")
 class UntrainedValues(Offline):
-    algorithm = "awr"
+    algorithm = AWR()
 
     def __init__(self, config, context):
         super().__init__(config, context)
@@ -284,7 +285,7 @@ class UntrainedValues(Offline):
 
 @found_by("targets: expected other weights of 'q'")
 class StandingTargetsOffline(Offline):
-    algorithm = "iql"
+    algorithm = IQL()
 
     def _make_step(self, *arguments):
         kept = {name: tensor.clone() for name, tensor in self._target_q.state_dict().items()}
@@ -294,7 +295,7 @@ class StandingTargetsOffline(Offline):
 
 @found_by(LEAVES)
 class RewardsOfTheNextSample(OfRewards):
-    algorithm = "awr"
+    algorithm = AWR()
 
     def changed(self, read):
         return attrs.evolve(read, rewards=np.roll(read.rewards, 1), returns=np.roll(read.returns, 1))

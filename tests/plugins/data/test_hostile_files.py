@@ -312,7 +312,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import numpy as np
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 from test_hostile_files import opened, recordings, episode
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
 from vla_rl.toolkit.data.recording import Recording, encode_png
@@ -341,7 +341,7 @@ def test_files_are_utf8_under_an_ascii_locale(folders: Any, tmp_path: Path) -> N
     (home / "read" / "meta" / "tasks.jsonl").write_text(
         json.dumps({"task_index": 0, "task": TASK}, ensure_ascii=False), encoding="utf-8"
     )
-    command = [sys.executable, "-c", SCRIPT, str(home), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", SCRIPT, str(home), str(Path(__file__).parent), str(Path(__file__).parents[2])]
     done = subprocess.run(
         command,
         env=os.environ | ascii_only,
