@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import vla_rl
 from vla_rl.cli.main import app
 
 recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")
@@ -57,6 +58,7 @@ def test_json_has_what_is_printed(folder: Path) -> None:
     assert (about["format"], about["episodes"], about["frames"], about["findings"]) == ("LeRobot", 5, 120, [])
     assert about["cameras"] == {"observation.images.top": [24, 24], "observation.images.wrist": [24, 24]}
     assert len(about["features"]["action"]["min"]) == 7
+    assert vla_rl.inspect_data(folder) == about
 
 
 def test_files_of_libero_are_known_by_their_names(tmp_path: Path) -> None:

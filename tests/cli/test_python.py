@@ -110,7 +110,13 @@ def test_what_is_not_a_run_is_an_error(tmp_path):
 
 def test_every_command_has_a_function_and_a_line_in_the_documentation():
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "use-from-python.md").read_text()
-    named = {"sft": "clone", "eval": "evaluate", "plugins": "list_plugins", "models": "known_checkpoints"}
+    named = {
+        "sft": "clone",
+        "eval": "evaluate",
+        "data": "inspect_data",
+        "plugins": "list_plugins",
+        "models": "known_checkpoints",
+    }
     for command in app.registered_commands:
         name = command.name or command.callback.__name__
         if name in ("install_gl", "install-gl"):  # calls the system's package manager, which is for a shell

@@ -401,6 +401,26 @@ def check_env(
     return examine_named_env(name, overrides, plugins, num_envs, chunk, device, expert, seconds, whole_range)
 
 
+@_with_path_errors
+def inspect_data(folder: str | Path, *, kind: str | None = None, page: str | Path | None = None) -> dict[str, Any]:
+    """Say what is in a data set and what is wrong with it (`vla-rl data`). Raises UserError for a folder of no known
+    format.
+
+    Args:
+        kind: type of the data plugin; None: the one that knows the files.   page: a file to write, as HTML.
+    Returns folder, format, fps, episodes, frames, tasks, cameras, features, and findings: of each subject, message,
+    remedy, episodes, and seconds within the first of them.
+    """
+    from vla_rl.cli.inspect_data import describe_inspection, inspect_folder
+
+    inspected = inspect_folder(Path(folder), kind)
+    if page is not None:
+        from vla_rl.cli.report.data_page import render_data_page
+
+        Path(page).write_text(render_data_page(inspected), encoding="utf-8")
+    return describe_inspection(inspected)
+
+
 def list_plugins() -> list[dict[str, Any]]:
     """`vla-rl plugins`: kind, name, dist, version, ready, status and summary of each."""
     from vla_rl.cli.list_plugins import plugin_rows

@@ -49,7 +49,7 @@ def test_what_is_chosen(value: Any, chosen: list[int]) -> None:
         (["all"], "'all' is not an episode"),
         ({"exclude": [], "first": 2}, "unknown key"),
         ({"exclude": []}, "is an empty list"),
-        ("0-3", "expected int or tuple or Exclusion"),
+        ("0-3", "expected int or tuple or a mapping with keys of (exclude)"),
     ],
 )
 def test_values_that_mean_nothing_are_refused(value: Any, message: str) -> None:

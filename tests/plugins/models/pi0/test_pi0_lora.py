@@ -181,7 +181,7 @@ def test_reference_is_the_policy_before_training(method: FlowNoiseKind) -> None:
     hook = model.module.pi0.model.dit.layers[-1].register_forward_hook(lambda *_: passes.append(1))
     reference = model.reference_log_probs(obs, start)
     hook.remove()
-    assert len(passes) == (1 if method.method == "flow_sde" else 4)
+    assert len(passes) == (1 if method.type == "flow_sde" else 4)
     assert torch.equal(reference, start.log_probs)
     assert not reference.requires_grad
     again = model.chunk_log_probs(obs, start)
