@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 import vla_rl
 from vla_rl.cli.main import app
+from vla_rl.core.catalogue import load
 
 recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")
 made_recordings = pytest.importorskip("made_recordings")
@@ -90,3 +92,15 @@ def test_folders_of_no_format_are_refused_in_one_line(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "is not a LeRobot data set" in result.output
     result = inspect(str(tmp_path), "--type", "lerobots")
     assert result.exit_code == 2 and "lerobot" in result.output
+
+
+def test_a_missing_package_is_named_with_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name.startswith("vla_rl.plugins.data.lerobot.")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "av", None)
+    monkeypatch.setitem(
+        vars(load("data", "lerobot")), "inspect", "vla_rl.plugins.data.lerobot.inspection:open_recordings"
+    )
+    result = inspect(str(folder))
+    assert result.exit_code == 2
+    assert "data 'lerobot' from vla-rl" in result.output and "needs 'av'" in result.output and "[data]" in result.output

@@ -51,10 +51,12 @@ def open_recordings(folder: Path, kind: str | None = None) -> RecordedData:
     plugins = {name: load("data", name) for name in ([kind] if kind else installed_plugins("data"))}
     fitting = [name for name, plugin in plugins.items() if any(any(folder.glob(files)) for files in plugin.files)]
     chosen = kind or next(iter(fitting), "lerobot")  # whose message for other folders says what they are
-    inspect = plugins[chosen].inspect
-    if inspect is None:
-        raise UserError(f"data plugin {chosen!r} has no `inspect`, which `vla-rl data` calls; the author can add it")
     try:
+        inspect = plugins[chosen].inspect
+        if inspect is None:
+            raise UserError(
+                f"data plugin {chosen!r} has no `inspect`, which `vla-rl data` calls; the author can add it"
+            )
         opened: RecordedData = inspect(folder)
     except ModuleNotFoundError as exc:
         raise missing_package("data", chosen, exc) from exc
