@@ -33,11 +33,16 @@ def main(folder: Path, kind: str | None, page: Path | None, as_json: bool) -> in
     else:
         _print_inspection(inspected)
     if page is not None:
-        from vla_rl.cli.report.data_page import render_data_page
-
-        page.write_text(render_data_page(inspected), encoding="utf-8")
+        write_page(inspected, page)
         typer.echo(f"wrote {page}", err=as_json)
     return int(bool(inspected.findings))
+
+
+def write_page(inspected: InspectedData, page: Path) -> None:
+    """Write a page with curves and images, as HTML."""
+    from vla_rl.cli.report.data_page import render_data_page
+
+    page.write_text(render_data_page(inspected), encoding="utf-8")
 
 
 def inspect_folder(folder: Path, kind: str | None = None) -> InspectedData:
@@ -73,7 +78,7 @@ def describe_inspection(inspected: InspectedData) -> dict[str, Any]:
         "episodes": len(data.episodes),
         "frames": sum(map(len, data.episodes)),
         "tasks": dict(Counter(episode.task for episode in data.episodes)),
-        "cameras": {views.camera: _size_of(inspected, views.camera) for views in inspected.views},
+        "cameras": {views.camera: list(next(iter(views.sizes.values()), ())) for views in inspected.views},
         "features": {name: _describe_feature(data, name) for name in data.features},
         "findings": [asdict(finding) for finding in inspected.findings],
     }
@@ -88,12 +93,6 @@ def _describe_feature(data: RecordedData, name: str) -> dict[str, list[Any]]:
         "max": rows.max(0).tolist(),
         "std": rows.std(0).tolist(),
     }
-
-
-def _size_of(inspected: InspectedData, camera: str) -> list[int]:
-    """Return height and width of a camera's images; empty: none could be read."""
-    views = next(views for views in inspected.views if views.camera == camera)
-    return list(next(iter(views.sizes.values()), ()))
 
 
 def _print_inspection(inspected: InspectedData) -> None:

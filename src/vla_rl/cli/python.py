@@ -411,13 +411,11 @@ def inspect_data(folder: str | Path, *, kind: str | None = None, page: str | Pat
     Returns folder, format, fps, episodes, frames, tasks, cameras, features, and findings: of each subject, message,
     remedy, episodes, and seconds within the first of them.
     """
-    from vla_rl.cli.inspect_data import describe_inspection, inspect_folder
+    from vla_rl.cli.inspect_data import describe_inspection, inspect_folder, write_page
 
     inspected = inspect_folder(Path(folder), kind)
     if page is not None:
-        from vla_rl.cli.report.data_page import render_data_page
-
-        Path(page).write_text(render_data_page(inspected), encoding="utf-8")
+        write_page(inspected, Path(page))
     return describe_inspection(inspected)
 
 

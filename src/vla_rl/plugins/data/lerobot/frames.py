@@ -104,13 +104,20 @@ def read_rows(
     unknown = sorted(set(table["task_index"].tolist()) - set(meta.tasks))
     if unknown:
         raise UserError(f"{where}: rows are of tasks {unknown}, which meta/ does not name; download it again")
-    indices, first = np.unique(table["episode_index"], return_index=True)
-    of_index = {episode.index: episode for episode in episodes}
-    rows = RecordedFrames(
-        episodes=[of_index[index] for index in indices.tolist()], files=files, table=table, order=order, first=first
-    )
+    rows = group_rows(files, table, order, episodes)
     refuse_first(where, find_clock_faults(rows, meta.fps, bool(videos)))
     return rows
+
+
+def group_rows(
+    files: list[Path], table: dict[str, Array], order: Array, episodes: Sequence[EpisodeMeta]
+) -> RecordedFrames:
+    """Return sorted rows with the episodes that they belong to, each of which is among `episodes`."""
+    indices, first = np.unique(table["episode_index"], return_index=True)
+    of_index = {episode.index: episode for episode in episodes}
+    return RecordedFrames(
+        episodes=[of_index[index] for index in indices.tolist()], files=files, table=table, order=order, first=first
+    )
 
 
 def refuse_first(where: str, findings: Iterable[DataFinding]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from vla_rl.plugins.data.lerobot.frames import (
     RecordedFrames,
     find_clock_faults,
     find_row_faults,
+    group_rows,
     read_columns,
 )
 from vla_rl.plugins.data.lerobot.meta import EpisodeMeta, Meta, check_files, pixels_of
@@ -32,6 +32,7 @@ from vla_rl.toolkit.data.inspection.recorded import DataFinding, InspectedEpisod
 from vla_rl.toolkit.json_files import read_record
 
 NUMERIC = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
+INDICES = ["episode_index", "frame_index"]
 COUNTED = ("index", *INDEX_COLUMNS)
 DEFAULTS = LeRobotConfig(folder=Path())
 STATED = ("mean", "std", "min", "max")
@@ -46,6 +47,8 @@ def open_recordings(folder: Path) -> RecordedData:
     rows = _read_whole_episodes(folder, meta, findings)
     findings += find_clock_faults(rows, meta.fps, bool(meta.video_names))
     findings += _compare_counts(folder, meta, rows)
+    if DEFAULTS.action not in rows.table:
+        raise UserError(f"{folder} has no feature {DEFAULTS.action!r} with actions; it has: {', '.join(meta.features)}")
     cameras = []
     pixels: dict[str, int] = {}
     for name, feature in meta.features.items():
@@ -64,7 +67,10 @@ def open_recordings(folder: Path) -> RecordedData:
         if len(without) == len(rows.episodes):
             cameras.remove(name)
             continue
-        filmed = _with_clips(rows, name)
+        filmed = rows
+        if without:
+            with_clips = [episode for episode in rows.episodes if name in episode.clips]
+            filmed = _choose_rows(rows.files, rows.table, rows.order, with_clips)
         try:
             findings += find_clip_faults(filmed, meta.fps, {name: pixels[name]})
             findings += _find_frame_faults(filmed, meta.fps, name)
@@ -96,9 +102,11 @@ class ImageReader:
         self._videos = Videos(meta.fps, max(pixels.values(), default=1))
         self._pixels = pixels
         self._filmed = set(meta.video_names)
+        self._rows_of_groups: dict[Path, list[tuple[Array, Array]]] = {}
+        """Parquet file -> episode and frame of each row, for each of its row groups."""
         self._group: tuple[Path, int, str] | None = None
         self._images: Any = None
-        """Images of one row group of a Parquet file, and the episode and frame of each."""
+        """Images of one row group of a Parquet file and camera."""
 
     def read_image(self, episode: InspectedEpisode, camera: str, frame: int) -> Array:
         """Return an image, uint8 [H, W, 3]. Raise UserError where it cannot be read."""
@@ -116,19 +124,19 @@ class ImageReader:
 
     def _find_stored(self, listed: EpisodeMeta, camera: str, frame: int) -> bytes | None:
         file = pq.ParquetFile(arrow_name(listed.data))
-        for group in range(file.num_row_groups):
+        if listed.data not in self._rows_of_groups:
+            groups = [file.read_row_group(group, columns=INDICES) for group in range(file.num_row_groups)]
+            self._rows_of_groups[listed.data] = [
+                (one[INDICES[0]].to_numpy(), one[INDICES[1]].to_numpy()) for one in groups
+            ]
+        for group, (episodes, frames) in enumerate(self._rows_of_groups[listed.data]):
+            matches = np.flatnonzero((episodes == listed.index) & (frames == frame))
+            if not len(matches):
+                continue
             if self._group != (listed.data, group, camera):
-                columns = file.read_row_group(group, columns=["episode_index", "frame_index"])
-                if listed.index not in set(columns["episode_index"].to_pylist()):
-                    continue
-                self._images = file.read_row_group(group, columns=["episode_index", "frame_index", camera])
+                self._images = file.read_row_group(group, columns=[camera])[camera]
                 self._group = (listed.data, group, camera)
-            matches = np.flatnonzero(
-                (self._images["episode_index"].to_numpy() == listed.index)
-                & (self._images["frame_index"].to_numpy() == frame)
-            )
-            if len(matches):
-                return (self._images[camera][int(matches[0])].as_py() or {}).get("bytes")
+            return (self._images[int(matches[0])].as_py() or {}).get("bytes")
         return None
 
 
@@ -170,19 +178,15 @@ def _read_whole_episodes(folder: Path, meta: Meta, findings: list[DataFinding]) 
     empty = tuple(episode.index for episode in meta.episodes if episode.length == 0)
     if empty:
         findings.append(DataFinding(subject="rows", message="has no frames", episodes=empty))
-    present = set(table["episode_index"].tolist())
-    listed = [episode for episode in readable if episode.index in present]
-    chosen = np.isin(table["episode_index"], [episode.index for episode in listed])
-    table = {name: column[chosen] for name, column in table.items()}
-    _, first = np.unique(table["episode_index"], return_index=True)
-    of_index = {episode.index: episode for episode in listed}
-    return RecordedFrames(
-        episodes=[of_index[index] for index in np.unique(table["episode_index"]).tolist()],
-        files=list(by_file),
-        table=table,
-        order=order[chosen],
-        first=first,
-    )
+    return _choose_rows(list(by_file), table, order, readable)
+
+
+def _choose_rows(
+    files: list[Path], table: dict[str, Array], order: Array, episodes: Sequence[EpisodeMeta]
+) -> RecordedFrames:
+    """Return the rows of these episodes."""
+    chosen = np.isin(table["episode_index"], [episode.index for episode in episodes])
+    return group_rows(files, {name: column[chosen] for name, column in table.items()}, order[chosen], episodes)
 
 
 def _compare_counts(folder: Path, meta: Meta, rows: RecordedFrames) -> Iterator[DataFinding]:
@@ -193,25 +197,6 @@ def _compare_counts(folder: Path, meta: Meta, rows: RecordedFrames) -> Iterator[
         stated = info.data.get(name)
         if isinstance(stated, int) and stated != count:
             yield DataFinding(subject="meta/info.json", message=f"states {name} {stated}, and there are {count}")
-    missing = [name for name in (DEFAULTS.action,) if name not in rows.table]
-    if missing:
-        raise UserError(f"{folder} has no feature {missing[0]!r} with actions; it has: {', '.join(meta.features)}")
-
-
-def _with_clips(rows: RecordedFrames, name: str) -> RecordedFrames:
-    """Return the rows of the episodes that have a clip of this video feature."""
-    kept = [place for place, episode in enumerate(rows.episodes) if name in episode.clips]
-    if len(kept) == len(rows.episodes):
-        return rows
-    lengths = rows.episode_lengths
-    chosen = np.repeat(np.isin(np.arange(len(rows.episodes)), kept), lengths)
-    return RecordedFrames(
-        episodes=[rows.episodes[place] for place in kept],
-        files=rows.files,
-        table={key: column[chosen] for key, column in rows.table.items()},
-        order=rows.order[chosen],
-        first=np.cumsum([0, *lengths[kept][:-1]]),
-    )
 
 
 def _find_frame_faults(rows: RecordedFrames, fps: float, name: str) -> Iterator[DataFinding]:
@@ -273,13 +258,13 @@ def _read_statistics(folder: Path, rows: RecordedFrames) -> dict[str, dict[str, 
     if not file.is_file():
         return {}
     try:
-        stated = json.loads(file.read_text(encoding="utf-8"))
+        stated = read_record(file).data
         return {
             name: {key: _flatten_list(stated[name][key]) for key in STATED if key in stated[name]}
             for name in rows.table
             if name not in INDEX_COLUMNS and name in stated
         }
-    except (OSError, ValueError, TypeError, KeyError):
+    except (UserError, ValueError, TypeError):
         return {}
 
 

@@ -6,6 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
+from attrs import evolve
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
@@ -73,15 +74,7 @@ def open_recordings(folder: Path) -> RecordedData:
         folder=folder,
         layout="RLDS",
         fps=None,
-        episodes=[
-            InspectedEpisode(
-                number=episode.number,
-                task=episode.task,
-                times=episode.times,
-                vectors={name: episode.vectors[name] for name in kept},
-            )
-            for episode in episodes
-        ],
+        episodes=[evolve(episode, vectors={name: episode.vectors[name] for name in kept}) for episode in episodes],
         action=DEFAULTS.action,
         state=DEFAULTS.state if DEFAULTS.state in kept else None,
         cameras=sorted({name for _, spans in images.values() for name in spans}),

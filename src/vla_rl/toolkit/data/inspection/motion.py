@@ -110,7 +110,7 @@ def _find_shifts(data: RecordedData, pairing: MotionPairs) -> Iterator[DataFindi
 
 def _find_exchanges(data: RecordedData, pairing: MotionPairs) -> Iterator[DataFinding]:
     """Yield episodes in which an action moves the state the other way, or moves another number."""
-    lag = int(np.nanmedian(np.where(np.isnan(pairing.scores), np.nan, pairing.scores), axis=0).argmax())
+    lag = int(np.nanmedian(pairing.scores, axis=0).argmax())
     tables = np.array([_correlate_pairs(data, place, pairing, int(LAGS[lag])) for place in range(len(data.episodes))])
     usual = np.nanmedian(tables, axis=0)
     trusted = np.flatnonzero(np.diagonal(usual) > RELATED).tolist()
@@ -150,16 +150,11 @@ def _find_other_units(data: RecordedData, pairing: MotionPairs) -> Iterator[Data
 
 def _correlate_lags(data: RecordedData, place: int, kind: str, pairs: list[tuple[int, int]]) -> Array:
     """Return the correlation of each pair at each lag, float64 [P, lags]; NaN for what does not move."""
-    assert data.state is not None
-    episode = data.episodes[place]
-    state = episode.vectors[data.state].astype(np.float64)
-    action = episode.vectors[data.action].astype(np.float64)
-    if len(action) < 2 * len(LAGS):
+    if len(data.episodes[place]) < 2 * len(LAGS):
         return np.full((len(pairs), len(LAGS)), np.nan)
-    motion = _detrend(state) if kind == "target" else np.diff(state, axis=0, append=state[-1:])
-    wanted = _detrend(action) if kind == "target" else action - action.mean(axis=0)
+    wanted, motion = _read_curves(data, place, kind)
     reach = int(LAGS.max())
-    middle = slice(reach, len(action) - reach)
+    middle = slice(reach, len(wanted) - reach)
     columns = [a for a, _ in pairs]
     rows = [s for _, s in pairs]
     scores = np.empty((len(pairs), len(LAGS)))
@@ -171,18 +166,25 @@ def _correlate_lags(data: RecordedData, place: int, kind: str, pairs: list[tuple
 
 def _correlate_pairs(data: RecordedData, place: int, pairing: MotionPairs, lag: int) -> Array:
     """Return the correlation of each paired action with each paired number of the state, float64 [P, P]."""
-    assert data.state is not None
-    episode = data.episodes[place]
     count = len(pairing.actions)
-    if len(episode) < 2 * len(LAGS):
+    if len(data.episodes[place]) < 2 * len(LAGS):
         return np.full((count, count), np.nan)
-    state = episode.vectors[data.state].astype(np.float64)[:, pairing.states]
-    action = episode.vectors[data.action].astype(np.float64)[:, pairing.actions]
-    motion = _detrend(state) if pairing.kind == "target" else np.diff(state, axis=0, append=state[-1:])
-    wanted = _detrend(action) if pairing.kind == "target" else action - action.mean(axis=0)
+    wanted, motion = _read_curves(data, place, pairing.kind)
+    wanted, motion = wanted[:, pairing.actions], motion[:, pairing.states]
     early, late = max(0, -lag), max(0, lag)
     wanted, motion = wanted[early : len(wanted) - late], motion[late : len(motion) - early]
     return np.array([_correlations(np.repeat(wanted[:, [i]], count, axis=1), motion) for i in range(count)])
+
+
+def _read_curves(data: RecordedData, place: int, kind: str) -> tuple[Array, Array]:
+    """Return what an episode's actions ask for and how its state moves, float64 [T, A] and [T, S], for this kind of
+    `MotionPairs`."""
+    assert data.state is not None
+    vectors = data.episodes[place].vectors
+    action, state = (vectors[name].astype(np.float64) for name in (data.action, data.state))
+    if kind == "target":
+        return _detrend(action), _detrend(state)
+    return action - action.mean(axis=0), np.diff(state, axis=0, append=state[-1:])
 
 
 def _correlations(a: Array, b: Array) -> Array:

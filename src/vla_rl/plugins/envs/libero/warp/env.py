@@ -100,7 +100,7 @@ class LiberoWarpEnv(SimEnv, Offloadable[Mapping[str, Any]]):
         return self._build_observation(env_ids)
 
     def _assign_world(self, env_id: int, task: LiberoTask, start: EpisodeStart) -> tuple[int, int]:
-        """Return batch and world for an episode of a task: those of the env if it of_batch the task before, else a free
+        """Return batch and world for an episode of a task: those of the env if it played the task before, else a free
         world; for lack of one a new batch."""
         place = self._place_of.get(env_id)
         if place is not None and self._batches[place[0]].task.task == task:
