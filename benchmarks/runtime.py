@@ -1,12 +1,14 @@
 """The runtime's own cost: simulators and policies with given latencies, on Ray, against the ideal.
 
-    python benchmarks/runtime.py [--only control scale lanes strategies] [--rounds 5] [--json FILE]
+    python benchmarks/runtime.py [--only control scale workers lanes strategies] [--rounds 5] [--json FILE]
 
 control      a chunk step without any latency, simulator and policy in separate processes; its ideal is the same spec in
              one process, which does the same work without messages
 scale        rollouts of 1,024 and 4,096 tabletop envs (16 px) with random actions and without a network, in one
              process: processor time that the runtime takes beyond the simulator, for each env and chunk step, from the
              issue of the tickets to the release of their samples; the fastest round. Run it with OMP_NUM_THREADS=1
+workers      4, 16 and 48 worker processes, three simulators to a policy, which sleep 200 ms in each chunk step: the
+             driver's processor time for each ticket, and seconds of a rollout against the ideal. 48 workers need 20 GiB
 lanes        100 ms of simulation and 100 ms of inference, one and two lanes
 strategies   unequal and lognormal latencies (one in a hundred takes 5 times the median) under every strategy
 
@@ -211,6 +213,74 @@ def print_scale(rounds: int) -> dict[str, float]:
     return figures
 
 
+@frozen(kw_only=True)
+class WorkersCase:
+    """A rollout of one episode per env in many worker processes, which sleep instead of simulating and computing."""
+
+    workers: int
+    """Worker processes; three of four simulate, the fourth acts for them."""
+    seconds: float = 0.2
+    """Seconds of a chunk step's simulation, and of its inference."""
+    steps: int = 8
+
+    @property
+    def num_envs(self) -> int:
+        return 2 * (self.workers * 3 // 4)
+
+    def spec(self) -> Spec:
+        latency = {"latency_s": self.seconds}
+        return parse_spec(
+            {
+                "name": "workers",
+                "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement"],
+                "model": {"type": "linear", **latency},
+                "env": {
+                    "type": "scripted",
+                    "num_envs": self.num_envs,
+                    "image": 8,
+                    "length": 10**6,
+                    "max_steps": self.steps,
+                    **latency,
+                },
+                "rollout": {"chunk": 1, "episodes": self.num_envs},
+                "algorithm": {"type": "ppo"},
+                "placement": {"type": "slots", "sim": self.workers * 3 // 4, "policy": self.workers // 4},
+                "train": {"steps": 10**6, "lr": 1e-3, "micro_batch": 64},
+                "hooks": [],
+            }
+        )
+
+    def measure_rollouts(self, rounds: int) -> tuple[float, float]:
+        """Return medians of (the driver's processor time in milliseconds for each ticket, seconds of a rollout)."""
+        spec = self.spec()
+        runtime = start(spec, plan=plan_for(spec, Cluster(cpus=64.0, gpus=0, memory=2**35)))
+        try:
+            flow = flow_of(spec, State())
+            play(runtime, flow)
+            figures = []
+            for _ in range(rounds):
+                before = process_time()
+                elapsed = play(runtime, flow)
+                figures.append((1e3 * (process_time() - before) / self.num_envs, elapsed))
+        finally:
+            runtime.workers.close()
+        processor, elapsed_of = zip(*figures, strict=True)
+        return statistics.median(processor), statistics.median(elapsed_of)
+
+
+def print_workers(rounds: int) -> dict[str, float]:
+    """Measure growth with the number of workers. Return the figures."""
+    figures = {}
+    print(f"{'workers':10} {'driver, a ticket':>18} {'rollout':>10} {'ideal':>8} {'ratio':>7}")
+    for count in (4, 16, 48):
+        case = WorkersCase(workers=count)
+        milliseconds, elapsed = case.measure_rollouts(rounds)
+        ideal = 2 * case.steps * case.seconds
+        figures |= {f"{count}_workers_ticket_ms": milliseconds, f"{count}_workers_ratio": elapsed / ideal}
+        print(f"{count:<10} {milliseconds:15.2f} ms {elapsed:8.2f} s {ideal:6.2f} s {elapsed / ideal:7.3f}", flush=True)
+    return figures
+
+
 def play(runtime: Driver, flow: Flow) -> float:
     """Seconds of a rollout, which is not trained on."""
     before = perf_counter()
@@ -241,15 +311,17 @@ def measure(cases: list[Case], rounds: int) -> Iterator[tuple[Case, float]]:
 
 
 def main() -> None:
-    parser = command_line(__doc__, ["scale", *SECTIONS], "SECTION")
+    parser = command_line(__doc__, ["scale", "workers", *SECTIONS], "SECTION")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     import ray
 
     figures: dict[str, Any] = print_scale(options.rounds) if "scale" in options.only else {}
-    sections = [section for section in options.only if section != "scale"]
-    if sections:
+    sections = [section for section in options.only if section in SECTIONS]
+    if options.only != ["scale"]:
         ray.init(address="local", num_cpus=64, include_dashboard=False, log_to_driver=False)
+    if "workers" in options.only:
+        figures |= print_workers(options.rounds)
     for section in sections:
         print(f"{section:40} {'measured':>12} {'ideal':>10} {'ratio':>7}")
         work = 0.0

@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from vla_rl.cli import doctor
-from vla_rl.core import catalogue
+from vla_rl.core import requirements
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,7 +38,7 @@ def test_python_3_13_gets_all_but_maniskill(extras, monkeypatch: pytest.MonkeyPa
         markers = [Requirement(line).marker for line in marked]
         assert [m.evaluate({"python_version": version}) for m in markers if m] == [wanted] * len(marked)
 
-    def requirements(dist: str, path: tuple[str, ...]) -> tuple[Requirement, ...]:
+    def read_requirements(dist: str, path: tuple[str, ...]) -> tuple[Requirement, ...]:
         """Return the metadata that an installation of this tree has."""
         split = [(*line.partition(";")[::2], extra) for extra, lines in extras.items() for line in lines]
         return tuple(
@@ -46,28 +46,28 @@ def test_python_3_13_gets_all_but_maniskill(extras, monkeypatch: pytest.MonkeyPa
             for line, marker, extra in split
         )
 
-    monkeypatch.setattr(catalogue, "_all_requirements", requirements)
-    monkeypatch.setattr(catalogue, "_installed_version", lambda name, path: None)
-    catalogue._requirements_with_extra.cache_clear()
+    monkeypatch.setattr(requirements, "_all_requirements", read_requirements)
+    monkeypatch.setattr(requirements, "_installed_version", lambda name, path: None)
+    requirements._requirements_with_extra.cache_clear()
     try:
         for version, remedy in (("3.12", "pip install "), ("3.13", "Python 3.11 or 3.12 in place of 3.13, for which ")):
-            monkeypatch.setattr(catalogue, "_python_version", lambda version=version: version)
+            monkeypatch.setattr(requirements, "_python_version", lambda version=version: version)
             fixes = {finding.what: finding.fix for finding in doctor._check_extras()}
             assert fixes["maniskill"].startswith(remedy) and fixes["libero"].startswith("pip install ")
     finally:
-        catalogue._requirements_with_extra.cache_clear()
+        requirements._requirements_with_extra.cache_clear()
 
 
 def test_the_lowest_versions_are_the_lower_bounds():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
-    requirements = [Requirement(line) for line in lines]
+    needed = [Requirement(line) for line in lines]
     lowest = dict(line.split("==") for line in (ROOT / "lowest.txt").read_text("utf-8").splitlines() if "==" in line)
     assert set(lowest) == {"torch", "transformers"}
     for name, version in lowest.items():
         bounds = {
             bound.version
-            for requirement in requirements
+            for requirement in needed
             if requirement.name == name
             for bound in requirement.specifier
             if bound.operator == ">="

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from vla_rl.cli import doctor, list_plugins
 from vla_rl.cli.main import app
 from vla_rl.cli.probes import PROBES
-from vla_rl.core import catalogue
+from vla_rl.core import requirements
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.toolkit.envs import rendering
 from vla_rl.toolkit.envs.rendering import BUSY, FIXES, INSTALLERS, ProbeResult
@@ -90,9 +90,9 @@ def test_a_machine_without_osmesa_gets_the_command_that_installs_it(outcomes) ->
 def old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU image: torch is older than we ask for, and h5py (extra `data`) is not there."""
     versions = {"torch": "2.8.0+cu128", "h5py": None}
-    real = catalogue._installed_version
+    real = requirements._installed_version
     monkeypatch.setattr(
-        catalogue, "_installed_version", lambda name, path: versions[name] if name in versions else real(name, path)
+        requirements, "_installed_version", lambda name, path: versions[name] if name in versions else real(name, path)
     )
 
 

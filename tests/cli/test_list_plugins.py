@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from vla_rl.cli.list_plugins import plugin_rows, table_lines
-from vla_rl.core import catalogue
+from vla_rl.core import requirements
 
 LIGHT = {"attrs", "cattrs", "packaging", "pluggy", "pyyaml", "rich", "typer", "vla-rl"}
 MODULES = {"pillow": "PIL", "huggingface-hub": "huggingface_hub", "scikit-learn": "sklearn"}
@@ -49,9 +49,9 @@ def test_the_table_fits_the_terminal(width: int) -> None:
 
 
 def test_a_plugin_is_ready_or_names_what_its_extra_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = catalogue._installed_version
+    real = requirements._installed_version
     monkeypatch.setattr(
-        catalogue, "_installed_version", lambda name, path: None if name == "peft" else real(name, path)
+        requirements, "_installed_version", lambda name, path: None if name == "peft" else real(name, path)
     )
     status = {row["name"]: row["status"] for row in plugin_rows() if row["kind"] in ("model", "env")}
     assert status["tabletop"] == status["film_resnet"] == "ready"
@@ -60,5 +60,5 @@ def test_a_plugin_is_ready_or_names_what_its_extra_needs(monkeypatch: pytest.Mon
 
 def test_versions_are_those_of_the_metadata() -> None:
     for name in ("attrs", "numpy", "torch", "vla-rl"):
-        assert catalogue._installed_version(name, tuple(sys.path)) == metadata.version(name)
-    assert catalogue._installed_version("no-such-distribution", tuple(sys.path)) is None
+        assert requirements._installed_version(name, tuple(sys.path)) == metadata.version(name)
+    assert requirements._installed_version("no-such-distribution", tuple(sys.path)) is None

@@ -142,7 +142,7 @@ def test_an_export_that_meets_a_full_disk_leaves_nothing_half(run, monkeypatch):
         (["report", "RUN", "--output", "loop"], "--output loop cannot be used: its links lead to each other"),
         (["eval", "RUN", "--output", "loop"], "--output loop cannot be used: its links lead to each other"),
         (["eval", "loop"], "loop cannot be used: its links lead to each other"),
-        (["eval", "RUN", "--benchmark", "text"], "text: is not a benchmark, which has the keys title"),
+        (["eval", "RUN", "--benchmark", "text"], "text:1: expected a mapping with keys of (title, env"),
         (["eval", "RUN", "--benchmark", "binary"], "binary: is not UTF-8 text"),
         (["eval", "RUN", "--benchmark", "/dev/zero"], "no benchmark '/dev/zero'"),
         (["compare", "/dev/zero", "text"], "/dev/zero is not an evaluation"),
@@ -164,8 +164,8 @@ def test_no_path_is_a_traceback(run, monkeypatch, command, message):
 
 def test_closed_streams_cause_no_traceback_and_no_file_gets_their_number(tmp_path):
     code = (
-        "from vla_rl.cli import main\n"
-        "main._open_closed_streams()\n"
+        "from vla_rl.cli import console, main\n"
+        "console.open_closed_streams()\n"
         "with open('new', 'w') as file:\n"
         "    print(file.fileno(), file=file)\n"
         "main.main()"

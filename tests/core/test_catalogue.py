@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.core.catalogue import build, hook_modules, installed_plugins, load, load_declaration, missing_requirements
+from vla_rl.core.catalogue import build, hook_modules, installed_plugins, load, load_declaration
 from vla_rl.core.declarations import PlacementPlugin
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, Job, Plan
+from vla_rl.core.requirements import missing_requirements
 
 GOOD = """
 import attrs

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.core import catalogue, installation
-from vla_rl.core.catalogue import install_command
+from vla_rl.core import installation, requirements
 from vla_rl.core.installation import OWN_DIST, console_command, pip_arguments
+from vla_rl.core.requirements import install_command
 
 ROOT = Path(__file__).parents[2]
 PROJECT = """
@@ -98,7 +98,7 @@ def test_a_clone_or_wheel_that_is_gone_is_not_named(describe, tmp_path: Path) ->
 def test_vla_rl_is_asked_of_an_index_only_where_one_has_it(describe, monkeypatch, published, command) -> None:
     describe(OWN_DIST)
     monkeypatch.setattr(installation, "PUBLISHED", published)
-    monkeypatch.setattr(catalogue, "unmet_base", list)
+    monkeypatch.setattr(requirements, "unmet_base", list)
     assert install_command(OWN_DIST, "more") == command
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from vla_rl.core.catalogue import KINDS, installed_plugins, load, load_declaration, missing_requirements
+from vla_rl.core.catalogue import KINDS, installed_plugins, load, load_declaration
 from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.manager import broadcast
+from vla_rl.core.requirements import missing_requirements
 from vla_rl.testing import check_algorithm, check_env, check_model, check_placement, check_world_model
 from vla_rl.testing.synthetic import env_info
 

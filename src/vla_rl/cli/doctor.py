@@ -14,8 +14,8 @@ from typing import Literal
 
 from attrs import asdict, frozen
 
-from vla_rl.core.catalogue import install_command, keep_build, missing_requirements, unmet_base
 from vla_rl.core.installation import OWN_DIST, pip_arguments
+from vla_rl.core.requirements import install_command, keep_build, missing_requirements, unmet_base
 from vla_rl.toolkit.envs.mujoco_installation import find_damage
 from vla_rl.toolkit.envs.rendering import FIXES, ProbeResult, probe_rendering
 

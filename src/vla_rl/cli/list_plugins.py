@@ -10,18 +10,11 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vla_rl.core.catalogue import (
-    KINDS,
-    install_command,
-    installed_plugins,
-    keep_build,
-    load_declaration,
-    missing_requirements,
-    unmet_base,
-)
+from vla_rl.core.catalogue import KINDS, installed_plugins, load_declaration
 from vla_rl.core.declarations import EnvPlugin
 from vla_rl.core.errors import PluginError
 from vla_rl.core.installation import OWN_DIST
+from vla_rl.core.requirements import install_command, keep_build, missing_requirements, unmet_base
 
 PIPE_WIDTH = 140
 """Width of the table where no terminal shows it."""

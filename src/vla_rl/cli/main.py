@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import atexit
-import codecs
 import contextlib
-import functools
-import io
-import json
 import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
+from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.models import OptionInfo
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
+from vla_rl.cli.console import INTERRUPTED, open_closed_streams, print_all_letters, report_errors
 
 app = typer.Typer(
     name="vla-rl",
@@ -50,43 +39,6 @@ GpuMemory = Annotated[
     float | None, typer.Option(min=0.1, max=1e6, help="Memory of each GPU in GiB; default: this machine's.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def report_errors(command: F) -> F:
-    """Print what the user can fix without a traceback and exit with 2; 130 after an interrupt."""
-
-    @functools.wraps(command)
-    def run_command(*args: Any, **kwargs: Any) -> Any:
-        _take_sigterm_as_ctrl_c()
-        try:
-            result = command(*args, **kwargs)
-            sys.stdout.flush()
-            return result
-        except KeyboardInterrupt:
-            typer.echo("interrupted", err=True)
-            raise typer.Exit(INTERRUPTED) from None
-        except Exception as exc:
-            from vla_rl.core.errors import UserError
-            from vla_rl.core.plan import DoesNotFit
-
-            cause = getattr(exc, "cause", None)  # of an error that came from another process
-            error = cause if isinstance(cause, UserError | DoesNotFit) else exc
-            if not isinstance(error, UserError | DoesNotFit):
-                error = _path_error(exc, command, kwargs) or exc
-            if kwargs.get("debug") or not isinstance(error, UserError | DoesNotFit):
-                raise
-            for line in (str(error), *getattr(error, "__notes__", ())):
-                typer.echo(line, err=True)
-            raise typer.Exit(getattr(error, "exit_code", 2)) from None
-        except BaseException as exc:  # nothing of ours raises one
-            if kwargs.get("debug"):
-                raise
-            typer.echo(f"a plugin ended the process: {type(exc).__name__}: {exc}; --debug shows where", err=True)
-            for line in getattr(exc, "__notes__", ()):
-                typer.echo(line, err=True)
-            raise typer.Exit(2) from None
-
-    return run_command  # type: ignore[return-value]
 
 
 @app.command()
@@ -189,15 +141,9 @@ def check(
     if show:
         typer.echo(dump_yaml(loaded.to_dict()), nl=False)
     from vla_rl.cli.inputs import other_machine
-    from vla_rl.core.spec.spec import trains_on_transitions
-    from vla_rl.runtime.checks.run import check_spec
-    from vla_rl.runtime.gpu_memory.checks import check_gpu_memory
+    from vla_rl.runtime.start import check as check_run
 
-    section, cluster = loaded.imitation, other_machine(devices, cpus, memory, gpu_memory)
-    trains = section is None or trains_on_transitions(loaded)  # on demonstrations of `imitation.data`, too
-    clones = section is not None and not (trains and section.steps is None)
-    check_spec(loaded, training=trains, imitation=clones, cluster=cluster)
-    gpus = "" if clones else check_gpu_memory(loaded, cluster)
+    gpus = check_run(loaded, other_machine(devices, cpus, memory, gpu_memory))
     if not show:
         typer.echo(
             f"{spec}: ok: {loaded.model.type} on {loaded.env.type} ({loaded.env.num_envs} envs) with "
@@ -239,34 +185,15 @@ def evaluate(
 ) -> None:
     """Measure success on the evaluation states: of a run's last checkpoint, of one checkpoint, or of a spec's model;
     with --benchmark on all suites that the field reports, next to published figures."""
-    from vla_rl.cli.inputs import checkpoint_of, name_of
-
-    checkpoint = checkpoint_of(what) if policy is None or (what / "model").is_dir() else None
-    source = checkpoint.parents[1] if checkpoint else what
-    if policy is not None:
-        checkpoint, overrides = (
-            None,
-            [f"rollout.engine={{type: remote, url: {json.dumps(policy)}}}", *(overrides or ())],
-        )
     from vla_rl.cli.evaluate import main as measure
-    from vla_rl.cli.protocol.protocols import with_protocol
-
-    recorded = (source / "spec.yaml").is_file()
-
-    def spec_with(changes: Sequence[str]) -> Any:
-        def load_with(further: Sequence[str]) -> Any:
-            return _load_spec(source, [*changes, *(overrides or ()), *further])[0]
-
-        return load_with(()) if protocol is None else with_protocol(protocol, load_with, overrides or (), recorded)
 
     measure(
-        spec_with,
-        checkpoint,
-        policy or name_of(checkpoint, what),
-        source if recorded else Path(),
+        what,
+        overrides or (),
+        policy=policy,
         output=output,
         benchmark=benchmark,
-        suites=suite,
+        suites=suite or (),
         folder=folder,
         record=record,
         protocol=protocol,
@@ -564,8 +491,8 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 def main() -> NoReturn:
     """The console script."""
-    _open_closed_streams()
-    _print_all_letters()
+    open_closed_streams()
+    print_all_letters()
     try:
         app()
     except SystemExit as exc:
@@ -580,57 +507,6 @@ def main() -> NoReturn:
 
 
 # ------------------------------------------------------------------------------------------------ internal
-
-
-def _open_closed_streams() -> None:
-    """Lead standard streams that the caller has closed (`>&-`) to the null device: else the next file that is opened
-    gets their number, and what libraries print goes into it."""
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
-
-
-def _print_all_letters() -> None:
-    """No letter that a terminal cannot show ends a command. In the locale `C`, as in containers, UTF-8 is printed,
-    as Python itself does unless that is switched off."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            if codecs.lookup(stream.encoding).name in ("ascii", "utf-8"):
-                stream.reconfigure(encoding="utf-8", errors="surrogateescape")
-            else:
-                stream.reconfigure(errors="replace")
-
-
-def _take_sigterm_as_ctrl_c() -> None:
-    """Also before a run begins, and after it has ended: imports take seconds. Runs install their own handlers."""
-
-    def raise_interrupt(number: int, frame: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, raise_interrupt)
-
-
-def _path_error(exc: Exception, command: Callable[..., Any], arguments: dict[str, Any]) -> Exception | None:
-    """Return the error of a path that was given, or of the output's place; None if the exception is another error."""
-    from vla_rl.core.paths import path_error
-
-    paths: dict[str, Path] = {}
-    hints = get_type_hints(command, include_extras=True)
-    for name, value in arguments.items():
-        (about,) = hints[name].__metadata__
-        called = f"--{name.replace('_', '-')}" if isinstance(about, OptionInfo) else about.metavar or name.upper()
-        files = [file for file in (value if isinstance(value, list) else [value]) if isinstance(file, Path)]
-        paths |= {called if len(files) == 1 else f"{called} ({i})": file for i, file in enumerate(files, 1)}
-    error = path_error(exc, paths)
-    if error is not None and isinstance(exc, OSError) and exc.filename is None:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.close()  # if it is stdout that takes nothing, Python would complain once more at its end
-    return error
 
 
 def _load_spec(path: Path, overrides: list[str] | None) -> tuple[Any, Path | None]:

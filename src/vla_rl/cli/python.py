@@ -6,14 +6,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from vla_rl.cli.inputs import checkpoint_of, name_of, read_spec
+from vla_rl.cli.inputs import read_spec
 from vla_rl.cli.run_record import RunRecord
 from vla_rl.toolkit.processes import leave_if_importing
 
@@ -109,14 +108,10 @@ def check(
     """Check a spec (`vla-rl check`). Return it with all defaults. Raises UserError for everything that a run would
     refuse on this machine, or on one with this many GPUs, CPUs, and GiB of the host and of each GPU."""
     from vla_rl.cli.inputs import other_machine
-    from vla_rl.runtime.checks.run import check_spec
-    from vla_rl.runtime.gpu_memory.checks import check_gpu_memory
+    from vla_rl.runtime.start import check as check_run
 
     loaded, _ = read_spec(spec, overrides)
-    clones, cluster = loaded.imitation is not None, other_machine(devices, cpus, memory, gpu_memory)
-    check_spec(loaded, training=not clones, imitation=clones, cluster=cluster)
-    if not clones:
-        check_gpu_memory(loaded, cluster)
+    check_run(loaded, other_machine(devices, cpus, memory, gpu_memory))
     return loaded
 
 
@@ -147,27 +142,17 @@ def evaluate(
     Returns: {"success": {"rate", "low", "high", "n"}, "tasks": {name: the same}, "episodes": [...] ...}.
     Raises UserError: CheckpointError for damaged files."""
     leave_if_importing()
-    from vla_rl.cli.evaluate import recording_to
-    from vla_rl.cli.protocol.protocols import protocol_record, with_protocol
-    from vla_rl.runtime.comm.status_line import StatusLine
-    from vla_rl.runtime.start import evaluate as measure
+    from vla_rl.cli.evaluate import evaluate_policy
 
-    source, default_checkpoint = _find_source(what, policy)
-    given = [*_remote_overrides(policy), *overrides]
-    loaded, of_run = read_spec(source, given)
-    if protocol is not None:
-        loaded = with_protocol(
-            protocol, lambda further: read_spec(source, [*given, *further])[0], given, of_run is not None
-        )
-    line = StatusLine()
-    hook = None if record is None else recording_to(loaded, Path(record))
-    try:
-        result = measure(
-            loaded, default_checkpoint if checkpoint is None else Path(checkpoint), progress or line.show_progress, hook
-        )
-    finally:
-        line.clear()
-    return result if protocol is None else {**result, "protocol": protocol_record(protocol, loaded)}
+    return evaluate_policy(
+        what,
+        None if checkpoint is None else Path(checkpoint),
+        overrides=overrides,
+        policy=policy,
+        protocol=protocol,
+        record=None if record is None else Path(record),
+        progress=progress,
+    )
 
 
 @_with_path_errors
@@ -179,30 +164,27 @@ def benchmark(
     folder: str | Path | None = None,
     overrides: Sequence[str] = (),
     policy: str | None = None,
+    protocol: str | None = None,
+    record: str | Path | None = None,
 ) -> dict[str, dict[str, Any]]:
     """`vla-rl eval --benchmark`: all suites of one, or some. -> suite -> what `evaluate` gives.
 
     Args:
         what: as of `evaluate`.   name: "libero", "metaworld" ..., or a YAML file.
         folder: where results are kept, and not measured again; None: RUN/benchmarks/NAME."""
-    from vla_rl.cli.benchmark.run import evaluate_suite
-    from vla_rl.cli.benchmark.suites import load_benchmark
-    from vla_rl.runtime.checks.run import check_spec
+    leave_if_importing()
+    from vla_rl.cli.evaluate import evaluate_benchmark
 
-    source, checkpoint = _find_source(what, policy)
-    run_folder = source if isinstance(source, Path) and (source / "spec.yaml").is_file() else Path()
-    chosen = load_benchmark(name)
-    return evaluate_suite(
-        chosen,
-        chosen.choose_suites(list(suites) or None),
-        policy or name_of(checkpoint, what if isinstance(what, str | Path) else "the model of a spec"),
-        checkpoint,
-        lambda changes: read_spec(source, [*_remote_overrides(policy), *changes, *overrides])[0],
-        lambda spec, weights: evaluate(spec, weights),
-        Path(folder or run_folder / "benchmarks" / Path(name).stem),
-        print,
-        optional=() if suites else chosen.optional,
-        check=functools.partial(check_spec, training=False),
+    return evaluate_benchmark(
+        what,
+        name,
+        suites=suites,
+        folder=None if folder is None else Path(folder),
+        overrides=overrides,
+        policy=policy,
+        protocol=protocol,
+        record=None if record is None else Path(record),
+        say=print,
     )
 
 
@@ -509,19 +491,6 @@ def in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and hasattr(shell, "kernel") and find_spec("matplotlib") is not None
-
-
-def _find_source(what: SpecLike, policy: str | None) -> tuple[SpecLike, Path | None]:
-    """Return the source of the spec, and the checkpoint with the weights."""
-    if isinstance(what, str | Path):
-        path = Path(what)
-        checkpoint = checkpoint_of(path) if policy is None or (path / "model").is_dir() else None
-        return (checkpoint.parents[1] if checkpoint else path), None if policy is not None else checkpoint
-    return what, None
-
-
-def _remote_overrides(policy: str | None) -> list[str]:
-    return [] if policy is None else [f"rollout.engine={{type: remote, url: {json.dumps(policy)}}}"]
 
 
 __all__ = [

@@ -79,9 +79,9 @@ class RunRecord:
     def plot(self, metrics: Sequence[str] = PLOTTED) -> Any:
         """A matplotlib Figure with a panel a metric (extra `notebook`). Raises UserError for a metric that is not
         there, and without matplotlib."""
-        from vla_rl.core.catalogue import install_command
         from vla_rl.core.errors import did_you_mean
         from vla_rl.core.installation import OWN_DIST
+        from vla_rl.core.requirements import install_command
         from vla_rl.toolkit.hooks.curves import draw_curves
 
         for name in metrics:

@@ -10,10 +10,10 @@ from pathlib import Path
 import attrs
 import typer
 
-from vla_rl.core.catalogue import install_command
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.plan import Batching
+from vla_rl.core.requirements import install_command
 
 
 def main(

@@ -17,12 +17,9 @@ import hashlib
 import importlib
 import importlib.util
 import os
-import platform
-import re
-import shlex
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -45,12 +42,11 @@ from vla_rl.core.declarations import (
     resolve_target,
 )
 from vla_rl.core.errors import PluginError, UserError, did_you_mean
-from vla_rl.core.installation import OWN_DIST, pip_arguments
+from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.paths import error_reason, expand_tilde, format_path, resolve_path
+from vla_rl.core.requirements import install_command, normalise_name
 
 if TYPE_CHECKING:
-    from packaging.requirements import Requirement
-
     from vla_rl.core.contexts import (
         AlgorithmContext,
         Context,
@@ -66,8 +62,6 @@ if TYPE_CHECKING:
     from vla_rl.core.trainers import Trainer
     from vla_rl.core.world_models import WorldModel
 
-VERSION = re.compile(r"^Version: *(\S+)", flags=re.MULTILINE)
-"""A line of a distribution's METADATA."""
 MODULE_PLUGINS = "vla_rl_plugins"
 """Name of the mapping in which a module listed in `spec.plugins` offers its plugins."""
 
@@ -318,82 +312,7 @@ def import_module(name: str) -> ModuleType:
         raise PluginError(f"plugins: module {name!r} cannot be imported: {_describe_exception(exc, path)}") from exc
 
 
-def missing_requirements(dist: str, extra: str | None) -> list[str]:
-    """Return the requirements of a distribution, `extra` included, that are not installed (from metadata; nothing is
-    imported). For vla-rl itself, the requirements without any extra are left to `unmet_base`: no single plugin lacks
-    them."""
-    path = tuple(sys.path)
-    base = (
-        {_requirement_text(r) for r in _requirements_with_extra(OWN_DIST, "", path)}
-        if _normalise_name(dist) == OWN_DIST
-        else ()
-    )
-    return [
-        text
-        for text, _ in _unmet_requirements(
-            r for r in _requirements_with_extra(dist, extra or "", path) if _requirement_text(r) not in base
-        )
-    ]
-
-
-def unmet_base() -> list[str]:
-    """Return vla-rl's own base requirements that are not met, each as `torch>=2.9 (2.8.0 is installed)`. A package of
-    another version may still work, so callers report this and do not refuse to run."""
-    try:
-        unmet = _unmet_requirements(_requirements_with_extra(OWN_DIST, "", tuple(sys.path)))
-        return [f"{text} ({f'{version} is' if version else 'not'} installed)" for text, version in unmet]
-    except metadata.PackageNotFoundError:  # `doctor` says so
-        return []
-
-
-def keep_build(unmet: Sequence[str]) -> str:
-    """Advise how to install the `unmet_base` requirements without replacing a deliberately chosen build, such as torch
-    for CUDA."""
-    names = "|".join(re.split(r"[^\w.-]", text)[0] for text in unmet)
-    return (
-        f"installing {OWN_DIST} again would replace what is installed, and with it a build for CUDA; to keep it: "
-        f"pip freeze | grep -iE '^({names}|nvidia)' > keep.txt, and -c keep.txt with every pip install; to meet it: "
-        f"install a newer build from where this one came (torch: https://pytorch.org/get-started)"
-    )
-
-
-def install_command(dist: str, extra: str | None) -> str:
-    """Return the command that installs what a plugin of this distribution needs, from where the distribution came. The
-    command names the plugin's packages alone where pip would not find the distribution, and if vla-rl's own
-    requirements are unmet: pip would otherwise also replace what is installed. If the packages have no build for this
-    Python, return which one has them."""
-    if extra and _normalise_name(dist) == OWN_DIST and (others := other_pythons(extra)):
-        return f"Python {' or '.join(others)} in place of {_python_version()}, for which these packages have no build"
-    arguments = pip_arguments(dist, extra)
-    if extra and _normalise_name(dist) == OWN_DIST and unmet_base() and missing_requirements(dist, extra):
-        arguments = None
-    if arguments is None:
-        needed = missing_requirements(dist, extra) or list(
-            map(_requirement_text, _requirements_with_extra(dist, extra or "", tuple(sys.path)))
-        )
-        arguments = " ".join(map(shlex.quote, needed))
-    return f"pip install {arguments}"
-
-
-def other_pythons(extra: str) -> list[str]:
-    """Return the versions of Python that an extra of vla-rl needs, such as 3.11, if this one is none of them, else an
-    empty list. They are those for which the extra `all` has its packages."""
-    path = tuple(sys.path)
-    names = {requirement.name for requirement in _requirements_with_extra(OWN_DIST, extra, path)}
-    for requirement in _all_requirements(OWN_DIST, path):
-        marker = requirement.marker
-        if requirement.name in names and marker is not None and {"python_version", "extra"} <= set(str(marker).split()):
-            versions = [f"3.{minor}" for minor in range(11, 21)]
-            fitting = [v for v in versions if marker.evaluate({"extra": "all", "python_version": v})]
-            return [] if _python_version() in fitting else fitting
-    return []
-
-
 # ------------------------------------------------------------------------------------------------ internal
-
-
-def _python_version() -> str:
-    return ".".join(platform.python_version_tuple()[:2])
 
 
 def _find_kind(kind: str) -> Kind:
@@ -439,9 +358,9 @@ def _import_declaration(kind: str, item: Installed, who: str) -> Declaration:
 
 def _from_entry_points(group: str) -> list[Installed]:
     allowed = os.environ.get("VLA_RL_PLUGINS")
-    dists = None if allowed is None else {_normalise_name(dist) for dist in allowed.split(",")} | {OWN_DIST}
+    dists = None if allowed is None else {normalise_name(dist) for dist in allowed.split(",")} | {OWN_DIST}
     items = [item for item in _entry_points(tuple(sys.path)) if item.entry and item.entry.group == group]
-    return [item for item in items if dists is None or _normalise_name(item.dist) in dists]
+    return [item for item in items if dists is None or normalise_name(item.dist) in dists]
 
 
 @functools.lru_cache(maxsize=4)
@@ -455,9 +374,9 @@ def _entry_points(path: tuple[str, ...]) -> tuple[Installed, ...]:
         if "[vla_rl." not in (dist.read_text("entry_points.txt") or ""):
             continue  # most have none of ours, and parsing is slower than reading
         name, version = dist.name, dist.version
-        if _normalise_name(name) not in seen:  # of two copies on the path, the first is imported
+        if normalise_name(name) not in seen:  # of two copies on the path, the first is imported
             entries = [entry for entry in dist.entry_points if entry.group in groups]
-            seen |= {_normalise_name(name)} if entries else set()
+            seen |= {normalise_name(name)} if entries else set()
             plugins += [Installed(entry.name, name, version, entry.value, entry) for entry in entries]
     return tuple(plugins)
 
@@ -563,53 +482,10 @@ def _guess_extra(item: Installed, missing: str) -> str | None:
     extras: list[str] = (dist.metadata.get_all("Provides-Extra") or []) if dist else []
     for requirement in map(Requirement, dist.requires or () if dist else ()):
         if (
-            _normalise_name(requirement.name) == _normalise_name(missing.partition(".")[0])
+            normalise_name(requirement.name) == normalise_name(missing.partition(".")[0])
             and requirement.marker is not None
         ):
             for extra in extras:
                 if not requirement.marker.evaluate({"extra": ""}) and requirement.marker.evaluate({"extra": extra}):
                     return extra
     return item.name if item.name in extras else None
-
-
-def _unmet_requirements(requirements: Iterable[Requirement]) -> Iterator[tuple[str, str | None]]:
-    """Yield (requirement, installed version or None) for every requirement that is not met."""
-    for requirement in requirements:
-        version = _installed_version(requirement.name, tuple(sys.path))
-        if version is None or not requirement.specifier.contains(version, prereleases=True):
-            yield _requirement_text(requirement), version
-
-
-def _requirement_text(requirement: Requirement) -> str:
-    """Return a requirement as pip takes it, without its marker."""
-    return str(requirement).partition(";")[0].strip()
-
-
-@functools.lru_cache(maxsize=256)
-def _requirements_with_extra(dist: str, extra: str, path: tuple[str, ...]) -> tuple[Requirement, ...]:
-    """Return what a distribution requires with an extra. Cached per `sys.path`, since markers are slow to evaluate, and
-    each plugin of a distribution asks."""
-    return tuple(r for r in _all_requirements(dist, path) if r.marker is None or r.marker.evaluate({"extra": extra}))
-
-
-@functools.lru_cache(maxsize=64)
-def _all_requirements(dist: str, path: tuple[str, ...]) -> tuple[Requirement, ...]:
-    """Return what a distribution requires with any extra. Cached per `sys.path`, since reading parses a file."""
-    from packaging.requirements import Requirement
-
-    return tuple(map(Requirement, metadata.requires(dist) or ()))
-
-
-@functools.lru_cache(maxsize=256)
-def _installed_version(dist: str, path: tuple[str, ...]) -> str | None:
-    """Return the installed version of a distribution. Cached per `sys.path`, since reading opens a file. Parsing all of
-    it takes a millisecond a distribution."""
-    try:
-        line = VERSION.search(metadata.distribution(dist).read_text("METADATA") or "")
-        return line[1] if line else metadata.version(dist)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _normalise_name(name: str) -> str:
-    return name.strip().lower().replace("_", "-").replace(".", "-")

@@ -14,7 +14,7 @@ from vla_rl.core.run.imitation import Cloning, imitation_of
 from vla_rl.core.run.loop import ReinforcementLearning
 from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.run.state import State
-from vla_rl.core.spec.spec import Component, Spec, has_own_policy
+from vla_rl.core.spec.spec import Component, Spec, has_own_policy, trains_on_transitions
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.backend import Backend
 from vla_rl.runtime.comm.backends.local import LocalBackend
@@ -27,6 +27,22 @@ from vla_rl.runtime.imagination.imagination import Imagination
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.run_folder.folder import RunFolder, read_state
 from vla_rl.runtime.workers.host import WorkerHost
+
+
+def check(spec: Spec, cluster: Cluster | None = None) -> str:
+    """Raise UserError for everything that `run` would refuse, or `clone` for a spec with `imitation`. Return a line
+    for each kind of GPU worker with the memory it needs; nothing for a spec that is cloned.
+
+    Args:
+        cluster: machine that is to run it; None: this one.
+    """
+    from vla_rl.runtime.gpu_memory.checks import check_gpu_memory
+
+    section = spec.imitation
+    trains = section is None or trains_on_transitions(spec)  # on demonstrations of `imitation.data`, too
+    clones = section is not None and not (trains and section.steps is None)
+    check_spec(spec, training=trains, imitation=clones, cluster=cluster)
+    return "" if clones else check_gpu_memory(spec, cluster)
 
 
 def run(spec: Spec, folder: Path | str, resume: bool = False) -> dict[str, Any]:

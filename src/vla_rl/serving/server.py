@@ -26,11 +26,11 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.protocol import State
 
-from vla_rl.core.catalogue import install_command
 from vla_rl.core.errors import UserError
 from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.paths import error_reason, read_text
 from vla_rl.core.plan import Batching
+from vla_rl.core.requirements import install_command
 from vla_rl.core.types import Array, Observation, UnexecutedActions
 from vla_rl.serving.access import Access
 from vla_rl.serving.batching import Batcher, ClientGone

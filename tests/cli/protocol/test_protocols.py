@@ -153,7 +153,7 @@ def test_a_file_of_ones_own_and_the_command():
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("title", "titlee", "mine.yaml: titlee: unknown key; did you mean 'title'"),
+        ("title", "titlee", "mine.yaml:1: titlee: unknown key; did you mean 'title'"),
         ('"https://acme.example/protocol"', '"acme:1"', "mine.yaml: cases.0: source: 'acme' is none of `sources`"),
         ("cases:", "cases: [", "mine.yaml:4: not valid YAML"),
     ],

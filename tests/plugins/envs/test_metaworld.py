@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.core.catalogue import build, install_command, load
+from vla_rl.core.catalogue import build, load
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.installation import OWN_DIST
+from vla_rl.core.requirements import install_command
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import ChunkResult
 from vla_rl.plugins.envs.metaworld import plugin

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from vla_rl.core.catalogue import build, install_command, load
+from vla_rl.core.catalogue import build, load
 from vla_rl.core.errors import PluginError
 from vla_rl.core.installation import OWN_DIST
+from vla_rl.core.requirements import install_command
 from vla_rl.testing.events import METRICS, a_run, an_episode, an_evaluation
 from vla_rl.toolkit.hooks.tracking import HELD
 

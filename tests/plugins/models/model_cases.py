@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.core.catalogue import installed_plugins, load, missing_requirements
+from vla_rl.core.catalogue import installed_plugins, load
 from vla_rl.core.contexts import ModelContext
 from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.randomness import Noise
+from vla_rl.core.requirements import missing_requirements
 from vla_rl.core.spec.spec import make_component
 from vla_rl.core.types import EnvInfo, Observation
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import vla_rl
 from vla_rl.cli.main import app
 from vla_rl.core.errors import SpecError
 from vla_rl.core.plan import Cluster
@@ -120,8 +121,13 @@ DATA = "imitation: {data: {type: lerobot, folder: nowhere}}\n"
 
 
 def checked(text: str) -> tuple[int, str]:
+    """Return exit status and output of `vla-rl check`. `vla_rl.check` raises the same."""
     Path("spec.yaml").write_text(text)
     result = CliRunner().invoke(app, ["check", "spec.yaml"])
+    if result.exit_code == 2:
+        with pytest.raises(SpecError) as refused:
+            vla_rl.check("spec.yaml")
+        assert str(refused.value) in result.output
     return result.exit_code, result.output
 
 

@@ -96,6 +96,7 @@ def evaluate_suite(
     mean = mean_of(means, benchmark.mean)
     if mean is not None:
         say(f"mean of {', '.join(benchmark.mean)}: {mean:.1f} %")
+    say(f"wrote {folder / 'index.html'}")
     return results
 
 

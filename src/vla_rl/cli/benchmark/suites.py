@@ -20,14 +20,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import cattrs
 from attrs import field, frozen
-from cattrs.errors import ClassValidationError
-from cattrs.gen import make_dict_structure_fn
 
 from vla_rl.core.errors import UserError, did_you_mean
-from vla_rl.core.shipped_files import names_in, read_named
-from vla_rl.core.spec.yaml import parse_yaml
+from vla_rl.core.spec.shipped_files import names_in, parse_file, read_named
 
 PACKAGE = "vla_rl.cli.benchmark"
 
@@ -81,20 +77,7 @@ def load_benchmark(name: str) -> Benchmark:
 
 
 def _parse_benchmark(text: str, where: str) -> Benchmark:
-    converter = cattrs.Converter(forbid_extra_keys=True)
-    converter.register_structure_hook(PublishedFigures, make_dict_structure_fn(PublishedFigures, converter))
-    document = parse_yaml(text)
-    for error in document.errors:
-        raise UserError(f"{where}:{error.line}: {error.message}")
-    if not isinstance(document.data, dict):
-        raise UserError(f"{where}: is not a benchmark, which has the keys {', '.join(Benchmark.__annotations__)}")
-    try:
-        benchmark = converter.structure(document.data, Benchmark)
-    except (ClassValidationError, TypeError, ValueError) as exc:
-        problems = "; ".join(cattrs.transform_error(exc))
-        raise UserError(
-            f"{where}: {problems}\n  a benchmark has the keys {', '.join(Benchmark.__annotations__)}"
-        ) from None
+    benchmark, _ = parse_file(text, where, Benchmark)
     for unknown in _unknown_suites(benchmark):
         raise UserError(f"{where}: names a suite {unknown!r} that it does not have: {', '.join(benchmark.suites)}")
     return benchmark

@@ -21,12 +21,11 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from vla_rl.core.errors import SpecError, UserError
-from vla_rl.core.shipped_files import names_in, read_named
 from vla_rl.core.spec.known_checkpoints import KnownValue, written_source
+from vla_rl.core.spec.shipped_files import names_in, parse_file, read_named
 from vla_rl.core.spec.source import format_problems
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.spec.structure import Problems, Structurer
-from vla_rl.core.spec.yaml import dotted_path, parse_yaml, value_at
+from vla_rl.core.spec.yaml import value_at
 
 PACKAGE = "vla_rl.cli.protocol"
 
@@ -125,14 +124,7 @@ def protocol_record(name: str, spec: Spec) -> dict[str, Any]:
 
 
 def _parse_protocol(text: str, where: str) -> Protocol:
-    document = parse_yaml(text)
-    for error in document.errors:
-        raise UserError(f"{where}:{error.line}: {error.message}")
-    try:
-        protocol: Protocol = Structurer().read_value(document.data or {}, Protocol)
-    except Problems as exc:
-        problems = "; ".join(f"{dotted_path(path)}: {text}" for path, text in exc.items)
-        raise UserError(f"{where}: {problems}") from None
+    protocol, _ = parse_file(text, where, Protocol)
     cases = []
     for number, case in enumerate(protocol.cases):
         try:

@@ -36,8 +36,9 @@ from attrs import evolve, field, frozen
 from vla_rl.core import catalogue
 from vla_rl.core.errors import PluginError, did_you_mean
 from vla_rl.core.paths import expand_tilde, read_text
-from vla_rl.core.spec.structure import Problems, Structurer, format_value, to_plain
-from vla_rl.core.spec.yaml import Document, dotted_path, parse_yaml, value_at
+from vla_rl.core.spec.shipped_files import find_line, parse_file, place_message
+from vla_rl.core.spec.structure import format_value, to_plain
+from vla_rl.core.spec.yaml import Document, value_at
 from vla_rl.core.spec.yaml import Path as KeyPath
 
 GROUP = "vla_rl.checkpoints"
@@ -311,13 +312,7 @@ class _File:
 
 @functools.lru_cache(maxsize=32)
 def _parse_table(name: str, text: str) -> CheckpointTable:
-    document = parse_yaml(text)
-    for error in document.errors:
-        raise PluginError(f"{name}:{error.line}: {error.message}")
-    try:
-        content: _File = Structurer().read_value(document.data or {}, _File)
-    except Problems as exc:
-        raise PluginError("\n".join(_placed_message(name, document, path, text) for path, text in exc.items)) from exc
+    content, document = parse_file(text, name, _File, PluginError)
     rows: dict[str, KnownCheckpoint] = {}
     for checkpoint, row in content.checkpoints.items():
         rows[checkpoint] = _complete_row(name, document, content, checkpoint, row, rows)
@@ -334,22 +329,22 @@ def _complete_row(
         try:
             written = written_source(known.source, content.sources)
         except ValueError as exc:
-            raise PluginError(_placed_message(name, document, (*where, "source"), str(exc))) from None
-        return evolve(known, source=written, location=f"{name}:{_nearest_line(document, where)}")
+            raise PluginError(place_message(name, document, (*where, "source"), str(exc))) from None
+        return evolve(known, source=written, location=f"{name}:{find_line(document, where)}")
 
     for fact in row.facts:
         if fact not in FACTS:
             text = f"unknown fact{did_you_mean(fact, FACTS)}; facts are {', '.join(FACTS)}"
-            raise PluginError(_placed_message(name, document, (*path, "facts", fact), text))
+            raise PluginError(place_message(name, document, (*path, "facts", fact), text))
     like = None
     if row.like is not None:
         like = rows.get(row.like)
         if like is None:
             raise PluginError(
-                _placed_message(name, document, (*path, "like"), f"no row {row.like!r} stands before this one")
+                place_message(name, document, (*path, "like"), f"no row {row.like!r} stands before this one")
             )
     if row.type is None and like is None:
-        raise PluginError(_placed_message(name, document, path, "has neither `type` nor `like`"))
+        raise PluginError(place_message(name, document, path, "has neither `type` nor `like`"))
     assert row.type is not None or like is not None
     return KnownCheckpoint(
         name=checkpoint,
@@ -372,15 +367,5 @@ def _complete_row(
             **{fact: with_source((*path, "facts", fact), v) for fact, v in row.facts.items()},
         },
         unsupported=with_source((*path, "unsupported"), row.unsupported) if row.unsupported is not None else None,
-        location=f"{name}:{_nearest_line(document, path)}",
+        location=f"{name}:{find_line(document, path)}",
     )
-
-
-def _nearest_line(document: Document, path: KeyPath) -> int:
-    """Return the line of the nearest key above a value."""
-    prefixes = (path[:length] for length in range(len(path), -1, -1))
-    return next((document.lines[prefix] for prefix in prefixes if prefix in document.lines), 1)
-
-
-def _placed_message(name: str, document: Document, path: KeyPath, text: str) -> str:
-    return f"{name}:{_nearest_line(document, path)}: {f'{dotted_path(path)}: ' if path else ''}{text}"

@@ -21,6 +21,7 @@ from vla_rl.core.declarations import TrainingData
 from vla_rl.core.errors import PluginError, SpecError, did_you_mean
 from vla_rl.core.manager import check_module
 from vla_rl.core.paths import expand_tilde, open_text
+from vla_rl.core.requirements import install_command, missing_requirements
 from vla_rl.core.spec.known_checkpoints import KnownCheckpoint, known_checkpoints, with_known_keys
 from vla_rl.core.spec.sections import (
     AsynchronySpec,
@@ -278,9 +279,9 @@ def find_missing_packages(spec: Spec, imitation: bool = True) -> Iterator[Item]:
             continue  # its packages are installed in the other interpreter
         item = plugins.installed_plugins(kind, spec.plugins)[part.type][0]
         extra = plugins.load(kind, part.type, spec.plugins).extra
-        lacking = plugins.missing_requirements(item.dist, extra) if item.entry else []
+        lacking = missing_requirements(item.dist, extra) if item.entry else []
         if lacking:
-            command = plugins.install_command(item.dist, extra)
+            command = install_command(item.dist, extra)
             yield path, f"{part.type!r} from {item.origin} needs {', '.join(lacking)}; try: {command}"
 
 

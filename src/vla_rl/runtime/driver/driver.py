@@ -12,7 +12,8 @@ from vla_rl.core.plan import Cluster, Plan
 from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
-from vla_rl.runtime.checks.run import check_cameras, check_plan, check_simulators
+from vla_rl.runtime.checks.plan import check_plan
+from vla_rl.runtime.checks.run import check_cameras, check_simulators
 from vla_rl.runtime.comm.backend import Backend
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.driver.collecting.collector import Collector

@@ -13,7 +13,7 @@ from vla_rl.core.plan import Cluster, MeasureFirst, Plan
 from vla_rl.core.spec.source import format_problems
 from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.core.types import EnvInfo
-from vla_rl.runtime.checks.run import this_machine
+from vla_rl.runtime.checks.plan import this_machine
 from vla_rl.runtime.gpu_memory.model_memory import measure_model
 from vla_rl.runtime.placement.assignments import Assignment, assign_workers
 from vla_rl.runtime.planning.device_memory import GIB, DeviceMemory, ModelMemory, check_device_memory

@@ -10,8 +10,7 @@ from attrs import validators as v
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.paths import read_text
-from vla_rl.core.spec.structure import Problems, Structurer
-from vla_rl.core.spec.yaml import dotted_path, parse_yaml
+from vla_rl.core.spec.shipped_files import parse_file
 
 FILE = Path(__file__).with_name("hardware.yaml")
 LONGEST_FILE = 100_000
@@ -104,8 +103,7 @@ class Hardware:
 @cache
 def read_hardware() -> Hardware:
     """Return the data of hardware.yaml."""
-    data: Hardware = Structurer().read_class(parse_yaml(read_text(FILE, LONGEST_FILE)).data, Hardware)
-    return data
+    return parse_file(read_text(FILE, LONGEST_FILE), FILE.name, Hardware)[0]
 
 
 def gpu_rates(name: str) -> GpuRates:
@@ -115,14 +113,11 @@ def gpu_rates(name: str) -> GpuRates:
         return gpus[name.lower()]
     if name.endswith((".yaml", ".yml")):
         try:
-            rates: GpuRates = Structurer().read_class(parse_yaml(read_text(Path(name), LONGEST_FILE)).data, GpuRates)
+            return parse_file(read_text(Path(name), LONGEST_FILE), name, GpuRates)[0]
         except UnicodeDecodeError as exc:
             raise UserError(f"--gpu {name} is not UTF-8 text ({exc.reason} at byte {exc.start})") from exc
         except OSError as exc:
             raise UserError(f"--gpu {name} cannot be read: {exc.strerror or exc}") from exc
-        except Problems as exc:
-            raise UserError("\n".join(f"{name}: {dotted_path(path)}: {text}" for path, text in exc.items)) from exc
-        return rates
     listed = ", ".join(gpus)
     raise UserError(
         f"no rates of a GPU {name!r} are known{did_you_mean(name, gpus)}\n  known: {listed}; or a YAML file"

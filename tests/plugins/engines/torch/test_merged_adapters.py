@@ -19,7 +19,8 @@ from vla_rl.core.spec.spec import parse_spec
 from vla_rl.plugins.engines.torch.config import TorchEngineConfig
 from vla_rl.plugins.engines.torch.engine import make_engine
 from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
-from vla_rl.runtime.checks.run import check_plan, check_spec
+from vla_rl.runtime.checks.plan import check_plan
+from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_engine
 from vla_rl.testing.synthetic import env_info

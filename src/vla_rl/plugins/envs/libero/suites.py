@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from vla_rl.core.catalogue import install_command
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.installation import OWN_DIST
+from vla_rl.core.requirements import install_command
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero.scene_changes import UNCHANGED_SCENE, SceneChanges
 

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from attrs import evolve, frozen
 
-from vla_rl.core.catalogue import install_command
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.installation import OWN_DIST
+from vla_rl.core.requirements import install_command
 from vla_rl.core.types import EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.maniskill.batch import BatchEnv
 from vla_rl.plugins.envs.maniskill.checks import WRIST_CAMERA, check_task, registered_tasks

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from importlib.util import find_spec
 
-from vla_rl.core.catalogue import install_command
 from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.installation import OWN_DIST
+from vla_rl.core.requirements import install_command
 from vla_rl.core.spec.structure import at
 from vla_rl.plugins.envs.libero.single_env import tasks_of_suites
 from vla_rl.plugins.envs.libero.suites import Suite

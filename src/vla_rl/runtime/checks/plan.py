@@ -1,0 +1,168 @@
+"""Checks of a plan for which a run is refused: what its workers cannot do together with the settings of the spec."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from vla_rl.core.errors import PluginError, SpecError
+from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan
+from vla_rl.core.spec.source import Item, format_problems
+from vla_rl.core.spec.spec import (
+    Spec,
+    has_own_policy,
+    trains_on_transitions,
+)
+from vla_rl.runtime.checks.compilation import compilation_problem, role_of_model
+from vla_rl.runtime.checks.imagination import world_model_placement_problems
+from vla_rl.runtime.placement.weight_strategy import TransferNotPossible, planned_strategy
+from vla_rl.toolkit.envs.settings import independent_envs
+from vla_rl.toolkit.models.adapters import merge_mode
+
+
+def this_machine(spec: Spec) -> Cluster:
+    """Return the resources of this machine as the backend will see them. Ray counts all processors, also those that
+    this process may not use.
+    """
+    from vla_rl.runtime.placement.hardware import machine_resources
+
+    local_machine = machine_resources()
+    if spec.runtime.backend == "local":
+        return local_machine
+    cpus = float(os.cpu_count() or local_machine.cpus)
+    return Cluster(cpus=cpus, gpus=local_machine.gpus, memory=local_machine.memory, gpu_memory=local_machine.gpu_memory)
+
+
+def plan_with_problems(spec: Spec, training: bool, cluster: Cluster) -> tuple[Plan | None, list[Item]]:
+    """Return the plan, where it can be made without measuring, and its problems."""
+    from vla_rl.runtime.planning.plan import NoCuda, plan_for
+
+    try:
+        plan = plan_for(spec, cluster)
+        problems = [*_lane_problems(spec, plan), *_transfer_problems(spec, plan, cluster), *_merge_problems(spec, plan)]
+        if training:
+            problems += [*_learner_problems(spec, plan), *_asynchrony_problems(spec, plan)]
+            problems += world_model_placement_problems(spec, plan)
+    except MeasureFirst:
+        return None, []
+    except NoCuda as exc:
+        return None, [(("runtime", "require"), str(exc))]
+    except (DoesNotFit, PluginError) as exc:
+        return None, [(("placement",), str(exc))]
+    return plan, problems
+
+
+def compile_problems(spec: Spec, plan: Plan, learns: bool) -> list[Item]:
+    """Return why models cannot be compiled in the workers of this plan, each reason once."""
+    if has_own_policy(spec) or (spec.train.compile is None and spec.rollout.compile is None):
+        return []
+    problems: dict[Item, None] = {}
+    moves = bool({"policy", "learner"} & set(plan.offload))
+    for slot in plan.slots:
+        roles = [role for role in slot.roles if role == "policy" or (learns and role == "learner")]
+        problem = compilation_problem(spec, slot.device, role_of_model(roles), moves) if roles else None
+        if problem is not None:
+            problems[problem] = None
+    return list(problems)
+
+
+def check_plan(spec: Spec, plan: Plan, cluster: Cluster) -> None:
+    """Raise SpecError where lanes or the weight transfer cannot be what the plan says, or rollouts cannot run while
+    learners train. The driver calls this.
+    """
+    problems = [
+        *_lane_problems(spec, plan),
+        *_transfer_problems(spec, plan, cluster),
+        *_merge_problems(spec, plan),
+        *_learner_problems(spec, plan),
+        *_asynchrony_problems(spec, plan),
+        *world_model_placement_problems(spec, plan),
+    ]
+    if problems:
+        raise SpecError(format_problems(problems, spec.source))
+
+
+# ------------------------------------------------------------------------------------------------ internal
+
+
+def _learner_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
+    learners = len(plan.hosting("learner"))
+    if learners > 1 and spec.runtime.backend != "local" and trains_on_transitions(spec):
+        text = (
+            f"trainer {spec.trainer.type!r} keeps its transitions on one learner, and this plan has {learners}; use "
+            f"placement: {{type: collocated, workers: 1}}, or disaggregated with learners: 1"
+        )
+        yield ("placement",), text
+    if learners > 1 and spec.train.sharding == "full":
+        from vla_rl.toolkit.trainers.parallel import sharding_problem
+
+        problem = sharding_problem()
+        if problem is not None:
+            yield ("train", "sharding"), f"full {problem}"
+
+
+def _lane_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
+    key = "lanes" if plan.concurrent_lanes else "batching"
+    if not plan.concurrent_lanes and plan.batching.max_wait_s is None:
+        return
+    if spec.runtime.backend == "local":
+        text = "one process does one thing after another (runtime.backend: local), so no env waits for another's step"
+        yield ("placement", key), f"{text}; leave it out, or use runtime.backend: ray"
+    elif plan.concurrent_lanes and not independent_envs(spec.env.config):
+        text = (
+            f"the envs of env {spec.env.type!r} step as one batch with these settings, and lanes of some of them would "
+            f"split it; leave lanes out, or give the simulators more workers (placement.sim_workers)"
+        )
+        yield ("placement", "lanes"), text
+
+
+def _transfer_problems(spec: Spec, plan: Plan, cluster: Cluster) -> Iterator[Item]:
+    if spec.runtime.backend == "local":
+        return
+    here = spec.runtime.address is None
+    try:
+        planned_strategy(spec.placement.weight_transfer, plan, cluster, _has_nccl() if here else None)
+    except TransferNotPossible as exc:
+        yield ("placement", "weight_transfer"), str(exc)
+
+
+def _has_nccl() -> bool:
+    import torch
+
+    return torch.distributed.is_nccl_available()
+
+
+def _merge_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
+    """Yield why adapters cannot be merged for acting in the workers of this plan."""
+    mode = merge_mode(spec.model.config)
+    path = ("model", "lora", "merge_for_acting")
+    if mode == "off" or has_own_policy(spec):
+        return
+    shared = any({"policy", "learner"} <= set(slot.roles) for slot in plan.slots)
+    if shared and spec.train.sharding == "full":
+        text = "policies act with the learners' shards (train.sharding: full), whose layers cannot be merged; use off"
+        yield path, f"{text}, train.sharding: replicated, or `placement: {{type: disaggregated}}`"
+    elif mode == "copy" and "policy" in plan.offload and not shared:
+        text = "the second set of weights would stay on the device when the policy leaves it (placement.offload)"
+        yield path, f"{text}; use in_place, or leave the policy out of placement.offload"
+
+
+def _asynchrony_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
+    obstacle, local = "", spec.runtime.backend == "local"
+    if local and spec.asynchrony.max_lag:
+        obstacle = "one process does one thing after another (runtime.backend: local); use runtime.backend: ray"
+    elif not local and any(plan.slots[index].roles != ("learner",) for index in plan.hosting("learner")):
+        obstacle = "learners share workers with simulators or policies; use `placement: {type: disaggregated}`"
+    elif plan.offload:
+        obstacle = (
+            f"{', '.join(sorted(plan.offload))} would leave the device between phases; leave out placement.offload"
+        )
+    if obstacle and spec.asynchrony.max_lag:
+        text = f"rollouts cannot continue while learners train: {obstacle}, or asynchrony.max_lag: 0"
+        yield ("asynchrony", "max_lag"), text
+    elif obstacle and spec.asynchrony.streaming_update:
+        text = (
+            f"learners cannot begin while the rest of a step is collected: {obstacle}, or "
+            "asynchrony.streaming_update: false"
+        )
+        yield ("asynchrony", "streaming_update"), text
