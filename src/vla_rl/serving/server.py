@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from errno import EADDRINUSE
+from errno import EADDRINUSE, EADDRNOTAVAIL
 from http import HTTPStatus
 from importlib.util import find_spec
 from itertools import count
@@ -383,7 +383,8 @@ def _listen_error(host: str, port: int, error: OSError | ValueError) -> UserErro
             f"cannot listen on {host}:{port}: another program does, perhaps another `vla-rl serve`; stop that one, or "
             f"choose another --port (0: a free one)"
         )
-    why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
+    number = error.errno or EADDRNOTAVAIL  # asyncio of Python 3.13 gives no number where no address is this machine's
+    why = os.strerror(number) if number > 0 else error.strerror or error
     return UserError(
         f"cannot listen on {host}:{port}: {why}; --host is an address of this machine (127.0.0.1; 0.0.0.0: all), "
         f"--port one that you may use (1024 and above)"

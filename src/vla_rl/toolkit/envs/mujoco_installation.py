@@ -6,6 +6,7 @@ a distribution of the same name or another one has just written, and says nothin
 
 from __future__ import annotations
 
+import csv
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -44,8 +45,8 @@ def find_damage(path: Sequence[str] | None = None) -> MujocoFault | None:
     missing = [
         f"{file} of {name} {dist.version}"
         for name, dist in installed.items()
-        for file in dist.files or ()
-        if file.parts[0] == "mujoco" and file.suffix != ".pyc" and not Path(str(dist.locate_file(file))).is_file()
+        for file in _recorded_files(dist)
+        if file.startswith("mujoco/") and not file.endswith(".pyc") and not Path(str(dist.locate_file(file))).is_file()
     ]
     if others:
         detail = f"mujoco {version} is mixed with {' and '.join(others)}, which write the same folder"
@@ -70,3 +71,8 @@ def require_whole_mujoco(user: str) -> None:
     """
     if damage := find_damage():
         raise UserError(f"{user} needs MuJoCo, and {damage.detail}\n  repair it with: {damage.fix}")
+
+
+def _recorded_files(dist: metadata.Distribution) -> list[str]:
+    """Return the files that pip wrote. From Python 3.12 on, `dist.files` leaves out those that are missing."""
+    return [row[0] for row in csv.reader((dist.read_text("RECORD") or "").splitlines()) if row]
