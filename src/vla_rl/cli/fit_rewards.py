@@ -13,6 +13,8 @@ from vla_rl.core.catalogue import build, load
 from vla_rl.core.contexts import DataContext
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
+from vla_rl.core.spec.structure import Problems, Structurer
+from vla_rl.core.spec.yaml import parse_yaml
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.placement.hardware import check_device
 from vla_rl.toolkit.json_files import Record, read_record
@@ -34,20 +36,21 @@ def fit_and_save(
     *,
     cameras: Sequence[str] = (),
     label: str | None = None,
+    episodes: Any = None,
     device: str | None = None,
     report: Callable[[int, float], None] = lambda step, loss: None,
 ) -> Mapping[str, Any]:
     """Train a classifier and write it to `to`. Return what it reaches on held-out episodes.
 
     Args:
-        cameras, label: see `open_frames`.   device: None: a GPU, if available.
+        cameras, label, episodes: see `open_frames`.   device: None: a GPU, if available.
         report: called after each optimiser step with its number and the loss.
     Raises UserError for data from which it cannot learn, and, before it learns, for a folder that cannot be written or
     is not empty, and a device that is not there.
     """
     check_new_folder(to)
     device = check_device(device)
-    model = fit_classifier(open_frames(data, cameras, label), settings, device, report)
+    model = fit_classifier(open_frames(data, cameras, label, episodes), settings, device, report)
     save_classifier(model, to)
     return model.shape.fitted
 
@@ -60,14 +63,24 @@ def main(
     cameras: Sequence[str],
     label: str | None,
     device: str | None,
+    episodes: str | None = None,
 ) -> None:
-    """Train a classifier, write it to `to`, and print what it reaches. Raises UserError as `fit_and_save`."""
+    """Train a classifier, write it to `to`, and print what it reaches. Raises UserError as `fit_and_save`.
+
+    Args:
+        episodes: YAML of what `open_frames` takes.
+    """
 
     def print_loss(step: int, loss: float) -> None:
         if step % REPORTED == 0 or step == settings.steps:
             typer.echo(f"step {step}/{settings.steps}: loss {loss:.4f}")
 
-    fitted = fit_and_save(data, to, settings, cameras=cameras, label=label, device=device, report=print_loss)
+    document = parse_yaml(episodes or "")
+    if document.errors:
+        raise UserError(f"--episodes: {document.errors[0].message}")
+    fitted = fit_and_save(
+        data, to, settings, cameras=cameras, label=label, episodes=document.data, device=device, report=print_loss
+    )
     typer.echo(
         f"held-out episodes ({fitted['held_out_episodes']}): {fitted['episode_accuracy']:.1%} correct; frames: "
         f"{fitted['frame_accuracy']:.1%} correct, {fitted['missed_successes']:.1%} of those with success missed, "
@@ -76,12 +89,13 @@ def main(
     typer.echo(f"wrote {to}; use it with: rewards: {{type: classifier, folder: {to}}}")
 
 
-def open_frames(folder: Path, cameras: Sequence[str], label: str | None) -> Demonstrations:
+def open_frames(folder: Path, cameras: Sequence[str], label: str | None, episodes: Any = None) -> Demonstrations:
     """Open a data set so that a sample is a frame, and rewards say where it shows success.
 
     Args:
         cameras: cameras to look at; empty: all.
         label: feature that is above 0 at frames of success; None: the first of `LABELS`.
+        episodes: as the key `episodes` of the data plugin `lerobot`; None: all.
     Raises UserError for a folder of another kind.
     """
     info = read_record(folder / "meta" / "info.json")
@@ -114,7 +128,11 @@ def open_frames(folder: Path, cameras: Sequence[str], label: str | None) -> Demo
     )
     if not env.cameras:
         raise UserError(f"{folder} has no camera images ({IMAGES}...)")
-    config = load("data", "lerobot").config(folder=folder, reward=chosen)
+    keys = {"folder": str(folder), "reward": chosen, "episodes": episodes}
+    try:
+        config = Structurer().read_value(keys, load("data", "lerobot").config)
+    except Problems as exc:
+        raise UserError(f"--{exc}") from exc
     opened = build("data", "lerobot", config, DataContext(chunk=1, env=env))
     return opened
 

@@ -84,6 +84,9 @@ def fit_rewards(
     label: Annotated[
         str | None, typer.Option(metavar="FEATURE", help="Feature above 0 at frames of success; default: next.success.")
     ] = None,
+    episodes: Annotated[
+        str | None, typer.Option(metavar="CHOICE", help="As in a spec: 100, '[0, \"5-9\"]', '{exclude: [3]}'.")
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 400,
     held_out: Annotated[
         float, typer.Option(min=0.01, max=0.9, help="Share of the episodes that measures it and is not trained on.")
@@ -99,7 +102,7 @@ def fit_rewards(
     from vla_rl.toolkit.reward_models.fitting import ClassifierSettings
 
     settings = ClassifierSettings(steps=steps, held_out=held_out, threshold=threshold, image_size=image_size, seed=seed)
-    fit(data, to, settings, cameras=camera or (), label=label, device=device)
+    fit(data, to, settings, cameras=camera or (), label=label, episodes=episodes, device=device)
 
 
 @app.command()

@@ -229,6 +229,7 @@ def fit_rewards(
     *,
     cameras: Sequence[str] = (),
     label: str | None = None,
+    episodes: Any = None,
     steps: int = 400,
     held_out: float = 0.2,
     threshold: float = 0.5,
@@ -241,6 +242,7 @@ def fit_rewards(
     Args:
         data: a data set in LeRobot's format, a row a step.   to: the folder to write.
         cameras: cameras to look at; empty: all.   label: feature above 0 at frames of success; None: next.success.
+        episodes: as the key of a data set in a spec, such as {"exclude": [3]}; None: all.
         steps: optimiser steps.   held_out: share of the episodes that measures it and is not trained on.
         threshold: probability that counts as success.   image_size: side that images are scaled to, in pixels.
 
@@ -249,7 +251,9 @@ def fit_rewards(
     from vla_rl.toolkit.reward_models.fitting import ClassifierSettings
 
     settings = ClassifierSettings(steps=steps, held_out=held_out, threshold=threshold, image_size=image_size, seed=seed)
-    return dict(fit_and_save(Path(data), Path(to), settings, cameras=cameras, label=label, device=device))
+    return dict(
+        fit_and_save(Path(data), Path(to), settings, cameras=cameras, label=label, episodes=episodes, device=device)
+    )
 
 
 @_with_path_errors

@@ -19,7 +19,7 @@ from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import EnvInfo, TaskInfo
 from vla_rl.plugins.data.lerobot import plugin
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
-from vla_rl.toolkit.data.episodes import Exclusion
+from vla_rl.toolkit.data.episodes import EpisodeSelection
 from vla_rl.toolkit.data.inspection.recorded import DataFinding
 from vla_rl.toolkit.data.inspection.report import inspect_recordings
 
@@ -171,7 +171,7 @@ def test_episodes_with_another_frame_rate_are_refused(folders: Any, tmp_path: Pa
             folder,
             r"clock of episode 2 gives 3\.33 frames a second, meta/info\.json says 10, .*`episodes: {exclude: \[\"2-3\"\]}`",
         )
-        assert samples_of(opened(folder, episodes=Exclusion(exclude=("2-3",)))) == 2 * STEPS
+        assert samples_of(opened(folder, episodes=EpisodeSelection(exclude=("2-3",)))) == 2 * STEPS
 
 
 def shorten(version: int) -> Damage:
@@ -309,7 +309,43 @@ def test_a_camera_that_no_one_asks_for_may_be_missing(
     assert said(caplog) == [f"{folder}: some episodes have no video of {SIDE_CAMERA}, which no camera reads"]
     folder = changed(folders[3, True], tmp_path / "needed", *without(TOP))
     refused(folder, rf"episodes 0 have no video of '{TOP}'; leave them out: `episodes: {{exclude: \[0\]}}`")
-    assert samples_of(opened(folder, episodes=Exclusion(exclude=(0,)))) == (COUNT - 1) * STEPS
+    assert samples_of(opened(folder, episodes=EpisodeSelection(exclude=(0,)))) == (COUNT - 1) * STEPS
+
+
+def with_successes(*successful: int) -> Damage:
+    """The feature `next.success`, true in the last frame of these episodes."""
+
+    def damage(folder: Path) -> None:
+        table = pq.read_table(folder / DATA)
+        values = [row["episode_index"] in successful and row["frame_index"] == STEPS - 1 for row in table.to_pylist()]
+        pq.write_table(table.append_column("next.success", pa.array(values)), folder / DATA)
+        file = folder / "meta" / "info.json"
+        info = json.loads(file.read_text())
+        info["features"]["next.success"] = {"dtype": "bool", "shape": [1], "names": None}
+        file.write_text(json.dumps(info))
+
+    return damage
+
+
+@pytest.mark.parametrize("video", [False, True])
+def test_episodes_are_chosen_by_success(
+    folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, video: bool
+) -> None:
+    """The samples are exactly those of the episodes named by number."""
+    folder = changed(folders[3, video], tmp_path / "copy", with_successes(1, 3))
+    for success, numbers, text in ((True, (1, 3), "0, 2"), (False, (0, 2), "1, 3")):
+        caplog.clear()
+        chosen, named = (opened(folder, episodes=e) for e in (EpisodeSelection(success=success), numbers))
+        assert said(caplog) == [f"{folder}: 2 episodes are read; `episodes` leaves out {text}"]
+        samples = np.arange(samples_of(chosen))
+        assert samples_of(named) == len(samples) == 2 * STEPS
+        (seen, actions), (expected_seen, expected_actions) = chosen.read_samples(samples), named.read_samples(samples)
+        assert np.array_equal(actions, expected_actions) and np.array_equal(seen.state, expected_seen.state)
+        assert np.array_equal(seen.images["top"], expected_seen.images["top"])
+    refused(folder, "none of 1 episodes meets", episodes=EpisodeSelection(success=True, exclude=(0, 1, 3)))
+    refused(folders[3, video], "has no feature 'next.success'", episodes=EpisodeSelection(success=True))
+    refused(folder, "has no task 'pick'; did you mean 'pick it'", episodes=EpisodeSelection(tasks=("pick",)))
+    assert samples_of(opened(folder, episodes=EpisodeSelection(tasks=("PICK *",)))) == COUNT * STEPS
 
 
 # ------------------------------------------------------------------------------------------ lerobot without finalize()

@@ -14,7 +14,7 @@ from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import EnvInfo, TaskInfo
 from vla_rl.plugins.data.libero_hdf5 import plugin
 from vla_rl.plugins.data.libero_hdf5.config import LiberoHDF5Config
-from vla_rl.toolkit.data.episodes import Exclusion
+from vla_rl.toolkit.data.episodes import EpisodeSelection
 
 recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")
 h5py = pytest.importorskip("h5py")
@@ -68,11 +68,16 @@ def test_demonstrations_are_chosen_by_their_number(tmp_path: Path) -> None:
         (2, 3 + 5),
         ((10,), 8),
         (("0-1",), 3 + 5),
-        (Exclusion(exclude=(1,)), 3 + 8),
+        (EpisodeSelection(exclude=(1,)), 3 + 8),
     ):
         assert opened(tmp_path / "files", episodes=choice).num_samples() == samples, choice
     with pytest.raises(UserError, match=r"has no episode 2, .*; it has 0-1, 10"):
         opened(tmp_path / "files", episodes=(0, 2))
+    instruction = opened(tmp_path / "files").read_samples(np.array([0]))[0].instructions[0]
+    chosen = EpisodeSelection(tasks=(f"{instruction[:8]}*",), exclude=("0-1",))
+    assert opened(tmp_path / "files", episodes=chosen).num_samples() == 8
+    with pytest.raises(ValueError, match="success: LIBERO's files hold demonstrations that all succeed"):
+        opened(tmp_path / "files", episodes=EpisodeSelection(success=True))
 
 
 def without(name: str) -> Any:

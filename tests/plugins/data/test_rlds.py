@@ -15,7 +15,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.plugins.data.rlds import plugin
 from vla_rl.plugins.data.rlds.config import RLDSConfig
 from vla_rl.testing import check_data
-from vla_rl.toolkit.data.episodes import Exclusion
+from vla_rl.toolkit.data.episodes import EpisodeSelection
 from vla_rl.toolkit.data.inspection.report import inspect_recordings
 
 recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")
@@ -166,14 +166,14 @@ def test_settings(folder: Path, recorded: Any) -> None:
 def test_episodes_are_chosen_by_their_number_in_the_files(folder: Path, recorded: Any, tmp_path: Path) -> None:
     info, episodes = recorded
     windows = STEPS - CHUNK + 1
-    for choice, numbers in (((2,), [2]), (("0-1",), [0, 1]), (Exclusion(exclude=(1,)), [0, 2])):
+    for choice, numbers in (((2,), [2]), (("0-1",), [0, 1]), (EpisodeSelection(exclude=(1,)), [0, 2])):
         data = opened(folder, info, episodes=choice)
         assert data.num_samples() == len(numbers) * windows
         _, actions = data.read_samples(np.arange(len(numbers)) * windows)
         assert np.array_equal(actions, [episodes[number]["actions"][:CHUNK] for number in numbers])
     for choice, message in (
         ((7,), "has no episode 7, .*; it has 0-2"),
-        (Exclusion(exclude=("0-2",)), "`episodes` excludes all 3 episodes"),
+        (EpisodeSelection(exclude=("0-2",)), "`episodes` excludes all 3 episodes"),
     ):
         with pytest.raises(UserError, match=message):
             opened(folder, info, episodes=choice)
@@ -181,7 +181,28 @@ def test_episodes_are_chosen_by_their_number_in_the_files(folder: Path, recorded
     write(tmp_path, [[one, {"steps/action": two["steps/action"]}], [three]])
     with pytest.raises(UserError, match="has no steps/is_first"):
         opened(tmp_path, info)
-    assert opened(tmp_path, info, episodes=Exclusion(exclude=(1,))).num_samples() == 2 * windows
+    assert opened(tmp_path, info, episodes=EpisodeSelection(exclude=(1,))).num_samples() == 2 * windows
+
+
+def test_episodes_are_chosen_by_reward_and_task(folder: Path, recorded: Any, tmp_path: Path) -> None:
+    info, episodes = recorded
+    one, two, three = map(features_of, episodes)
+    rewarded = {"steps/reward": (np.arange(STEPS) == STEPS - 1).astype(np.float32)}
+    renamed = {"steps/language_instruction": [b"wave"] * STEPS}
+    write(tmp_path, [[one, two | rewarded | renamed], [three | rewarded]])
+    for choice, numbers in (
+        (EpisodeSelection(success=True), [1, 2]),
+        (EpisodeSelection(success=False), [0]),
+        (EpisodeSelection(tasks=("wave",)), [1]),
+        (EpisodeSelection(tasks=("wave",), success=True, exclude=(0,)), [1]),
+    ):
+        data = opened(tmp_path, info, episodes=choice)
+        windows = STEPS - CHUNK + 1
+        assert data.num_samples() == len(numbers) * windows
+        _, actions = data.read_samples(np.arange(len(numbers)) * windows)
+        assert np.array_equal(actions, [episodes[number]["actions"][:CHUNK] for number in numbers])
+    with pytest.raises(UserError, match="none of 2 episodes meets the conditions"):
+        opened(tmp_path, info, episodes=EpisodeSelection(success=False, exclude=(0,)))
 
 
 def test_an_episode_without_steps_is_left_out(recorded: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -91,8 +91,10 @@ def test_the_instruction_is_read():
 
 def test_one_camera_is_enough(recordings, tmp_path):
     folder = tmp_path / "one"
-    fitted = vla_rl.fit_rewards(recordings, folder, cameras=["wrist"], steps=1, image_size=16, device="cpu")
-    assert fitted["held_out_episodes"] == 16
+    keys = {"cameras": ["wrist"], "steps": 1, "image_size": 16, "device": "cpu"}
+    assert vla_rl.fit_rewards(recordings, folder, **keys)["held_out_episodes"] == 16
+    some = vla_rl.fit_rewards(recordings, tmp_path / "some", episodes={"exclude": ["40-79"]}, **keys)
+    assert some["held_out_episodes"] == 8
     assert load_classifier(tmp_path / "one", "cpu").shape.cameras == ("wrist",)
 
 
@@ -128,6 +130,9 @@ def test_recordings_of_one_outcome_are_refused():
     [
         ({"cameras": ("wirst",)}, "has no camera 'wirst'; did you mean 'wrist'"),
         ({"label": "success"}, "has no feature 'success' that says where an episode succeeded"),
+        ({"episodes": "{exclude: [99]}"}, "has no episode 99, which `episodes` names"),
+        ({"episodes": "{only: 3}"}, "--episodes.only: unknown key"),
+        ({"episodes": "{only: "}, "--episodes: not valid YAML"),
     ],
 )
 def test_data_without_what_is_asked_for_are_refused(recordings, tmp_path, options, text):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from attrs import field, frozen
+from attrs import validators as v
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import UserError, did_you_mean
 
 RANGE = re.compile(r"(\d{1,15})-(\d{1,15})", re.ASCII)
 LISTED = 20
-"""Most numbers and ranges in a message."""
+"""Most numbers and ranges, or tasks, in a message."""
+logger = logging.getLogger(__name__)
 
 
 def check_numbers(instance: Any, attribute: Any, numbers: Any) -> None:
@@ -29,15 +33,34 @@ def check_numbers(instance: Any, attribute: Any, numbers: Any) -> None:
 
 
 @frozen(kw_only=True)
-class Exclusion:
-    """All episodes but some."""
+class EpisodeSelection:
+    """Conditions that every episode to read meets."""
 
-    exclude: tuple[int | str, ...] = field(validator=check_numbers)
+    exclude: tuple[int | str, ...] | None = field(default=None, validator=check_numbers)
     """Episodes to leave out: their numbers, and ranges such as "10-19" (both ends are left out)."""
+    tasks: tuple[str, ...] | None = field(default=None, validator=v.optional(v.min_len(1)))
+    """Instructions to read, or patterns of them such as "pick up *"; an episode needs one of them."""
+    success: bool | None = field(default=None)
+    """true: only episodes that succeeded; false: only those that did not; null: both."""
+
+    @success.validator
+    def _check_conditions(self, attribute: Any, value: bool | None) -> None:
+        if self.exclude is None and self.tasks is None and value is None:
+            raise ValueError("is null, as all conditions are; give one, or leave out `episodes`")
 
 
-EpisodeChoice = int | tuple[int | str, ...] | Exclusion | None
-"""Count of episodes from the first on; or their numbers and ranges (`[0, 2, "10-19"]`); or all but some; None: all."""
+EpisodeChoice = int | tuple[int | str, ...] | EpisodeSelection | None
+"""Count of episodes from the first on; or their numbers and ranges (`[0, 2, "10-19"]`); or conditions; None: all."""
+
+
+@frozen(kw_only=True)
+class EpisodeLabels:
+    """What an episode is chosen by, besides its number."""
+
+    number: int
+    instructions: frozenset[str]
+    success: bool | None = None
+    """None: not read, since `EpisodeFilter.needs_success` is False."""
 
 
 class EpisodeFilter:
@@ -45,10 +68,13 @@ class EpisodeFilter:
 
     def __init__(self, choice: EpisodeChoice) -> None:
         self._choice = choice
-        items = choice.exclude if isinstance(choice, Exclusion) else choice if isinstance(choice, tuple) else ()
+        self._selection = choice if isinstance(choice, EpisodeSelection) else None
+        items = self._selection.exclude or () if self._selection else choice if isinstance(choice, tuple) else ()
         self._ranges = [_parse_range(item) for item in items]
         self.last = max(high for _, high in self._ranges) if isinstance(choice, tuple) else None
         """Highest number that is read; None: unknown."""
+        self.needs_success = self._selection is not None and self._selection.success is not None
+        """Whether `select_labelled` has to know which episodes succeeded."""
 
     def includes_episode(self, number: int, place: int) -> bool:
         """Return whether the episode with this number, at this place in order (from 0), is read."""
@@ -78,6 +104,42 @@ class EpisodeFilter:
                 raise UserError(f"{source} has no {named}, which `episodes` names; it has {format_numbers(numbers)}")
         if numbers and not any(self.includes_episode(number, place) for place, number in enumerate(numbers)):
             raise UserError(f"{source}: `episodes` excludes all {len(numbers)} episodes; leave some in")
+
+    def select_labelled(self, source: str, contents: Sequence[EpisodeLabels]) -> list[int]:
+        """Return the positions in `contents`, which includes the episodes chosen by number, of those that are read. Log
+        what the conditions leave out. Raise UserError for a task that no episode has, and where no episode is left."""
+        if self._selection is None:
+            return list(range(len(contents)))
+        patterns, success = self._selection.tasks, self._selection.success
+        known = sorted({text for content in contents for text in content.instructions})
+        for pattern in patterns or ():
+            if not _matches_any(known, [pattern]):
+                listed = "; ".join(known[:LISTED]) + ("; ..." if len(known) > LISTED else "")
+                raise UserError(
+                    f"{source} has no task {pattern!r}{did_you_mean(pattern, known)}, which `episodes.tasks` names\n"
+                    f"  it has: {listed}"
+                )
+        chosen = [
+            position
+            for position, content in enumerate(contents)
+            if (patterns is None or _matches_any(content.instructions, patterns)) and success in (None, content.success)
+        ]
+        if contents and not chosen:
+            raise UserError(f"{source}: none of {len(contents)} episodes meets the conditions of `episodes`")
+        read = {contents[position].number for position in chosen}
+        left_out = [content.number for content in contents if content.number not in read]
+        excluded = f", and those of `exclude: {list(self._selection.exclude)}`" if self._selection.exclude else ""
+        if left_out or excluded:
+            logger.warning(
+                "%s: %d episodes are read; `episodes` leaves out %s%s",
+                *(source, len(chosen), format_numbers(left_out) if left_out else "no others", excluded),
+            )
+        return chosen
+
+
+def _matches_any(instructions: Iterable[str], patterns: Iterable[str]) -> bool:
+    """Return whether one of the instructions matches one of the patterns, upper and lower case alike."""
+    return any(fnmatchcase(text.lower(), pattern.lower()) for text in instructions for pattern in patterns)
 
 
 def exclude_remedy(numbers: Iterable[int]) -> str:

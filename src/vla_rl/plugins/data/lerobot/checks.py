@@ -7,9 +7,10 @@ from vla_rl.core.spec.structure import at
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.plugins.data.lerobot.episode_list import read_meta
 from vla_rl.plugins.data.lerobot.folder import find_folder
-from vla_rl.plugins.data.lerobot.frames import choose_episodes, read_rows, refuse_first
-from vla_rl.plugins.data.lerobot.meta import pixels_of
+from vla_rl.plugins.data.lerobot.frames import SUCCESS, choose_episodes, read_rows, refuse_first, select_by_labels
+from vla_rl.plugins.data.lerobot.meta import find_feature_size, pixels_of
 from vla_rl.plugins.data.lerobot.video import find_clip_faults
+from vla_rl.toolkit.data.episodes import EpisodeFilter
 
 
 def check_data_set(config: LeRobotConfig, context: CheckContext) -> None:
@@ -25,7 +26,12 @@ def check_data_set(config: LeRobotConfig, context: CheckContext) -> None:
             pixels[name] = pixels_of(folder, name, meta.features[name])
     videos = {name: most for name, most in pixels.items() if name in meta.video_names}
     with at("episodes"):
-        episodes = choose_episodes(folder, meta, config.episodes, videos)
+        chosen = EpisodeFilter(config.episodes)
+        columns = {SUCCESS: find_feature_size(meta, str(folder), SUCCESS)} if chosen.needs_success else {}
+        episodes = choose_episodes(folder, meta, chosen, videos)
     with at("folder"):
-        rows = read_rows(folder, meta, episodes, {}, videos)
+        rows = read_rows(folder, meta, episodes, columns, videos)
+    with at("episodes"):
+        rows = select_by_labels(str(folder), meta, rows, chosen)
+    with at("folder"):
         refuse_first(str(folder), find_clip_faults(rows, meta.fps, videos))

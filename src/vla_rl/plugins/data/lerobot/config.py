@@ -19,8 +19,9 @@ class LeRobotConfig:
     """Folder of the data set, with `meta/info.json`; or `OWNER/NAME` or `OWNER/NAME@REVISION` of a data set that
     lerobot or the Hugging Face hub's client already downloaded to this machine. Nothing is downloaded."""
     episodes: EpisodeChoice = field(default=None, validator=check_numbers)
-    """Episodes to read: a count, from the first on (100); or numbers and ranges ([0, 2, "10-19"]); or
-    all but some ({exclude: [3, "7-9"]}). Numbers are those of the data set (`episode_index`). null: all."""
+    """Episodes to read: a count, from the first on (100); or numbers and ranges ([0, 2, "10-19"]); or conditions that
+    each meets ({exclude: [3, "7-9"], tasks: ["pick up *"], success: true}). Numbers are those of the data set
+    (`episode_index`), and success is that of the feature `next.success`. null: all."""
     cameras: Mapping[str, str] = field(factory=dict)
     """Mapping from the simulator's camera to the feature with its images, such as {wrist:
     observation.images.wrist_image}. A camera left out is read from `observation.images.CAMERA`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,16 @@ from datasets import Dataset, Features, Value
 from datasets.exceptions import DatasetGenerationError
 
 from vla_rl.core.contexts import DataContext
-from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, DataProperties, Observation, RecordedRewards
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.plugins.data.lerobot.episode_list import read_meta
 from vla_rl.plugins.data.lerobot.folder import find_folder
-from vla_rl.plugins.data.lerobot.frames import choose_episodes, read_rows, refuse_first
-from vla_rl.plugins.data.lerobot.meta import Meta, pixels_of
+from vla_rl.plugins.data.lerobot.frames import SUCCESS, choose_episodes, read_rows, refuse_first, select_by_labels
+from vla_rl.plugins.data.lerobot.meta import Meta, find_feature_size, pixels_of
 from vla_rl.plugins.data.lerobot.video import Videos, find_clip_faults
+from vla_rl.toolkit.data.episodes import EpisodeFilter
 from vla_rl.toolkit.data.images import check_image, decode_image, stack_images
 from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, compute_statistics, match_cameras
 
@@ -44,14 +44,14 @@ class LeRobotData(Demonstrations):
         meta = read_meta(folder)
         uses_state = context.env.state_dim > 0
         sizes = {
-            name: _read_feature_size(meta, where, name)
+            name: find_feature_size(meta, where, name)
             for name in (config.action, *([config.state] if uses_state else []))
         }
         rewarded = config.reward in meta.features
-        columns = sizes | ({config.reward: _read_feature_size(meta, where, config.reward)} if rewarded else {})
+        columns = sizes | ({config.reward: find_feature_size(meta, where, config.reward)} if rewarded else {})
         helped = config.only == "interventions"
         flagged = helped or (rewarded and INTERVENTION in meta.features)
-        columns |= {INTERVENTION: _read_feature_size(meta, where, INTERVENTION)} if flagged else {}
+        columns |= {INTERVENTION: find_feature_size(meta, where, INTERVENTION)} if flagged else {}
         self._whole = _whole_chunks(meta, where, config.action, context.chunk)
         action_dim = sizes[config.action] // (context.chunk if self._whole else 1)
         env = check_fit(where, context.env, action_dim, sizes[config.state] if uses_state else 0)
@@ -60,8 +60,12 @@ class LeRobotData(Demonstrations):
         self._cameras = match_cameras(where, env, images, {**usual, **config.cameras})
         self._pixels = {name: pixels_of(folder, name, meta.features[name]) for name in self._cameras.values()}
         self._filmed = {name for name in self._cameras.values() if meta.features[name].dtype == "video"}
-        episodes = choose_episodes(folder, meta, config.episodes, self._filmed)
+        chosen = EpisodeFilter(config.episodes)
+        if chosen.needs_success:
+            columns |= {SUCCESS: find_feature_size(meta, where, SUCCESS)}
+        episodes = choose_episodes(folder, meta, chosen, self._filmed)
         rows = read_rows(folder, meta, episodes, columns, self._filmed)
+        rows = select_by_labels(where, meta, rows, chosen)
         table = rows.table
         for name in columns:
             check_finite(where, name, table[name], table["episode_index"], table["frame_index"])
@@ -179,14 +183,6 @@ class LeRobotData(Demonstrations):
             return decode_image(data or b"", self._pixels[name])
         except ValueError as exc:
             raise UserError(f"{self._where}: an image of {name} cannot be decoded ({exc}); download it again") from exc
-
-
-def _read_feature_size(meta: Meta, where: str, name: str) -> int:
-    if name not in meta.features:
-        raise UserError(
-            f"{where} has no feature {name!r}{did_you_mean(name, meta.features)}\n  it has: {', '.join(meta.features)}"
-        )
-    return math.prod(meta.features[name].shape)
 
 
 def _whole_chunks(meta: Meta, where: str, name: str, chunk: int) -> bool:

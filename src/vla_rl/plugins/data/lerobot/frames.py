@@ -18,11 +18,13 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
 from vla_rl.plugins.data.lerobot.meta import EpisodeMeta, Meta, check_files
 from vla_rl.toolkit.data.arrow import arrow_name
-from vla_rl.toolkit.data.episodes import EpisodeChoice, EpisodeFilter, exclude_remedy, format_numbers
+from vla_rl.toolkit.data.episodes import EpisodeFilter, EpisodeLabels, exclude_remedy, format_numbers
 from vla_rl.toolkit.data.inspection.recorded import DataFinding
 
 INDEX_COLUMNS = ("episode_index", "frame_index", "task_index", "timestamp")
 """Columns that say which episode, frame, task and time a row of the table belongs to."""
+SUCCESS = "next.success"
+"""Feature that is above 0 at frames of success."""
 RATE = 0.1
 """Most difference between the frame rate of an episode's clock and that of the data set, as a share of the latter."""
 CORRECT = "correct the column timestamp"
@@ -55,12 +57,12 @@ class RecordedFrames:
         return self.first + self.episode_lengths - 1
 
 
-def choose_episodes(folder: Path, meta: Meta, choice: EpisodeChoice, videos: Collection[str]) -> list[EpisodeMeta]:
-    """Return the episodes that the key `episodes` takes, without those that have no frames. Log what is left out. Raise
-    UserError for an episode without one of these video features."""
+def choose_episodes(folder: Path, meta: Meta, chosen: EpisodeFilter, videos: Collection[str]) -> list[EpisodeMeta]:
+    """Return the episodes whose number the key `episodes` takes, without those that have no frames. Log what is left
+    out. Raise UserError for an episode without one of these video features."""
     numbers = [episode.index for episode in meta.episodes]
-    chosen = set(EpisodeFilter(choice).select_episodes(str(folder), numbers))
-    episodes = [episode for episode in meta.episodes if episode.index in chosen]
+    indices = set(chosen.select_episodes(str(folder), numbers))
+    episodes = [episode for episode in meta.episodes if episode.index in indices]
     for name in videos:
         absent = [episode.index for episode in episodes if episode.length != 0 and name not in episode.clips]
         if absent:
@@ -118,6 +120,29 @@ def group_rows(
     return RecordedFrames(
         episodes=[of_index[index] for index in indices.tolist()], files=files, table=table, order=order, first=first
     )
+
+
+def select_by_labels(where: str, meta: Meta, rows: RecordedFrames, chosen: EpisodeFilter) -> RecordedFrames:
+    """Return the rows of the episodes whose tasks and success the key `episodes` takes.
+
+    Args:
+        rows: with the column `SUCCESS` if `chosen.needs_success`.
+    """
+    spans = [slice(first, last + 1) for first, last in zip(rows.first.tolist(), rows.last_rows.tolist(), strict=True)]
+    contents = [
+        EpisodeLabels(
+            number=episode.index,
+            instructions=frozenset(meta.tasks[task] for task in set(rows.table["task_index"][span].tolist())),
+            success=bool((rows.table[SUCCESS][span] > 0).any()) if chosen.needs_success else None,
+        )
+        for episode, span in zip(rows.episodes, spans, strict=True)
+    ]
+    positions = chosen.select_labelled(where, contents)
+    if len(positions) == len(contents):
+        return rows
+    kept = np.concatenate([np.arange(spans[position].start, spans[position].stop) for position in positions])
+    table = {name: column[kept] for name, column in rows.table.items()}
+    return group_rows(rows.files, table, rows.order[kept], rows.episodes)
 
 
 def refuse_first(where: str, findings: Iterable[DataFinding]) -> None:

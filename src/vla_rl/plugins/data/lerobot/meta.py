@@ -170,6 +170,15 @@ def pixels_of(folder: Path, name: str, feature: Feature) -> int:
     return math.prod(sides)
 
 
+def find_feature_size(meta: Meta, where: str, name: str) -> int:
+    """Return the count of numbers in a row of a feature. Raise UserError for a feature that is not there."""
+    if name not in meta.features:
+        raise UserError(
+            f"{where} has no feature {name!r}{did_you_mean(name, meta.features)}\n  it has: {', '.join(meta.features)}"
+        )
+    return math.prod(meta.features[name].shape)
+
+
 def check_files(folder: Path, episodes: Sequence[EpisodeMeta], videos: Collection[str]) -> None:
     """Raise UserError when data files, or files of these video features, are missing for any of the episodes, and for
     data files that are cut."""

@@ -7,7 +7,8 @@ from typing import Literal
 
 from attrs import field, frozen
 
-from vla_rl.toolkit.data.episodes import EpisodeChoice, check_numbers
+from vla_rl.core.spec.structure import make_problem
+from vla_rl.toolkit.data.episodes import EpisodeChoice, EpisodeSelection, check_numbers
 
 
 @frozen(kw_only=True)
@@ -19,10 +20,16 @@ class LiberoHDF5Config:
     one folder per suite)."""
     episodes: EpisodeChoice = field(default=None, validator=check_numbers)
     """Episodes to read of each task: a count, from the first on (100); or numbers and ranges ([0, 2, "10-19"]); or
-    all but some ({exclude: [3, "7-9"]}). Numbers are those of the files (`demo_3`). null: all."""
+    conditions that each meets ({exclude: [3, "7-9"], tasks: ["pick up *"]}). Numbers are those of the files (`demo_3`).
+    null: all."""
     drop_no_ops: bool = True
     """Leave out no-op steps, which neither move nor change the gripper: with them behaviour cloning learns to stand
     still (OpenVLA)."""
     observed: Literal["before", "after"] | None = None
     """Whether observation t of a file was taken `before` action t, or `after` it as in the published files (it then
     belongs to action t + 1). Null: `after` for files with the attributes of LIBERO's own script, else `before`."""
+
+    @episodes.validator
+    def _refuse_success(self, attribute: object, value: EpisodeChoice) -> None:
+        if isinstance(value, EpisodeSelection) and value.success is not None:
+            raise make_problem("LIBERO's files hold demonstrations that all succeed; leave it out", "success")

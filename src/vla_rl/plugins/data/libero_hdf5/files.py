@@ -17,7 +17,7 @@ from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, EnvInfo, Observation
 from vla_rl.plugins.data.libero_hdf5.checks import ENDING, find_files
 from vla_rl.plugins.data.libero_hdf5.config import LiberoHDF5Config
-from vla_rl.toolkit.data.episodes import EpisodeFilter
+from vla_rl.toolkit.data.episodes import EpisodeFilter, EpisodeLabels
 from vla_rl.toolkit.data.images import MAX_PIXELS, stack_images
 from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, compute_statistics, match_cameras
 
@@ -37,6 +37,8 @@ class Recorded:
     """One demonstration: numbers are in memory, images stay in the file."""
 
     group: Any
+    number: int
+    """Number in the file: 3 of `demo_3`."""
     instruction: str
     actions: Array
     """float32 [T, 7]."""
@@ -63,6 +65,11 @@ class LiberoFiles(Demonstrations):
             self._episodes += episodes
             numbers |= numbers_of_file
         chosen.check_choice(str(config.folder), sorted(numbers))
+        contents = [
+            EpisodeLabels(number=episode.number, instructions=frozenset([episode.instruction]))
+            for episode in self._episodes
+        ]
+        self._episodes = [self._episodes[position] for position in chosen.select_labelled(str(config.folder), contents)]
         recorded_cameras = [
             camera for camera, name in CAMERAS.items() if all(name in e.group["obs"] for e in self._episodes)
         ]
@@ -215,4 +222,6 @@ def _read_episode(group: Any, number: int, instruction: str, after: bool, drop_n
         moves = np.linalg.norm(actions[:, :-1], axis=1) >= STILL
         grips = np.diff(actions[:, -1], prepend=actions[:1, -1]) != 0
         actions, frames = actions[moves | grips], frames[moves | grips]
-    return Recorded(group=group, instruction=instruction, actions=actions, state=state[frames], frames=frames)
+    return Recorded(
+        group=group, number=number, instruction=instruction, actions=actions, state=state[frames], frames=frames
+    )

@@ -21,8 +21,9 @@ class RLDSConfig:
     split: str = "train"
     """Split that is read."""
     episodes: EpisodeChoice = field(default=None, validator=check_numbers)
-    """Episodes to read: a count, from the first on (100); or numbers and ranges ([0, 2, "10-19"]); or
-    all but some ({exclude: [3, "7-9"]}). They are numbered from 0 on, in the order of the files. null: all."""
+    """Episodes to read: a count, from the first on (100); or numbers and ranges ([0, 2, "10-19"]); or conditions that
+    each meets ({exclude: [3, "7-9"], tasks: ["pick up *"], success: true}). They are numbered from 0 on, in the order
+    of the files, and success is a `reward` above 0 in some step. null: all."""
     cameras: Mapping[str, str] = field(factory=dict)
     """Mapping from the simulator's camera to the feature with its images, such as {agentview: observation/image}. A
     camera left out is read from `observation/CAMERA`. Names of features are those below `steps/`."""

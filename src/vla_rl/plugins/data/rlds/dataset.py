@@ -17,12 +17,13 @@ from vla_rl.core.types import Array, Observation
 from vla_rl.plugins.data.rlds.checks import find_files
 from vla_rl.plugins.data.rlds.config import RLDSConfig
 from vla_rl.plugins.data.rlds.tfrecord import Example, ExampleFeature, Span, find_records, read_bytes, read_example
-from vla_rl.toolkit.data.episodes import EpisodeFilter, exclude_remedy, format_numbers
+from vla_rl.toolkit.data.episodes import EpisodeFilter, EpisodeLabels, exclude_remedy, format_numbers
 from vla_rl.toolkit.data.images import MAX_PIXELS, check_image, decode_image, stack_images
 from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, compute_statistics, match_cameras
 
 STEPS = "steps/"
 OBSERVATION = "observation/"
+REWARD = "reward"
 METADATA = "episode_metadata/"
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ class RLDSEpisode:
     instructions: list[str]
     images: dict[str, tuple[Span, ...]]
     """Places of a camera's images in `file`, by feature."""
+    success: bool | None
+    """Whether a step has a reward above 0; None: not read."""
 
 
 class RLDSData(Demonstrations):
@@ -69,13 +72,20 @@ class RLDSData(Demonstrations):
             if not self._episodes:
                 self._check_first_episode(example.features, context)
             try:
-                self._episodes.append(self._parse_episode(record.file, example))
+                self._episodes.append(self._parse_episode(record.file, example, chosen.needs_success))
             except UserError as exc:
                 raise UserError(f"{exc}; repair episode {number}, or leave it out: {exclude_remedy([number])}") from exc
             self._numbers_of_episodes.append(number)
         if not count:
             raise UserError(f"{self._where}: its files are empty")
         chosen.check_choice(self._where, range(count))
+        contents = [
+            EpisodeLabels(number=number, instructions=frozenset(episode.instructions), success=episode.success)
+            for number, episode in zip(self._numbers_of_episodes, self._episodes, strict=True)
+        ]
+        positions = chosen.select_labelled(self._where, contents)
+        self._episodes = [self._episodes[position] for position in positions]
+        self._numbers_of_episodes = [self._numbers_of_episodes[position] for position in positions]
         if empty:
             logger.warning("%s: episodes %s have no steps and are left out", self._where, format_numbers(empty))
         lengths = [len(episode.actions) for episode in self._episodes]
@@ -123,7 +133,7 @@ class RLDSData(Demonstrations):
         usual = {camera: OBSERVATION + camera for camera in env.cameras if camera not in images}
         self._cameras = match_cameras(self._where, env, images, {**usual, **config.cameras})
 
-    def _parse_episode(self, file: Path, example: Example) -> RLDSEpisode:
+    def _parse_episode(self, file: Path, example: Example, needs_success: bool) -> RLDSEpisode:
         features = example.features
         steps = count_steps(features)
         episode = RLDSEpisode(
@@ -132,6 +142,7 @@ class RLDSData(Demonstrations):
             state=self._read_rows(features, self._config.state, steps) if self._uses_state else None,
             instructions=self._read_instructions(file, example, steps),
             images={name: self._find_spans(features, name) for name in self._cameras.values()},
+            success=bool((self._find_numbers(features, REWARD) > 0).any()) if needs_success else None,
         )
         for name, spans in episode.images.items():
             if len(spans) != steps:
