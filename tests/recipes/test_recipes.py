@@ -184,7 +184,7 @@ def tiny(file: Path) -> dict[str, Any]:
     model |= {"lora": {"rank": 2}} if "lora" in data["model"] else {}
     model |= {"denoise_steps": 2} if "denoise_steps" in model else {}
     rollout = data["rollout"] | {"chunk": 4, "max_steps": 16}
-    rollout |= {"steps": 16} if "steps" in rollout else {"episodes": 16}
+    rollout |= {"auto_reset": {"steps": 16}} if "auto_reset" in rollout else {"episodes": 16}
     algorithm = dict(data["algorithm"])
     if algorithm["type"] == "srpo":
         algorithm |= {"encoder": "tiny", "camera": "wrist", "frames": 4, "image_size": None, "dtype": "float32"}
