@@ -118,7 +118,7 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     try:
         spec = load_spec(arguments.spec, arguments.overrides)
-        env = load("env", spec.env.type).build(
+        env = load("env", spec.env.type, spec.plugins).build(
             spec.env.config, EnvContext(num_envs=spec.env.num_envs, chunk=spec.rollout.chunk)
         )
         with LeRobotWriter(arguments.folder, fps=FPS, robot=spec.env.type) as writer:

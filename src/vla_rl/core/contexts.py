@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 Role = Literal["act", "learn", "both"]
 """What a worker does with its model."""
 DataStatistics: TypeAlias = Mapping[str, Mapping[str, Sequence[float]]]
-"""Statistics of actions and states, as `Demonstrations.data_statistics` returns them."""
+"""Statistics of actions and states, as `Demonstrations.data_statistics` returns them. Those of `relative_statistics`
+also have "relative_to" of "action": what it was called with, -1 for None."""
 
 
 @frozen(kw_only=True)

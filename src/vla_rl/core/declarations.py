@@ -9,7 +9,7 @@ settings, models and simulators. A class or a function in place of a name works 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib import import_module
@@ -135,6 +135,10 @@ class ModelPlugin(Declaration):
     default_chunk: Target[Callable[[Any], int | None] | None] = Target(None)
     """Function of the config that returns how many actions of a chunk the checkpoint's files say are executed, the
     default of `rollout.chunk`; a spec with another number is warned. None: they do not say."""
+    relative_actions: Target[Callable[[Any, EnvInfo], Sequence[int | None]] | None] = Target(None)
+    """Function of (config, simulator) that returns the place of the state's number that each number of the network's
+    actions is relative to, None for absolute ones; empty: all are absolute. `imitation.statistics: data` asks it, to
+    measure the differences."""
     no_rl: Target[Callable[[Any], str | None] | None] = Target(None)
     """Function of the config that returns why reinforcement learning is impossible with it, called before a run; None:
     it is possible."""

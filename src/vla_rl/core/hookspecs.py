@@ -316,6 +316,23 @@ class Demonstrations(ABC):
         raise UserError(f"{type(self).__name__} has no statistics")
 
     @hookspec(firstresult=True)
+    def relative_statistics(self, references: Sequence[int | None]) -> Mapping[str, Mapping[str, Sequence[float]]]:
+        """Return `data_statistics` for actions relative to the state: "action" is of the differences of all samples'
+        actions to the state of their sample, "action_steps" the same for each of the C steps (C times A numbers a
+        list), "state" as before. Optional, as `data_statistics`. Raise UserError for recorded actions that are
+        differences already.
+
+        Args:
+            references: for each of an action's A numbers the place of the state's number that is subtracted; None:
+                the number stays absolute.
+        """
+        raise UserError(
+            f"{type(self).__name__} has no statistics of actions relative to the state, as the model's actions are; "
+            "implement relative_statistics (vla_rl.toolkit.data.samples.compute_relative_statistics), or set "
+            "model.actions: absolute"
+        )
+
+    @hookspec(firstresult=True)
     def data_properties(self) -> DataProperties:
         """Return the frame rate and the names of the numbers of actions and states. Optional. Data sets of different
         rates are not mixed, and names in another order than those of the simulator or the checkpoint are refused.

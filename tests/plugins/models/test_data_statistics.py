@@ -79,14 +79,6 @@ def test_a_base_without_statistics_is_cloned(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(two, one, rtol=0, atol=1e-5)
 
 
-def test_relative_actions_are_refused_all_the_same(tmp_path: Path) -> None:
-    smolvla.plugin.build(SmolVLAConfig(preset="tiny"), ModelContext(env=ENV, chunk=CHUNK)).save(tmp_path)
-    edit(tmp_path / "config.json", use_relative_actions=True)
-    config = SmolVLAConfig(checkpoint=str(tmp_path))
-    with pytest.raises(Problems, match="relative to the state"):
-        smolvla.plugin.check(config, CheckContext(chunk=CHUNK, scaling={}))
-
-
 @pytest.mark.parametrize(("run", "demanded"), [("sft", False), ("eval", False), ("run", True)])
 def test_a_spec_whose_data_scale(tmp_path: Path, run: str, demanded: bool) -> None:
     """A run that cloned is evaluated by the data's statistics too; reinforcement learning from the base is not."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 CHANGED: Mapping[str, tuple[str, str]] = {
+    "delta_actions": ("actions", "actions: {relative_to: state, dimensions: [0, 1, ...]}"),
     "kl_coef": ("kl", "kl: {coef: ...}"),
     "kl_estimator": ("kl", "kl: {coef: ..., estimator: ...}"),
     "proximal": ("correction", "correction: {type: decoupled, proximal: ...}"),

@@ -83,8 +83,12 @@ class HostInterface(ABC):
 
     @remote(track="none")
     @abstractmethod
-    def data_statistics(self) -> Any:
-        """Return the normalisation statistics of the demonstrations that `open_data` opened."""
+    def data_statistics(self, references: Sequence[int | None]) -> Any:
+        """Return the normalisation statistics of the demonstrations that `open_data` opened.
+
+        Args:
+            references: what the model's actions are relative to, as `ModelPlugin.relative_actions` returns it.
+        """
 
     @remote(track="none")
     @abstractmethod

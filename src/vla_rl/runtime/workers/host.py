@@ -131,9 +131,13 @@ class WorkerHost(HostInterface):
             return self._demonstrations.sizes
         return [self._demonstrations.num_samples()]
 
-    def data_statistics(self) -> Any:
+    def data_statistics(self, references: Sequence[int | None]) -> Any:
         assert self._demonstrations is not None
-        return self._demonstrations.data_statistics()
+        if not references:
+            return self._demonstrations.data_statistics()
+        statistics = self._demonstrations.relative_statistics(references)
+        relative_to = [-1 if place is None else place for place in references]
+        return {**statistics, "action": {**statistics["action"], "relative_to": relative_to}}
 
     def data_properties(self) -> DataProperties:
         assert self._demonstrations is not None

@@ -79,6 +79,10 @@ class MixedDemonstrations(Demonstrations):
     def data_statistics(self) -> Mapping[str, Mapping[str, Sequence[float]]]:
         return self._parts[0].data_statistics()
 
+    def relative_statistics(self, references: Sequence[int | None]) -> Mapping[str, Mapping[str, Sequence[float]]]:
+        first, *_ = [part.relative_statistics(references) for part in self._parts]  # each one checks its actions
+        return first
+
     def data_properties(self) -> DataProperties:
         return self._properties
 

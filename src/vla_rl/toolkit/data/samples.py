@@ -11,11 +11,17 @@ import numpy as np
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, EnvInfo, Observation, RecordedRewards, to_numpy
-from vla_rl.toolkit.data.episodes import exclude_remedy
+from vla_rl.toolkit.data.episodes import exclude_remedy, format_numbers
 from vla_rl.toolkit.feature_names import check_order
+from vla_rl.toolkit.relative_actions import take_offsets
 
 RATE = 0.1
 """Least difference between the rates of data and simulator that is reported, as a share."""
+CLEARLY, FAR = 4, 0.5
+"""How many times farther from the state than from 0 an episode's actions are, and how many standard deviations of all
+states from it, if they count as differences."""
+STILL = 1e-6
+"""Standard deviation below which a number of the state does not move."""
 logger = logging.getLogger(__name__)
 
 
@@ -81,6 +87,85 @@ def compute_statistics(features: Mapping[str, Array]) -> dict[str, dict[str, tup
         }
         result[name] = {key: tuple(row.tolist()) for key, row in rows.items()}
     return result
+
+
+def compute_relative_statistics(
+    source: str, episodes: Mapping[int, tuple[Array, Array]], references: Sequence[int | None], chunk: int, ends: str
+) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Return what `Demonstrations.relative_statistics` does: over all samples of these episodes, of each the chunk's
+    actions minus the state of its first step. Raise UserError where no episode is as long as a chunk, and for recorded
+    actions that are differences already.
+
+    Args:
+        source: the data set, for messages.
+        episodes: number -> actions float32 [T, A], or recorded chunks [T, C, A], and states float32 [T, S].
+        references: as in `relative_statistics`.
+        ends: "drop": samples are the steps that a whole chunk follows, as lerobot counts; "repeat": all steps, with
+            the last action repeated, as openpi counts.
+    """
+    _check_absolute(source, episodes, references)
+    counts = {number: _count_samples(actions, chunk, ends) for number, (actions, _) in episodes.items()}
+    if not any(counts.values()):
+        raise UserError(f"none of the {len(episodes)} episodes of {source} holds a chunk of {chunk} actions")
+    action, steps = [], []
+    for number, place in enumerate(references):  # one at a time: all differences are chunk times the data
+        parts = []
+        for episode, (actions, states) in episodes.items():
+            offsets = take_offsets(states[: counts[episode]], (place,))
+            parts.append(_take_windows(actions[..., number], counts[episode], chunk) - offsets)
+        differences: Array = np.concatenate(parts)
+        action.append(compute_statistics({"": differences.reshape(-1, 1)})[""])
+        steps.append(compute_statistics({"": differences})[""])
+    states = np.concatenate([states for _, states in episodes.values()])
+    return {
+        "action": {name: tuple(column[name][0] for column in action) for name in action[0]},
+        "action_steps": {
+            name: tuple(np.stack([column[name] for column in steps], axis=1).reshape(-1).tolist()) for name in steps[0]
+        },
+        **compute_statistics({"state": states}),
+    }
+
+
+def _count_samples(actions: Array, chunk: int, ends: str) -> int:
+    """Return how many samples begin in an episode."""
+    every = actions.ndim == 3 or ends == "repeat"
+    return len(actions) if every else max(len(actions) - chunk + 1, 0)
+
+
+def _take_windows(numbers: Array, count: int, chunk: int) -> Array:
+    """Return the first `count` chunks [count, C] of one number of an episode's actions, [T] or recorded as [T, C]. The
+    last action is repeated past the end."""
+    if numbers.ndim == 2:
+        return numbers
+    following = np.arange(count)[:, None] + np.arange(chunk)
+    windows: Array = numbers[np.minimum(following, len(numbers) - 1)]
+    return windows
+
+
+def _check_absolute(source: str, episodes: Mapping[int, tuple[Array, Array]], references: Sequence[int | None]) -> None:
+    """Raise UserError for episodes whose actions look like differences already: far from the state, and near 0."""
+    spread = np.concatenate([states for _, states in episodes.values()]).std(0)
+    pairs = [(n, place) for n, place in enumerate(references) if place is not None and spread[place] > STILL]
+    if not pairs:
+        return
+    numbers, indices = (list(part) for part in zip(*pairs, strict=True))
+    differences = []
+    for episode, (actions, states) in episodes.items():
+        first = actions[..., 0, :] if actions.ndim == 3 else actions
+        wanted, shown = first[:, numbers], states[:, indices]
+        to_state, to_zero = (float(np.abs(part / spread[indices]).mean()) for part in (wanted - shown, wanted))
+        if to_zero * CLEARLY < to_state and to_state > FAR:
+            differences.append(episode)
+    if differences:
+        some = f"episodes {format_numbers(differences)}" if len(differences) < len(episodes) else "all episodes"
+        remedy = "set model.actions: absolute"
+        if len(differences) < len(episodes):
+            remedy = f"leave those out: {exclude_remedy(differences)}, or convert them"
+        raise UserError(
+            f"{source}: model.actions asks for differences of its actions to the state, and those in {some} are more "
+            f"than {CLEARLY} times as far from the state as from 0: they look like differences already, which would be "
+            f"taken twice; {remedy}"
+        )
 
 
 def check_fit(source: str, env: EnvInfo, action_dim: int, state_dim: int) -> EnvInfo:

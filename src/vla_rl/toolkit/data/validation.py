@@ -226,6 +226,12 @@ class CheckedDemonstrations(Demonstrations):
             raise UserError(f"{self._source}, {flaw}")
         return statistics
 
+    def relative_statistics(self, references: Sequence[int | None]) -> Mapping[str, Mapping[str, Sequence[float]]]:
+        statistics = self._data.relative_statistics(references)
+        for flaw in statistics_flaws(self._env, statistics):
+            raise UserError(f"{self._source}, {flaw}")
+        return statistics
+
     def data_properties(self) -> DataProperties:
         return self._data.data_properties()
 

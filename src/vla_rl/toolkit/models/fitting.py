@@ -12,6 +12,14 @@ from vla_rl.core.errors import CheckpointError, UserError, did_you_mean
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import EnvInfo
 from vla_rl.toolkit.models.checkpoints import check_tokenizer, find_weights, folder_of, resolve_checkpoint
+from vla_rl.toolkit.relative_actions import (
+    References,
+    RelativeActions,
+    check_references,
+    choose_numbers,
+    match_state,
+    needs_names,
+)
 
 logger = logging.getLogger(__name__)
 NEAR = 0.01
@@ -110,6 +118,64 @@ def check_action_range(
             logger.warning("%s; actions never reach the other half of that%s", fact, setting)
         elif end > start and shared <= (end - start) / 2:
             logger.warning("%s; half of it or more is clipped, as with another robot's or other units%s", fact, remedy)
+
+
+def choose_references(config: Any, env: EnvInfo, recorded: References | None = None, source: str = "") -> References:
+    """Return what actions are relative to: as the spec says, else as the checkpoint's folder does. Raise MismatchError
+    where they contradict each other, and where the simulator lacks the numbers.
+
+    Args:
+        config: has `actions`.
+        recorded: what the folder says; None: nothing.
+        source: the folder, for messages.
+    """
+    setting = config.actions
+    if recorded is None:
+        references = match_state(setting, env, MismatchError) if isinstance(setting, RelativeActions) else ()
+    else:
+        references = recorded
+        _check_agreement(setting, env, recorded, source)
+    check_references(references, env, source, MismatchError)
+    return references
+
+
+def _check_agreement(setting: RelativeActions | str | None, env: EnvInfo, recorded: References, source: str) -> None:
+    """Raise MismatchError where the spec asks for other relative numbers than a folder's statistics are of. Names that
+    the simulator does not know, but the data of the folder's training did, are not compared."""
+    if setting is None:
+        return
+    wanted: list[int] = []
+    if isinstance(setting, RelativeActions):
+        if needs_names(setting) and recorded and not env.action_names:
+            return
+        wanted = sorted(choose_numbers(setting, env, MismatchError).values())
+    relative = [number for number, index in enumerate(recorded) if index is not None]
+    if wanted != relative:
+        raise MismatchError(
+            f"model.actions asks for actions with {_describe_numbers(wanted)}, and the statistics in {source} are of "
+            f"actions with {_describe_numbers(relative)}; leave model.actions out, or train it on demonstrations with "
+            f"imitation.statistics: data"
+        )
+
+
+def _describe_numbers(relative: Sequence[int]) -> str:
+    return f"numbers {', '.join(map(str, relative))} relative to the state" if relative else "no relative numbers"
+
+
+def data_references(
+    config: Any, env: EnvInfo, read: Callable[[Path], References | None], wanted_files: Sequence[str]
+) -> References:
+    """Return what actions are relative to in a model that is scaled by the data, for `ModelPlugin.relative_actions`: as
+    the spec says, else as the checkpoint's folder does, which `read` reads.
+
+    Args:
+        config: has `checkpoint` and `actions`.
+        wanted_files: as in `checkpoints.resolve_checkpoint`.
+    """
+    if config.checkpoint is None or config.actions is not None:
+        return choose_references(config, env)
+    folder = resolve_checkpoint(config.checkpoint, wanted_files)
+    return choose_references(config, env, read(folder), str(folder))
 
 
 def check_state_dim(trained: str, dim: int, env: EnvInfo) -> None:

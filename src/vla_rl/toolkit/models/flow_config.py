@@ -9,6 +9,7 @@ from attrs.validators import deep_iterable, ge, gt, in_, le, optional
 
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.fitting import one_source
+from vla_rl.toolkit.relative_actions import RelativeActions
 
 PRESETS = ("tiny",)
 DTYPES = ("float32", "bfloat16", "float16")
@@ -139,6 +140,10 @@ class FlowConfig:
     """The language model's tokenizer.json, or a folder that holds it. None: in the checkpoint's folder."""
     cameras: tuple[str, ...] | None = None
     """The simulator's cameras in the order of the model's images. None: those of the checkpoint's training, or all."""
+    actions: RelativeActions | Literal["absolute"] | None = None
+    """What the network predicts: actions as the simulator takes them (`absolute`), or differences to the state. It is
+    saved with the model. None: as the checkpoint's folder says; absolute in a preset, and where the folder says
+    nothing, as openpi's do not."""
     denoise_steps: int = field(default=4, validator=ge(1))
     """K, steps from noise to actions: 4 in pi_RL's training recipes, 10 in the models' own inference."""
     noise: FlowNoiseKind = field(factory=FlowSDE, validator=_some_step_is_noisy)

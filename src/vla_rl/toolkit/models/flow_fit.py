@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,12 +18,14 @@ from vla_rl.toolkit.models.fitting import (
     check_horizon,
     check_state_dim,
     choose_cameras,
+    choose_references,
     require_state,
 )
 from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint, FlowShape
 from vla_rl.toolkit.models.flow_config import FlowConfig
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics, rescale_config
 from vla_rl.toolkit.models.prompts import train_tokenizer
+from vla_rl.toolkit.relative_actions import References
 
 
 @frozen(kw_only=True)
@@ -42,6 +44,7 @@ def preset_statistics(context: ModelContext, env: EnvInfo, uses_state: bool) -> 
     return Statistics(
         action=FeatureScale(mode="MIN_MAX", values=bounds, dim=env.action_dim),
         state=FeatureScale(mode="IDENTITY", values=(), dim=env.state_dim) if uses_state else None,
+        references=None,
     )
 
 
@@ -80,10 +83,22 @@ def fit_preset(
     name: str, config: FlowConfig, env: EnvInfo, checkpoint: FlowCheckpoint, uses_state: bool
 ) -> FlowIOAdapter:
     """Adapt a network with random weights to the simulator."""
+    scales = checkpoint.statistics
+    if scales.references is None:
+        scales = evolve(scales, references=choose_references(config, env))
+        if scales.references:  # the state is thought to have the range of the actions
+            spans = [high - low for low, high in zip(env.action_low, env.action_high, strict=True)]
+            ends = [
+                (float(low), float(high)) if place is None else (-float(span), float(span))
+                for low, high, span, place in zip(
+                    env.action_low, env.action_high, spans, scales.references, strict=True
+                )
+            ]
+            scales = evolve(scales, action=evolve(scales.action, values=tuple(zip(*ends, strict=True))))
     return FlowIOAdapter(
-        checkpoint=checkpoint,
+        checkpoint=evolve(checkpoint, statistics=scales),
         cameras=_fit_cameras(name, config, env, None),
-        state=checkpoint.statistics.state if uses_state else None,
+        state=scales.state if uses_state else None,
     )
 
 
@@ -99,7 +114,6 @@ def fit_checkpoint(
     quantiles: bool = False,
     gripper: str | None = None,
     converts: bool = False,
-    relative: int = 0,
 ) -> FlowIOAdapter:
     """Match checkpoint, spec and simulator. Raise MismatchError if they are incompatible.
 
@@ -108,7 +122,6 @@ def fit_checkpoint(
         blind: what a spec says for a model that shall see no state.
         quantiles: scale by quantiles where the run measures the demonstrations; else by z-scores.
         gripper, converts: as in `check_action_range`.
-        relative: first numbers of an action whose statistics are relative to the state; their range is not compared.
     """
     demonstrated = demonstration_statistics(context, quantiles)
     if demonstrated is not None:  # lerobot's files hold the checkpoint's statistics: rewrite them
@@ -117,6 +130,9 @@ def fit_checkpoint(
             checkpoint, statistics=demonstrated, raw=rescale_config(settings, demonstrated), processors={}
         )
     scales, shape = checkpoint.statistics, checkpoint.shape
+    if demonstrated is None:
+        scales = evolve(scales, references=choose_references(config, env, scales.references, str(checkpoint.folder)))
+        checkpoint = evolve(checkpoint, statistics=scales)
     where = f"{checkpoint.folder} was trained"
     check_action_dim(where, scales.action.dim, env)
     trained = checkpoint.raw.get("action_feature_names")
@@ -130,8 +146,13 @@ def fit_checkpoint(
             MismatchError,
         )
     source = f"statistics of {'the demonstrations' if demonstrated is not None else checkpoint.folder}"
-    bounds = zip(env.action_low, env.action_high, strict=True)
-    ranges = [*list(bounds)[:relative], *scales.action.usual_ranges()[relative:]]
+    bounds = list(zip(env.action_low, env.action_high, strict=True))
+    ranges = scales.action.usual_ranges()
+    if ranges:  # of differences to the state nothing follows for the simulator's range
+        references = scales.references or (None,) * len(ranges)
+        ranges = [
+            usual if place is None else bound for usual, bound, place in zip(ranges, bounds, references, strict=True)
+        ]
     check_action_range(source, ranges, env, gripper=gripper, converts=converts)
     check_horizon(checkpoint.folder, shape.horizon, context.chunk)
     for part, scale, width in (("actions", scales.action, shape.action_dim), ("state", scales.state, shape.state_dim)):
@@ -151,9 +172,15 @@ def fit_checkpoint(
     return FlowIOAdapter(checkpoint=checkpoint, cameras=_fit_cameras(name, config, env, checkpoint), state=state)
 
 
-def demonstration_statistics(context: ModelContext, quantiles: bool = False) -> Statistics | None:
+def demonstration_statistics(
+    context: ModelContext, quantiles: bool = False, by_step: bool = False
+) -> Statistics | None:
     """Return the statistics of the demonstrations if the run normalises by them, else None: z-scores, or quantiles from
-    the 1st to the 99th percentile."""
+    the 1st to the 99th percentile.
+
+    Args:
+        by_step: scale relative actions by their range at each step of a chunk, as GR00T N1.7 does.
+    """
     scaling = context.scaling
     if scaling is None:
         return None
@@ -161,8 +188,36 @@ def demonstration_statistics(context: ModelContext, quantiles: bool = False) -> 
     scales = {
         name: FeatureScale(mode=mode, values=(tuple(part[low]), tuple(part[high])), dim=len(part[low]))
         for name, part in scaling.items()
+        if name in ("action", "state")
     }
-    return Statistics(action=scales["action"], state=scales.get("state"))
+    references = tuple(None if place < 0 else int(place) for place in scaling["action"].get("relative_to", ()))
+    if by_step and references:
+        scales["action"] = _scale_by_step(scales["action"], scaling["action_steps"], references)
+    return Statistics(action=scales["action"], state=scales.get("state"), references=references)
+
+
+def _scale_by_step(action: FeatureScale, ranges: Mapping[str, Sequence[float]], references: References) -> FeatureScale:
+    """Return a scale of relative numbers by their range at each step; absolute ones are scaled alike at all steps.
+
+    Args:
+        ranges: "min" and "max" of H steps of D numbers, in one list each.
+    """
+    steps = len(ranges["min"]) // action.dim
+
+    def choose_numbers(end: int, name: str) -> tuple[tuple[float, ...], ...]:
+        rows = [ranges[name][step * action.dim : (step + 1) * action.dim] for step in range(steps)]
+        alike = action.values[end]
+        return tuple(
+            tuple(
+                float(pooled if place is None else at_step)
+                for pooled, at_step, place in zip(alike, row, references, strict=True)
+            )
+            for row in rows
+        )
+
+    low, high = choose_numbers(0, "min"), choose_numbers(1, "max")
+    widest = tuple(map(min, zip(*low, strict=True))), tuple(map(max, zip(*high, strict=True)))
+    return evolve(action, values=widest, by_step=(low, high))
 
 
 def uses_state(use_state: bool | None, env: EnvInfo) -> bool:

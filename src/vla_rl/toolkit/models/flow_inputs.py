@@ -19,6 +19,7 @@ from vla_rl.toolkit.models.flow_network import FlowModule
 from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.scaling import FeatureScaler
+from vla_rl.toolkit.relative_actions import take_offsets
 
 
 class FlowInputs(VLAModel, Compilable):
@@ -27,8 +28,6 @@ class FlowInputs(VLAModel, Compilable):
     module: FlowModule
     name: str
     """Name of the model, in messages and in the keys of random numbers."""
-    delta_actions = 0
-    """First numbers of an action that the network predicts relative to those of the state; 0: none."""
 
     def __init__(
         self,
@@ -52,6 +51,8 @@ class FlowInputs(VLAModel, Compilable):
         self._high = high
         self._cameras = fit.cameras
         self._chunk = context.chunk
+        self._width = module.shape[1]
+        self._references = fit.checkpoint.statistics.references or ()
         self._device = device
         self._train_prefix = not config.train_expert_only
         self._dropouts = [part for part in module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
@@ -91,31 +92,24 @@ class FlowInputs(VLAModel, Compilable):
             return pixels, torch.zeros(len(pixels), width, device=self._device)
         return pixels, self._state_scaler.normalise_feature(recorded, width)
 
-    def _action_offset(self, obs: Observation, chunked: bool = False) -> Tensor | None:
-        """Return the first numbers of the state that the network's actions are relative to, [B, N], or with `chunked`
-        [B, 1, N]; None where actions are not relative."""
-        if not self.delta_actions:
+    def _read_offsets(self, obs: Observation) -> Tensor | None:
+        """Return what the network's actions are relative to, [B, 1, A]; None where all are absolute."""
+        if not self._references:
             return None
         if obs.state is None:
             raise ValueError(f"{self.name} predicts actions relative to the state, and the observation has none")
-        offset = as_tensor(obs.state, self._device)[:, : self.delta_actions]
-        return offset[:, None] if chunked else offset
+        return as_tensor(take_offsets(obs.state, self._references), self._device)[:, None]
 
     def _restore_actions(self, x: Tensor, offset: Tensor | None) -> Tensor:
         """Return the actions [B, C, A] of denoised chunks in the simulator's units and range. `offset`: as
-        `_action_offset` returns it."""
+        `_read_offsets` returns it."""
         actions = self._actions.restore_units(x[:, : self._chunk])
-        if offset is not None:
-            count = self.delta_actions
-            actions = torch.cat([actions[..., :count] + offset[:, None], actions[..., count:]], dim=-1)
-        return actions.clamp(self._low, self._high)
+        return (actions if offset is None else actions + offset).clamp(self._low, self._high)
 
-    def _subtract_offset(self, actions: Tensor, offset: Tensor | None) -> Tensor:
-        """Return actions [..., A] in the simulator's units as the network predicts them. `offset`: [..., N] or None."""
-        if offset is None:
-            return actions
-        count = self.delta_actions
-        return torch.cat([actions[..., :count] - offset, actions[..., count:]], dim=-1)
+    def _normalise_actions(self, actions: Tensor, offset: Tensor | None) -> Tensor:
+        """Return actions [..., C, A] in the simulator's units as the network predicts them, padded to its width."""
+        relative = actions if offset is None else actions - offset
+        return self._actions.normalise_feature(relative, self._width)
 
     def _set_dropout(self, on: bool) -> None:
         for part in self._dropouts:

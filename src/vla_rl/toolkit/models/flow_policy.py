@@ -70,7 +70,7 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         self._set_dropout(False)
         inputs = self._build_inputs(obs) | self._draw_noise(len(obs), noise, greedy)
-        offset = self._action_offset(obs)
+        offset = self._read_offsets(obs)
         if offset is not None:
             inputs["offset"] = offset
         decided = self.decide(inputs)
@@ -138,14 +138,12 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
         observation, so the first `delay` of them are those executed meanwhile."""
         horizon, width = self._shape
         prefix, state = self._encode_observation(obs)
-        offset = self._action_offset(obs)
+        offset = self._read_offsets(obs)
         last, weights = torch.zeros(len(obs), horizon, width), torch.zeros(len(obs), horizon, width)
         for row, unexecuted in enumerate(previous):
             left = len(unexecuted.actions)
-            relative = self._subtract_offset(
-                as_tensor(unexecuted.actions, self._device), None if offset is None else offset[row : row + 1]
-            )
-            last[row, :left] = self._actions.normalise_feature(relative, width).cpu()
+            actions = as_tensor(unexecuted.actions, self._device)  # absolute: the last chunk had another state
+            last[row, :left] = self._normalise_actions(actions, None if offset is None else offset[row]).cpu()
             weights[row, :, : self._actions.dim] = weights_of(left, unexecuted.delay, horizon)[:, None]
         last, weights = last.to(self._device), weights.to(self._device)
         x = self._unscored_start(prefix, state, noise, greedy)
@@ -176,9 +174,8 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
         run's seed, the demonstrated actions and the weights, so that they are new at every optimiser step and the same
         after a resume.
         """
-        horizon, width = self._shape
-        relative = self._subtract_offset(as_tensor(actions, self._device), self._action_offset(obs, chunked=True))
-        wanted = self._actions.normalise_feature(relative, width)
+        horizon = self._shape[0]
+        wanted = self._normalise_actions(as_tensor(actions, self._device), self._read_offsets(obs))
         target = torch.cat([wanted, wanted[:, -1:].expand(-1, horizon - wanted.shape[1], -1)], dim=1)
         trained = [p for p in self.module.network.parameters() if p.requires_grad]
         keys = (crc32(to_numpy(t).tobytes()) for t in (actions, trained[-1]))

@@ -18,10 +18,18 @@ from attrs import frozen
 from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.toolkit.json_files import Record, path_inside
 from vla_rl.toolkit.models.checkpoints import MAX_CHUNK, MAX_SIZE, WEIGHTS, find_weights, read_file, read_keys
+from vla_rl.toolkit.relative_actions import GRIPPER, References
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
 NORMALIZER = "normalizer_processor"
-RELATIVE = ("relative_actions_processor", "delta_actions_processor")
+RELATIVE, ABSOLUTE = "relative_actions_processor", "absolute_actions_processor"
+"""lerobot's step that subtracts the state from actions, and the one that adds it again."""
+OWN_RELATIVE = "vla_rl_relative_actions_processor"
+"""Our step in place of `RELATIVE` where an action's number is relative to a state's number at another place, which
+lerobot cannot express. It refuses steps that it does not know."""
+RELATIVE_FLAG, ACTION_NAMES = "use_relative_actions", "action_feature_names"
+WITH_RELATIVE = ("pi0", "pi05")
+"""Types of models in whose config.json lerobot reads `RELATIVE_FLAG`."""
 LEROBOT = "model."
 """Prefix of every tensor's name in lerobot's files."""
 EXECUTED = "n_action_steps"
@@ -59,6 +67,9 @@ class FeatureScale:
     using eps."""
     clip: bool = False
     """Numbers outside the range are clipped to it, in both directions (GR00T N1.7)."""
+    by_step: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    """The mode's two statistics for each step of a chunk, H times D numbers each, where they are not the same for all
+    steps (relative actions of GR00T N1.7); `values` then has the widest range of all steps."""
 
     def usual_ranges(self) -> list[tuple[float, float]]:
         """Return the lowest and highest usual number of each dimension: the mode's ends, or one standard deviation
@@ -76,6 +87,8 @@ class Statistics:
     action: FeatureScale
     state: FeatureScale | None
     """Normalisation of the state; None: the folder has no state."""
+    references: References | None = ()
+    """What actions are relative to; `action` scales the differences. None: the folder does not say."""
 
 
 def read_statistics(folder: Path, raw: Mapping[str, Any]) -> Statistics:
@@ -86,7 +99,6 @@ def read_statistics(folder: Path, raw: Mapping[str, Any]) -> Statistics:
         raw: config.json.
     """
     steps, record = read_steps(folder), _config_record(folder, raw)
-    refuse_relative_actions(folder, raw, steps)
     step = next((s for s in steps if s.data.get("registry_name") == NORMALIZER), None)
     if step is None:
         raise CheckpointError(
@@ -121,8 +133,11 @@ def read_statistics(folder: Path, raw: Mapping[str, Any]) -> Statistics:
 
     if ACTION not in features:
         raise CheckpointError(f"{folder / 'config.json'} names no output feature {ACTION!r}")
+    action = read_scale(ACTION, "ACTION")
     return Statistics(
-        action=read_scale(ACTION, "ACTION"), state=read_scale(STATE, "STATE") if STATE in features else None
+        action=action,
+        state=read_scale(STATE, "STATE") if STATE in features else None,
+        references=read_references(folder, raw, action.dim),
     )
 
 
@@ -202,24 +217,61 @@ def _read_dim(feature: Record) -> int:
 
 
 def check_actions(folder: Path, raw: Mapping[str, Any]) -> None:
-    """Check a folder whose statistics are not used and may be missing. Raise CheckpointError for a model whose actions
-    are relative to the state."""
-    refuse_relative_actions(folder, raw, read_steps(folder) if (folder / PREPROCESSOR).is_file() else ())
+    """Check a folder whose statistics are not used and may be missing. Raise CheckpointError."""
+    read_references(folder, raw, 0)
     for section in ("input_features", "output_features"):
         _config_record(folder, raw).get_section(section).records_here()
     _config_record(folder, raw).get_section("normalization_mapping")
 
 
-def refuse_relative_actions(folder: Path, raw: Mapping[str, Any], steps: Sequence[Record]) -> None:
-    """Raises CheckpointError for a model whose actions are differences to the state."""
-    relative = [step.get_section("config") for step in steps if step.data.get("registry_name") in RELATIVE]
+def read_references(folder: Path, raw: Mapping[str, Any], action_dim: int) -> References:
+    """Return which number of the state each of an action's numbers is relative to, by the steps of pre-processing, or
+    by config.json in a folder without such a step. Raise CheckpointError where the two contradict each other.
+
+    Args:
+        raw: config.json.
+    """
     record = _config_record(folder, raw)
-    flags = [_read_flag(record, key) for key in ("use_relative_actions", "use_delta_joint_actions_aloha")]
-    if any(flags) or any(settings.get_boolean("enabled", True) for settings in relative):
+    flag = _read_flag(record, RELATIVE_FLAG)
+    if _read_flag(record, "use_delta_joint_actions_aloha"):
         raise CheckpointError(
-            f"{folder} gives actions relative to the state, which is not supported; use a checkpoint that was trained "
-            "on absolute actions"
+            f"{record.source}: 'use_delta_joint_actions_aloha' is true, which lerobot never implemented for this "
+            f"layout; set it to false, or use a folder with {RELATIVE_FLAG!r}"
         )
+    steps = read_steps(folder) if (folder / PREPROCESSOR).is_file() else []
+    configs = {step.data.get("registry_name"): step.get_section("config") for step in steps}
+    if OWN_RELATIVE in configs:
+        indices = configs[OWN_RELATIVE].get_sizes("state_index", -1, MAX_SIZE)
+        return tuple(None if place < 0 else place for place in indices)
+    if RELATIVE in configs:
+        step = configs[RELATIVE]
+        enabled = step.get_boolean("enabled", False)
+        if flag and not enabled:
+            raise CheckpointError(
+                f"{record.source} says {RELATIVE_FLAG!r}, and its pre-processing switches {RELATIVE!r} off; correct "
+                f"the one that is wrong"
+            )
+        names, excluded = _read_names(step, "action_names"), _read_names(step, "exclude_joints")
+    else:
+        enabled, names = flag, _read_names(record, ACTION_NAMES)
+        excluded = _read_names(record, "relative_exclude_joints") if flag else ()
+        excluded = (GRIPPER,) if excluded is None else excluded
+    if not enabled:
+        return ()
+    mask = mask_by_names(names, excluded or (), action_dim)
+    return tuple(place if relative else None for place, relative in enumerate(mask)) if any(mask) else ()
+
+
+def mask_by_names(names: Sequence[str] | None, excluded: Sequence[str], count: int) -> list[bool]:
+    """Return lerobot's mask of relative numbers: all but those whose name has one of the `excluded` texts in it, in any
+    case. Without names, and beyond them, numbers are relative."""
+    tokens = [token.lower() for token in excluded if token]
+    mask = [not any(token in name.lower() for token in tokens) for name in (names or ())[:count]]
+    return mask + [True] * (count - len(mask))
+
+
+def _read_names(record: Record, key: str) -> tuple[str, ...] | None:
+    return record.get_texts(key) if record.has_value(key) else None
 
 
 def _read_flag(record: Record, key: str) -> bool:
@@ -237,13 +289,15 @@ def model_config(
     if statistics.state is not None:
         inputs[STATE] = {"type": "STATE", "shape": [statistics.state.dim]}
         modes["STATE"] = statistics.state.mode
+    kind = own.pop("type")
     return {
-        "type": own.pop("type"),
+        "type": kind,
         "n_obs_steps": 1,
         "input_features": inputs,
         "output_features": {ACTION: {"type": "ACTION", "shape": [statistics.action.dim]}},
         "normalization_mapping": modes,
         **own,
+        **_relative_keys(kind, statistics.references or (), ()),
         "chunk_size": horizon,
     }
 
@@ -258,7 +312,39 @@ def rescale_config(raw: Mapping[str, Any], statistics: Statistics) -> dict[str, 
         modes["STATE"] = statistics.state.mode
         inputs[STATE] = {"type": "STATE", "shape": [statistics.state.dim]}
     outputs = {ACTION: {"type": "ACTION", "shape": [statistics.action.dim]}}
-    return {**raw, "normalization_mapping": modes, "input_features": inputs, "output_features": outputs}
+    keys = {"normalization_mapping": modes, "input_features": inputs, "output_features": outputs}
+    kept = {key: value for key, value in raw.items() if key not in (RELATIVE_FLAG, "relative_exclude_joints")}
+    names = raw.get(ACTION_NAMES)
+    return {**kept, **keys, **_relative_keys(raw.get("type"), statistics.references or (), names)}
+
+
+def _relative_keys(kind: Any, references: References, names: Any) -> dict[str, Any]:
+    """Return the keys of config.json that say which actions are relative, where lerobot has keys for it."""
+    if kind not in WITH_RELATIVE or not references or not _by_place(references):
+        return {}
+    settings = _describe_mask(references, names)
+    return {
+        RELATIVE_FLAG: True,
+        "relative_exclude_joints": settings["exclude_joints"],
+        ACTION_NAMES: settings["action_names"],
+    }
+
+
+def _by_place(references: References) -> bool:
+    """Whether each relative number belongs to the state's number at the same place, the only case that lerobot has."""
+    return all(place in (None, number) for number, place in enumerate(references))
+
+
+def _describe_mask(references: References, names: Any) -> dict[str, list[str]]:
+    """Return names of an action's numbers, and which of them lerobot excludes, for these relative numbers: the given
+    names where the mask that lerobot makes of them is right, else names that say no more than that."""
+    wanted = [place is not None for place in references]
+    known = [f"{'relative' if relative else 'absolute'}_{number}" for number, relative in enumerate(wanted)]
+    if isinstance(names, list | tuple) and len(names) == len(wanted):
+        excluded = [name for name, relative in zip(names, wanted, strict=True) if not relative]
+        known = list(names) if mask_by_names(names, excluded, len(wanted)) == wanted else known
+    excluded = [name for name, relative in zip(known, wanted, strict=True) if not relative]
+    return {"exclude_joints": excluded, "action_names": known}
 
 
 def write_processors(
@@ -286,10 +372,18 @@ def write_processors(
         "tokenizer_name": tokenizer,
     }
     device = {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}}
-    start = [
+    start: list[dict[str, Any]] = [
         {"registry_name": "rename_observations_processor", "config": {"rename_map": {}}},
         {"registry_name": "to_batch_processor", "config": {}},
     ]
+    references = statistics.references or ()
+    back = [{"registry_name": ABSOLUTE, "config": {"enabled": True}}] if references else []
+    if references and _by_place(references):
+        mask = _describe_mask(references, raw.get(ACTION_NAMES))
+        start.append({"registry_name": RELATIVE, "config": {"enabled": True, **mask}})
+    elif references:
+        indices = [-1 if place is None else place for place in references]
+        start.append({"registry_name": OWN_RELATIVE, "config": {"state_index": indices}})
     text = [{"registry_name": name, "config": {}} for name in prompt]
     text.append({"registry_name": "tokenizer_processor", "config": tokens})
     at = len(start) if normalise_first else len(start) + len(text) + 1
@@ -297,7 +391,8 @@ def write_processors(
     scaling = {"registry_name": NORMALIZER, "config": settings, "state_file": f"{before}.safetensors"}
     pre = [*start, scaling, *text, device] if normalise_first else [*start, *text, device, scaling]
     outwards = {**settings, "features": raw["output_features"]}
-    post = [{"registry_name": f"un{NORMALIZER}", "config": outwards, "state_file": f"{after}.safetensors"}, device]
+    unscaling = {"registry_name": f"un{NORMALIZER}", "config": outwards, "state_file": f"{after}.safetensors"}
+    post = [unscaling, *back, device]
     tensors = _encode_statistics(statistics)
     return {
         PREPROCESSOR: _encode_json({"name": "policy_preprocessor", "steps": pre}),

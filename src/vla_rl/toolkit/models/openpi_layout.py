@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import CheckpointError, UserError
-from vla_rl.toolkit.models.checkpoints import TOKENIZER, WEIGHTS, read_json, unreadable_error
+from vla_rl.toolkit.json_files import Record
+from vla_rl.toolkit.models.checkpoints import MAX_SIZE, TOKENIZER, WEIGHTS, read_json, unreadable_error
 from vla_rl.toolkit.models.lerobot import LEROBOT, FeatureScale, read_statistics
+from vla_rl.toolkit.relative_actions import References
 
 MODELS = ("pi0", "pi05")
 EPS = 1e-6
 """Number that openpi adds to the standard deviation, or to the range's width."""
+RELATIVE = "vla_rl_relative_actions"
+"""Our key in config.json, of which openpi reads nothing: for each number of an action the place of the state's number
+that it is relative to, -1 for absolute ones. In openpi the training config says it (`DeltaActions`)."""
 KEPT = (
     TOKENIZER,
     "architecture.json",
@@ -52,6 +57,7 @@ def write_openpi(folder: Path, target: Path, asset_id: str) -> None:
     if state_file.is_file() and read_json(state_file).get("state_in_prompt") == "padded":
         raise UserError(f"prompts of {folder} hold a padded state (model.state_in_prompt), as openpi's never do")
     statistics = read_statistics(folder, raw)
+    references = statistics.references or ()
     entries = {"actions": _build_entry(statistics.action, 0.0), "state": _build_entry(statistics.state, 1.0)}
     target.mkdir(parents=True, exist_ok=True)
     precision = rename_tensors(folder / WEIGHTS, target / WEIGHTS)
@@ -63,6 +69,7 @@ def write_openpi(folder: Path, target: Path, asset_id: str) -> None:
             "paligemma_variant": raw.get("paligemma_variant", "gemma_2b"),
             "action_expert_variant": raw.get("action_expert_variant", "gemma_300m"),
             "precision": precision,
+            **({RELATIVE: [-1 if place is None else place for place in references]} if references else {}),
         },
     )
     assets = target / "assets" / asset_id
@@ -71,6 +78,14 @@ def write_openpi(folder: Path, target: Path, asset_id: str) -> None:
     for name in KEPT:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)
+
+
+def read_references(raw: Record) -> References | None:
+    """Return what actions are relative to by config.json in openpi's layout; None: it does not say, as those that
+    openpi wrote. Raise CheckpointError."""
+    if not raw.has_value(RELATIVE):
+        return None
+    return tuple(None if place < 0 else place for place in raw.get_sizes(RELATIVE, -1, MAX_SIZE))
 
 
 def rename_tensors(source: Path, target: Path) -> str:

@@ -19,8 +19,9 @@ class FeatureScaler:
         self.dim = scale.dim
         self._dtype = dtype
         self._end = 1.0 if scale.clip else torch.inf
-        values = [torch.tensor(value, dtype=torch.float64) for value in scale.values]
-        offset, inwards = torch.zeros(scale.dim, dtype=torch.float64), torch.ones(scale.dim, dtype=torch.float64)
+        values = [torch.tensor(value, dtype=torch.float64) for value in scale.by_step or scale.values]
+        shape = values[0].shape if values else (scale.dim,)
+        offset, inwards = torch.zeros(shape, dtype=torch.float64), torch.ones(shape, dtype=torch.float64)
         outwards, shift = inwards, torch.zeros_like(offset)
         if scale.mode == "MEAN_STD":
             offset, inwards, outwards = values[0], values[1] + scale.eps, values[1]
@@ -40,7 +41,8 @@ class FeatureScaler:
 
     def normalise_feature(self, x: Tensor, width: int) -> Tensor:
         """Normalise [..., dim] in physical units, padded with zeros to [..., width]."""
-        scaled = (x.to(self._dtype) - self._offset) / self._in - self._shift
+        offset, inwards, shift = (self._take_steps(part, x) for part in (self._offset, self._in, self._shift))
+        scaled = (x.to(self._dtype) - offset) / inwards - shift
         return F.pad(scaled.clamp(-self._end, self._end), (0, width - self.dim))
 
     def normalise_on_host(self, x: Array, width: int) -> Array:
@@ -51,7 +53,12 @@ class FeatureScaler:
 
     def restore_units(self, x: Tensor) -> Tensor:
         """Un-normalise [..., width] to physical units, [..., dim]."""
-        return (x[..., : self.dim].clamp(-self._end, self._end) + self._shift) * self._out + self._offset
+        offset, outwards, shift = (self._take_steps(part, x) for part in (self._offset, self._out, self._shift))
+        return (x[..., : self.dim].clamp(-self._end, self._end) + shift) * outwards + offset
+
+    def _take_steps(self, part: Tensor, x: Tensor) -> Tensor:
+        """Return the rows of the steps that x [..., C, D] begins with, where each step has a scale."""
+        return part if part.ndim == 1 else part[: x.shape[-2]]
 
 
 class GripperScaler(FeatureScaler):

@@ -245,22 +245,9 @@ def test_scales_by_the_demonstrations_are_kept(tmp_path: Path) -> None:
     assert torch.equal(model._build_inputs(observation(2))["state"], again._build_inputs(observation(2))["state"])
 
 
-RELATIVE = {
-    "use_relative_action": True,
-    "robot": {
-        "action": {
-            "delta_indices": [0, 1, 2, 3],
-            "modality_keys": ["move", "gripper"],
-            "action_configs": [{"rep": "RELATIVE"}, {"rep": "ABSOLUTE"}],
-        }
-    },
-}
-
-
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        (RELATIVE, "gives actions relative to the state, which is not supported"),
         ({"use_mean_std": True}, "use_mean_std True is not supported"),
         ({"letter_box_transform": True}, "letter_box_transform True is not supported"),
         ({"use_albumentations": False}, "use_albumentations False is not supported, True is"),

@@ -25,7 +25,14 @@ from vla_rl.plugins.data.lerobot.meta import Meta, find_feature_size, pixels_of
 from vla_rl.plugins.data.lerobot.video import Videos, find_clip_faults
 from vla_rl.toolkit.data.episodes import EpisodeFilter
 from vla_rl.toolkit.data.images import check_image, decode_image, stack_images
-from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, compute_statistics, match_cameras
+from vla_rl.toolkit.data.samples import (
+    StepWindows,
+    check_finite,
+    check_fit,
+    compute_relative_statistics,
+    compute_statistics,
+    match_cameras,
+)
 
 IMAGES = "observation.images."
 INTERVENTION = "is_intervention"
@@ -77,6 +84,7 @@ class LeRobotData(Demonstrations):
         self._instructions = [meta.tasks[task] for task in table["task_index"].tolist()]
         self._first = rows.first
         self._last = rows.last_rows
+        self._numbers = [episode.index for episode in rows.episodes]
         self._clips = [episode.clips for episode in rows.episodes]
         refuse_first(where, find_clip_faults(rows, meta.fps, {name: self._pixels[name] for name in self._filmed}))
         every = self._whole or config.ends == "repeat"
@@ -86,6 +94,7 @@ class LeRobotData(Demonstrations):
         self._chosen = self._select_interventions(self._flags, where) if helped and self._flags is not None else None
         """Samples of the data set that are read, int64; None: all."""
         self._action_dim = action_dim
+        self._ends = config.ends
         self._properties = DataProperties(
             fps=None if self._whole else meta.fps,  # a row of recorded chunks is a chunk
             action_names=meta.features[config.action].names,
@@ -164,6 +173,15 @@ class LeRobotData(Demonstrations):
             {} if self._state is None else {"state": self._state}
         )
         return compute_statistics(features)
+
+    def relative_statistics(self, references: Sequence[int | None]) -> Any:
+        assert self._state is not None  # what actions are relative to is chosen for a simulator with a state
+        shape = (-1, self._chunk, self._action_dim) if self._whole else (-1, self._action_dim)
+        spans = zip(self._numbers, self._first, self._last + 1, strict=True)
+        episodes = {
+            number: (self._actions[first:end].reshape(shape), self._state[first:end]) for number, first, end in spans
+        }
+        return compute_relative_statistics(self._where, episodes, references, self._chunk, self._ends)
 
     def data_properties(self) -> DataProperties:
         return self._properties

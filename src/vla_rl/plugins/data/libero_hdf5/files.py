@@ -19,7 +19,14 @@ from vla_rl.plugins.data.libero_hdf5.checks import ENDING, find_files
 from vla_rl.plugins.data.libero_hdf5.config import LiberoHDF5Config
 from vla_rl.toolkit.data.episodes import EpisodeFilter, EpisodeLabels
 from vla_rl.toolkit.data.images import MAX_PIXELS, stack_images
-from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, compute_statistics, match_cameras
+from vla_rl.toolkit.data.samples import (
+    StepWindows,
+    check_finite,
+    check_fit,
+    compute_relative_statistics,
+    compute_statistics,
+    match_cameras,
+)
 
 ACTION_DIM, STATE_DIM = 7, 8
 CAMERAS = {"agentview": "agentview_rgb", "wrist": "eye_in_hand_rgb"}
@@ -55,6 +62,7 @@ class LiberoFiles(Demonstrations):
         """Raise UserError for a folder that lacks tasks of the simulator, and for files that do not fit the
         simulator."""
         self._chunk = context.chunk
+        self._where = str(config.folder)
         env = check_fit(str(config.folder), context.env, ACTION_DIM, STATE_DIM)
         files = _match_files(config.folder, env)
         chosen = EpisodeFilter(config.episodes)
@@ -93,6 +101,10 @@ class LiberoFiles(Demonstrations):
     def data_statistics(self) -> Any:
         parts = {"action": [e.actions for e in self._episodes], "state": [e.state for e in self._episodes]}
         return compute_statistics({name: np.concatenate(arrays) for name, arrays in parts.items()})
+
+    def relative_statistics(self, references: Sequence[int | None]) -> Any:
+        episodes = {number: (e.actions, e.state) for number, e in enumerate(self._episodes)}
+        return compute_relative_statistics(self._where, episodes, references, self._chunk, "drop")
 
 
 def read_whole_episode(data: Any, name: str, instruction: str) -> Recorded:

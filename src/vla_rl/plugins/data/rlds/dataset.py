@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,14 @@ from vla_rl.plugins.data.rlds.config import RLDSConfig
 from vla_rl.plugins.data.rlds.tfrecord import Example, ExampleFeature, Span, find_records, read_bytes, read_example
 from vla_rl.toolkit.data.episodes import EpisodeFilter, EpisodeLabels, exclude_remedy, format_numbers
 from vla_rl.toolkit.data.images import MAX_PIXELS, check_image, decode_image, stack_images
-from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, compute_statistics, match_cameras
+from vla_rl.toolkit.data.samples import (
+    StepWindows,
+    check_finite,
+    check_fit,
+    compute_relative_statistics,
+    compute_statistics,
+    match_cameras,
+)
 
 STEPS = "steps/"
 OBSERVATION = "observation/"
@@ -120,6 +128,14 @@ class RLDSData(Demonstrations):
         features = {"action": np.concatenate([episode.actions for episode in self._episodes])}
         states = [episode.state for episode in self._episodes if episode.state is not None]
         return compute_statistics(features | ({"state": np.concatenate(states)} if states else {}))
+
+    def relative_statistics(self, references: Sequence[int | None]) -> Any:
+        episodes = {
+            number: (episode.actions, episode.state)
+            for number, episode in zip(self._numbers_of_episodes, self._episodes, strict=True)
+            if episode.state is not None
+        }
+        return compute_relative_statistics(self._where, episodes, references, self._chunk, self._config.ends)
 
     def _check_first_episode(self, features: dict[str, ExampleFeature], context: DataContext) -> None:
         """Compare the first episode with the simulator."""

@@ -63,6 +63,7 @@ def build_policy(config: GrootConfig, context: ModelContext) -> GrootPolicy:
     fit = (_fit_preset if config.checkpoint is None else _fit_checkpoint)(config, context, env)
     assert isinstance(fit.checkpoint, GrootCheckpoint)
     generation, clips = fit.checkpoint.generation, context.scaling is not None
+    _check_relative(generation, fit.checkpoint.statistics)
     scales = _with_groot_rules(fit.checkpoint.statistics, generation, clips)
     source = evolve(fit.checkpoint, statistics=scales)
     fit = evolve(fit, checkpoint=source, state=None if fit.state is None else scales.state)
@@ -86,7 +87,21 @@ def _with_groot_rules(scales: Statistics, generation: Generation, measured: bool
     if generation == N1_7:
         action = evolve(action, clip=True)
         state = state and evolve(state, clip=state.clip or measured)
-    return Statistics(action=action, state=state)
+    return evolve(scales, action=action, state=state)
+
+
+def _check_relative(generation: Generation, scales: Statistics) -> None:
+    """Raise MismatchError for relative actions that NVIDIA's files have no place for."""
+    if generation == N1_5 and scales.references:
+        raise MismatchError(
+            "model.actions: GR00T N1.5 has no actions relative to the state; take N1.7 (preset tiny_n1_7, or its "
+            "checkpoint), pi0, pi05 or smolvla, or leave model.actions out"
+        )
+    if scales.references and scales.state is None:
+        raise MismatchError(
+            "model.actions: GR00T's files keep actions relative to the state together with the state, and this policy "
+            "sees none; leave model.use_state out, or model.actions"
+        )
 
 
 def _build_image_processor(
@@ -114,9 +129,8 @@ def _fit_preset(config: GrootConfig, context: ModelContext, env: EnvInfo) -> flo
     shape = FlowShape(horizon=context.chunk)
     if config.preset in TINY:
         shape = evolve(shape, action_dim=env.action_dim, state_dim=max(env.state_dim, 1))
-    scales = flow_fit.demonstration_statistics(context, quantiles=True) or flow_fit.preset_statistics(
-        context, env, sees
-    )
+    measured = flow_fit.demonstration_statistics(context, quantiles=True, by_step=True)
+    scales = measured or flow_fit.preset_statistics(context, env, sees)
     if scales.state is not None and not scales.state.values:  # the identity, expressed as a range
         ends = ((-1.0,) * env.state_dim, (1.0,) * env.state_dim)
         scales = evolve(scales, state=FeatureScale(mode="MIN_MAX", values=ends, dim=env.state_dim))
@@ -149,7 +163,8 @@ def _small_tokenizer(generation: Generation, config: GrootConfig, env: EnvInfo) 
 def _fit_checkpoint(config: GrootConfig, context: ModelContext, env: EnvInfo) -> flow_fit.FlowIOAdapter:
     assert config.checkpoint is not None
     folder = resolve_checkpoint(config.checkpoint, WANTED)
-    raw, generation, robot = read_folder(folder, config, flow_fit.demonstration_statistics(context, quantiles=True))
+    measured = flow_fit.demonstration_statistics(context, quantiles=True, by_step=True)
+    raw, generation, robot = read_folder(folder, config, measured)
     shape = FlowShape(**generation.shape_of(raw))
     checkpoint = GrootCheckpoint(
         sizes=_choose_sizes(folder, generation, robot, shape),

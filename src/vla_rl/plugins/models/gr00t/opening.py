@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from vla_rl.core.contexts import CheckContext
+from vla_rl.core.types import EnvInfo
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.gr00t.folder import N1_5, WANTED, Generation, read_config
 from vla_rl.plugins.models.gr00t.processor import read_processor
 from vla_rl.plugins.models.gr00t.robots import Robot, read_metadata
 from vla_rl.toolkit.json_files import Record
-from vla_rl.toolkit.models.fitting import check_folder, known_number
+from vla_rl.toolkit.models.fitting import check_folder, data_references, known_number
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
+from vla_rl.toolkit.relative_actions import References
 
 UNREAD = Statistics(action=FeatureScale(mode="IDENTITY", values=(), dim=0), state=None)
 """Placeholder for the data's statistics before they are read."""
@@ -38,6 +40,16 @@ def check_checkpoint(config: GrootConfig, context: CheckContext) -> None:
     """Check that the folder is complete, of this model, and has chunks as long as the spec's."""
     measured = None if context.scaling is None else UNREAD
     check_folder(config, context, lambda folder: longest_chunk(*read_folder(folder, config, measured)))
+
+
+def relative_actions(config: GrootConfig, env: EnvInfo) -> References:
+    """Return what actions are relative to, for `ModelPlugin.relative_actions`. Raise CheckpointError or
+    MismatchError."""
+
+    def read_references(folder: Path) -> References | None:
+        return read_folder(folder, config, UNREAD)[2].statistics.references
+
+    return data_references(config, env, read_references, WANTED)
 
 
 def action_dim(config: GrootConfig) -> int | None:

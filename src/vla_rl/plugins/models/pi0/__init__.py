@@ -12,6 +12,7 @@ plugin = ModelPlugin(
     extra="pi0",
     action_dim="vla_rl.plugins.models.pi0.statistics:action_dim",
     default_chunk="vla_rl.plugins.models.pi0.statistics:default_chunk",
+    relative_actions="vla_rl.plugins.models.pi0.statistics:relative_actions",
     check="vla_rl.plugins.models.pi0.statistics:check_checkpoint",
 )
 pi05 = ModelPlugin(
@@ -21,5 +22,6 @@ pi05 = ModelPlugin(
     extra="pi0",
     action_dim="vla_rl.plugins.models.pi0.statistics:action_dim",
     default_chunk="vla_rl.plugins.models.pi0.statistics:default_chunk",
+    relative_actions="vla_rl.plugins.models.pi0.statistics:relative_actions",
     check="vla_rl.plugins.models.pi0.statistics:check_checkpoint",
 )

@@ -16,7 +16,7 @@ from vla_rl.plugins.models.pi0.layout import public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module, empty_network, stays_float32
 from vla_rl.plugins.models.pi0.policy import Pi0Policy, Pi05Policy
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, prompt_text, state_text
-from vla_rl.plugins.models.pi0.statistics import name_of, read_config, read_delta_actions, read_state_kind
+from vla_rl.plugins.models.pi0.statistics import name_of, read_config, read_state_kind
 from vla_rl.toolkit.models.fitting import MismatchError
 from vla_rl.toolkit.models.flow_build import add_steering, build_network, choose_precision, choose_trained, make_heads
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
@@ -49,10 +49,9 @@ def build_policy(config: Pi0Config | Pi05Config, context: ModelContext) -> Pi0Po
         options["full_width"] = module.pads or (fit.state is None and options["full_width"])
     prompts = PiPrompts(**options)
     common = config, context, fit, module, ImageProcessor(source.sizes.image_size, device, dtype), device
-    delta = 0 if source.folder is None else read_delta_actions(source.folder, config.delta_actions)
     if isinstance(config, Pi05Config):
-        return choose_class(Pi05Policy, config, module)(*common, prompts=prompts, delta=delta, kind=kind)
-    return choose_class(Pi0Policy, config, module)(*common, prompts=prompts, delta=delta)
+        return choose_class(Pi05Policy, config, module)(*common, prompts=prompts, kind=kind)
+    return choose_class(Pi0Policy, config, module)(*common, prompts=prompts)
 
 
 def _sees_state(config: Pi0Config | Pi05Config, kind: str, env: EnvInfo) -> bool | None:
@@ -104,16 +103,7 @@ def _fit_checkpoint(config: Pi0Config | Pi05Config, context: ModelContext, env: 
         kind = read_state_kind(checkpoint.folder, read_config(checkpoint.folder, model), config.state_in_prompt)
         blind = "state_in_prompt: none"
     sees = _sees_state(config, kind, env)
-    assert checkpoint.folder is not None
-    delta = read_delta_actions(checkpoint.folder, config.delta_actions)
-    if delta > min(env.state_dim, env.action_dim):
-        raise MismatchError(
-            f"delta_actions: {delta} is more than the {env.state_dim} numbers of this simulator's state, or the "
-            f"{env.action_dim} of its actions"
-        )
-    fit = fit_checkpoint(
-        model, config, context, env, checkpoint, sees, blind=blind, quantiles=model == "pi05", relative=delta
-    )
+    fit = fit_checkpoint(model, config, context, env, checkpoint, sees, blind=blind, quantiles=model == "pi05")
     return fit, kind
 
 

@@ -12,7 +12,6 @@ from vla_rl.plugins.models.pi0.architecture import PiSizes, name_variants, read_
 from vla_rl.plugins.models.pi0.layout import open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module
 from vla_rl.plugins.models.pi0.statistics import (
-    DELTA,
     NEW_LINE_STEP,
     STATE_KIND,
     STATE_STEP,
@@ -58,14 +57,12 @@ def save_checkpoint(
     folder: Path,
     *,
     chunk: int,
-    delta: int,
     kind: str | None = None,
 ) -> None:
     """Write the folder in lerobot's layout, adapters merged into the weights.
 
     Args:
         chunk: actions of a denoised chunk that the policy executes.
-        delta: first numbers of an action that are relative to the state.
         kind: form of the state in pi0.5's prompt.
     """
     names, shape = name_variants(checkpoint.sizes), checkpoint.shape
@@ -86,8 +83,6 @@ def save_checkpoint(
         public_sizes=bool(names),
         executed=chunk,
     )
-    if delta:
-        (folder / DELTA).write_text(json.dumps({"delta_actions": delta}) + "\n", encoding="utf-8")
     if kind is not None:
         (folder / STATE_KIND).write_text(json.dumps({"state_in_prompt": kind}) + "\n", encoding="utf-8")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attrs import field, frozen
-from attrs.validators import ge, in_, le, optional
+from attrs.validators import in_, optional
 
 from vla_rl.toolkit.models.fitting import one_source
 from vla_rl.toolkit.models.flow_config import FlowConfig, PrefixHeadConfig, ValueHeadConfig, for_checkpoints
@@ -22,11 +22,6 @@ class PiConfig(FlowConfig):
 
     asset_id: str | None = field(default=None, validator=for_checkpoints)
     """Asset whose norm_stats.json under assets/ scales actions and state, in openpi's layout. Null: the only one."""
-
-    delta_actions: int | None = field(default=None, validator=[optional([ge(0), le(1000)]), for_checkpoints])
-    """First numbers of an action that the network predicts relative to the first numbers of the state, as with openpi's
-    `extra_delta_transform`: 6 for RLinf's pi0 checkpoints for LIBERO. No public file says so. Null: as `save` recorded,
-    else 0."""
 
 
 @frozen(kw_only=True)

@@ -26,10 +26,9 @@ class Pi0Policy(FlowPolicy):
     blocks = (SiglipEncoderLayer, GemmaDecoderLayer, LastLayer)
     regions = (*FlowPolicy.regions, *Pi0Module.regions)
 
-    def __init__(self, *common: Any, prompts: PiPrompts, delta: int) -> None:
+    def __init__(self, *common: Any, prompts: PiPrompts) -> None:
         super().__init__(*common)
         self.prompts = prompts
-        self.delta_actions = delta
 
     def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
         return self.prompts.token_rows(obs.instructions)
@@ -39,14 +38,7 @@ class Pi0Policy(FlowPolicy):
             return self.module.run_backbone(pixels, ids, mask)
 
     def save(self, folder: Path) -> None:
-        save_checkpoint(
-            self.module,
-            self.checkpoint,
-            self._cameras,
-            Path(folder),
-            chunk=self._chunk,
-            delta=self.delta_actions,
-        )
+        save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder), chunk=self._chunk)
 
 
 class Pi05Policy(FlowPolicy):
@@ -57,10 +49,9 @@ class Pi05Policy(FlowPolicy):
     blocks = (SiglipEncoderLayer, GemmaDecoderLayer, LastLayer, AdaptiveLayer)
     regions = (*FlowPolicy.regions, *Pi05Module.regions)
 
-    def __init__(self, *common: Any, prompts: PiPrompts, delta: int, kind: str) -> None:
+    def __init__(self, *common: Any, prompts: PiPrompts, kind: str) -> None:
         super().__init__(*common)
         self.prompts = prompts
-        self.delta_actions = delta
         self.state_in_prompt = kind
 
     def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,7 +76,6 @@ class Pi05Policy(FlowPolicy):
             self._cameras,
             Path(folder),
             chunk=self._chunk,
-            delta=self.delta_actions,
             kind=self.state_in_prompt,
         )
 

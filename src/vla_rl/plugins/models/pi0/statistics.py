@@ -14,10 +14,11 @@ from typing import Any
 from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.core.spec.structure import at
+from vla_rl.core.types import EnvInfo
 from vla_rl.plugins.models.pi0.config import STATE_KINDS, Pi05Config, PiConfig
 from vla_rl.plugins.models.pi0.layout import model_of, open_names
 from vla_rl.toolkit.json_files import Record
-from vla_rl.toolkit.models import lerobot
+from vla_rl.toolkit.models import lerobot, openpi_layout
 from vla_rl.toolkit.models.checkpoints import (
     MAX_CHUNK,
     MAX_DIM,
@@ -27,8 +28,9 @@ from vla_rl.toolkit.models.checkpoints import (
     folder_of,
     read_keys,
 )
-from vla_rl.toolkit.models.fitting import check_horizon, known_number
+from vla_rl.toolkit.models.fitting import check_horizon, data_references, known_number
 from vla_rl.toolkit.models.lerobot import PREPROCESSOR, FeatureScale, Statistics
+from vla_rl.toolkit.relative_actions import References
 
 OPENPI_STATISTICS = "norm_stats.json"
 WANTED = ("*.json", "*.safetensors")
@@ -39,8 +41,6 @@ TRAINER = ("metadata.pt", "optimizer.pt")
 MODELS = ("pi0", "pi05")
 STATE_KIND = "state_in_prompt.json"
 """Our file in addition to lerobot's files, which do not distinguish `exact` from `padded`."""
-DELTA = "delta_actions.json"
-"""Our file in addition to lerobot's or openpi's files of a checkpoint whose actions are relative to the state."""
 STATE_STEP, NEW_LINE_STEP = "pi05_prepare_state_tokenizer_processor_step", "pi0_new_line_processor"
 """Names of steps in lerobot's preprocessing."""
 
@@ -119,16 +119,16 @@ def read_statistics(folder: Path, raw: Record, asset_id: str | None, model: str)
             f"no statistics {chosen!r} in {folder}; there are: {', '.join(file_of_asset)}"
             f"{did_you_mean(chosen, file_of_asset)}"
         )
-    return _read_openpi(file_of_asset[chosen], action_width(raw), quantiles=model == "pi05")
+    return _read_openpi(file_of_asset[chosen], raw, quantiles=model == "pi05")
 
 
-def _read_openpi(path: Path, width: int, quantiles: bool) -> Statistics:
+def _read_openpi(path: Path, raw: Record, quantiles: bool) -> Statistics:
     """Return openpi's statistics. openpi adds 1e-6 in both directions: to the deviation (added here to the values) or
     to the range's width.
 
     Lists as long as the network is wide are padded; zeros at the end of shorter ones are numbers that never moved.
     """
-    entries = read_keys(path).get_record("norm_stats", {})
+    entries, width = read_keys(path).get_record("norm_stats", {}), action_width(raw)
     mode = "QUANTILES" if quantiles else "MEAN_STD"
     names = lerobot.MODES[mode]
 
@@ -147,7 +147,9 @@ def _read_openpi(path: Path, width: int, quantiles: bool) -> Statistics:
             return FeatureScale(mode=mode, values=(first, second), dim=dim, eps=0.0, margin=OPENPI_EPS)
         return FeatureScale(mode=mode, values=(first, tuple(s + OPENPI_EPS for s in second)), dim=dim, eps=0.0)
 
-    return Statistics(action=read_scale("actions"), state=read_scale("state"))
+    return Statistics(
+        action=read_scale("actions"), state=read_scale("state"), references=openpi_layout.read_references(raw)
+    )
 
 
 def read_state_kind(folder: Path, raw: Record, requested: str | None) -> str:
@@ -170,14 +172,17 @@ def read_state_kind(folder: Path, raw: Record, requested: str | None) -> str:
     return "exact" if STATE_STEP in steps or NEW_LINE_STEP not in steps else "none"
 
 
-def read_delta_actions(folder: Path, requested: int | None) -> int:
-    """How many first numbers of an action are relative to the state: as the spec says, else as `save` recorded. Raises
-    CheckpointError."""
-    if requested is not None:
-        return requested
-    if not (folder / DELTA).is_file():
-        return 0
-    return read_keys(folder / DELTA).get_integer("delta_actions", 0, MAX_DIM)
+def relative_actions(config: PiConfig, env: EnvInfo) -> References:
+    """Return what actions are relative to, for `ModelPlugin.relative_actions`. Raise CheckpointError or
+    MismatchError."""
+
+    def read_folder(folder: Path) -> References | None:
+        raw = read_config(folder, name_of(config))
+        if is_openpi(raw.data):
+            return openpi_layout.read_references(raw)
+        return lerobot.read_references(folder, raw.data, env.action_dim)
+
+    return data_references(config, env, read_folder, WANTED)
 
 
 def check_checkpoint(config: PiConfig, context: CheckContext) -> None:
@@ -200,12 +205,6 @@ def check_checkpoint(config: PiConfig, context: CheckContext) -> None:
         else:
             lerobot.check_actions(folder, raw.data)
     check_tokenizer(folder, config.tokenizer)
-    with at("delta_actions"):
-        if read_delta_actions(folder, config.delta_actions) and context.scaling is not None:
-            raise CheckpointError(
-                "with imitation.statistics: data the data's actions are scaled as they are recorded, and not relative "
-                "to the state; use imitation.statistics: model, or delta_actions: 0"
-            )
     if isinstance(config, Pi05Config):
         with at("state_in_prompt"):
             read_state_kind(folder, raw, config.state_in_prompt)

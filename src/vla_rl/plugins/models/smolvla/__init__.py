@@ -12,5 +12,6 @@ plugin = ModelPlugin(
     extra="smolvla",
     action_dim="vla_rl.plugins.models.smolvla.folder:action_dim",
     default_chunk="vla_rl.plugins.models.smolvla.folder:default_chunk",
+    relative_actions="vla_rl.plugins.models.smolvla.folder:relative_actions",
     check="vla_rl.plugins.models.smolvla.folder:check_checkpoint",
 )

@@ -8,11 +8,19 @@ from attrs import frozen
 
 from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import CheckpointError
+from vla_rl.core.types import EnvInfo
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.checkpoints import MAX_LAYERS, check_even, check_multiples, read_keys
-from vla_rl.toolkit.models.fitting import check_folder, known_number
-from vla_rl.toolkit.models.lerobot import check_actions, read_executed, read_horizon, read_statistics
+from vla_rl.toolkit.models.fitting import check_folder, data_references, known_number
+from vla_rl.toolkit.models.lerobot import (
+    check_actions,
+    read_executed,
+    read_horizon,
+    read_references,
+    read_statistics,
+)
+from vla_rl.toolkit.relative_actions import References
 
 WANTED = ("*.json", "*.safetensors")
 """Files of a hub repository that are read."""
@@ -119,6 +127,14 @@ def check_checkpoint(config: SmolVLAConfig, context: CheckContext) -> None:
         return read_horizon(raw)
 
     check_folder(config, context, read_chunk_horizon)
+
+
+def relative_actions(config: SmolVLAConfig, env: EnvInfo) -> References:
+    """Return what actions are relative to, for `ModelPlugin.relative_actions`. Raise CheckpointError or
+    MismatchError."""
+    return data_references(
+        config, env, lambda folder: read_references(folder, read_config(folder).data, env.action_dim), WANTED
+    )
 
 
 def action_dim(config: SmolVLAConfig) -> int | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
+from vla_rl.core.catalogue import load
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Plan
 from vla_rl.core.run.runtime import Scaling
@@ -70,10 +71,16 @@ def start_workers(
     if reads_data and fleet.learners and spec.imitation is not None and spec.imitation.data is not None:
         recorded_samples = _open_data(fleet, spec.imitation, info)
         reader = fleet.worker_of(fleet.learners[0])
+        recorded = fleet.get(reader.call(HostInterface.data_properties))
+        info = evolve(  # models compare the names of their checkpoints with these
+            info,
+            action_names=info.action_names or recorded.action_names,
+            state_names=info.state_names or recorded.state_names,
+        )
         if imitation and spec.imitation.statistics == "data" and scaling is None:
-            scaling = fleet.get(reader.call(HostInterface.data_statistics))
-        if not info.action_names:  # models compare the names of their checkpoints with these
-            info = evolve(info, action_names=fleet.get(reader.call(HostInterface.data_properties)).action_names)
+            choose_references = load("model", spec.model.type, spec.plugins).relative_actions
+            references = () if choose_references is None else choose_references(spec.model.config, info)
+            scaling = fleet.get(reader.call(HostInterface.data_statistics, references))
     check_before_building(spec, plan, [worker.assignment for worker in fleet.workers], info, gpu_memory)
     hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]
     fleet.get_all([worker.call(HostInterface.start_model, info, scaling, imitation, folder) for worker in hosts])
