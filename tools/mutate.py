@@ -4,6 +4,7 @@
     python tools/mutate.py record build/lines -n 2               run the tests, map each line to the tests that run it
     python tools/mutate.py --coverage build/lines --number 40    a table of the faults and the tests that caught them
     python tools/mutate.py --select "not exhaustive"             the same with the tests of one tier (pytest's -m)
+    python tools/mutate.py --given tools/convention_faults.yaml  faults of a list, with the tests that it names
 
 The faults (`mutations.py`) are drawn from core, the runtime, the algorithms of the toolkit and the models. Each is
 planted in a copy of the tree; tests run until the first one fails, and that one has to pass without the fault, or it
@@ -35,10 +36,11 @@ from itertools import count
 from pathlib import Path
 
 import psutil
+import yaml
 
 from import_graph import ImportGraph
 from line_coverage import LineMap, combine_parts, seconds_file
-from mutations import Mutation, draw_mutations
+from mutations import Mutation, draw_mutations, place_given
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = tuple(f"src/vla_rl/{name}" for name in ("core", "runtime", "toolkit/algorithms", "plugins/models"))
@@ -185,6 +187,8 @@ class FaultJudge:
 
         The first ones are the likeliest to notice.
         """
+        if mutation.tests:
+            return [list(mutation.tests)], True
         mirrors = self._graph.find_mirrors(mutation.file)
         is_measured = self._map is not None and mutation.in_function
         if is_measured:
@@ -331,6 +335,7 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--number", type=int, default=40, help="faults to draw (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="what they are drawn with (default: %(default)s)")
+    parser.add_argument("--given", type=Path, metavar="FILE", help="a list of faults to plant instead (YAML)")
     parser.add_argument("--under", nargs="+", default=FOLDERS, metavar="PATH", help="files and folders to draw from")
     parser.add_argument("--list", action="store_true", help="print the faults, run nothing")
     parser.add_argument("--coverage", type=Path, metavar="FILE", help="the map that `record` made of this tree")
@@ -350,8 +355,13 @@ def main() -> None:
         sys.exit(
             f"mutate: {options.coverage} is not a map; make it with: python tools/mutate.py record {options.coverage}"
         )
-    texts = read_sources(ROOT, options.under)
-    mutations = draw_mutations(texts, options.number, options.seed)
+    if options.given is None:
+        texts = read_sources(ROOT, options.under)
+        mutations = draw_mutations(texts, options.number, options.seed)
+    else:
+        entries = yaml.safe_load(options.given.read_text("utf-8"))
+        texts = read_sources(ROOT, sorted({entry["file"] for entry in entries}))
+        mutations = place_given(entries, texts)
     if options.list:
         print(list_mutations(texts, mutations))
         return

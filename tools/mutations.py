@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import unified_diff
+from typing import Any
 
 from import_graph import is_for_type_checkers
 
@@ -37,7 +38,7 @@ class Mutation:
     file: str
     line: int
     kind: str
-    """compare, drop or off by one."""
+    """compare, drop or off by one; swap for one that a list gives."""
     start: int
     """First byte that is replaced."""
     end: int
@@ -46,6 +47,8 @@ class Mutation:
     """First and last line of the statement, or of the head of an `if` or a loop: running it runs one of these lines."""
     in_function: bool
     """Whether it runs in a call; what stands outside of functions runs at import."""
+    tests: tuple[str, ...] = ()
+    """Tests to run for it, in this order; empty: chosen by the import graph and the map."""
 
     def apply_to(self, text: str) -> str:
         """Return the mutated text of the file."""
@@ -222,3 +225,36 @@ def draw_mutations(texts: Mapping[str, str], number: int, seed: int) -> list[Mut
         else:
             kinds.remove(kind)
     return [drawn[line] for line in sorted(drawn)]
+
+
+def place_given(entries: Iterable[Mapping[str, Any]], texts: Mapping[str, str]) -> list[Mutation]:
+    """Return the mutations of a list: each replaces text that stands once in its file.
+
+    Args:
+        entries: maps with `file`, `before`, `after` and `tests`.
+        texts: file -> its text.
+    """
+    mutations = []
+    for entry in entries:
+        content, before = texts[entry["file"]].encode(), entry["before"].encode()
+        if content.count(before) != 1:
+            raise ValueError(
+                f"{entry['file']} has {content.count(before)} places with {entry['before']!r}; a fault needs one"
+            )
+        start = content.index(before)
+        line = content.count(b"\n", 0, start) + 1
+        end_line = line + before.count(b"\n")
+        mutations.append(
+            Mutation(
+                entry["file"],
+                line,
+                "swap",
+                start,
+                start + len(before),
+                entry["after"],
+                (line, end_line),
+                in_function=True,
+                tests=tuple(entry["tests"]),
+            )
+        )
+    return mutations

@@ -6,8 +6,9 @@ import ast
 from pathlib import Path
 
 import pytest
+import yaml
 
-from mutations import MutationFinder, draw_mutations
+from mutations import MutationFinder, draw_mutations, place_given
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,3 +86,26 @@ def test_a_diff_shows_the_fault() -> None:
     text = "a = 1\nb = a < 2\n"
     (compared,) = [one for one in MutationFinder("one.py", text).find_mutations() if one.kind == "compare"]
     assert compared.show_diff(text).splitlines()[-2:] == ["-b = a < 2", "+b = a >= 2"]
+
+
+def test_a_given_fault_replaces_text_that_stands_once() -> None:
+    entry = {"file": "a.py", "before": "b - c", "after": "c - b", "tests": ["tests/test_a.py"]}
+    [mutation] = place_given([entry], {"a.py": "# é\na = b - c\n"})
+    assert mutation.apply_to("# é\na = b - c\n") == "# é\na = c - b\n"
+    assert (mutation.line, mutation.tests) == (2, ("tests/test_a.py",))
+    with pytest.raises(ValueError, match=r"a.py has 2 places with 'b - c'; a fault needs one"):
+        place_given([entry], {"a.py": "b - c\nb - c\n"})
+
+
+def test_swapped_conventions_can_be_planted_and_have_tests() -> None:
+    """The list keeps up with the source: `python tools/mutate.py --given tools/convention_faults.yaml` runs it."""
+    entries = yaml.safe_load((ROOT / "tools" / "convention_faults.yaml").read_text("utf-8"))
+    texts = {entry["file"]: (ROOT / entry["file"]).read_text("utf-8") for entry in entries}
+    mutations = place_given(entries, texts)
+    assert len(mutations) == 20
+    for mutation in mutations:
+        ast.parse(mutation.apply_to(texts[mutation.file]))
+        for test in mutation.tests:
+            file, _, name = test.partition("::")
+            text = (ROOT / file).read_text("utf-8")
+            assert f"def {name.partition('[')[0] or 'test_'}" in text, test

@@ -14,6 +14,7 @@ from vla_rl.core.contexts import DataContext, EnvContext
 from vla_rl.core.errors import UserError
 from vla_rl.plugins.data.rlds import plugin
 from vla_rl.plugins.data.rlds.config import RLDSConfig
+from vla_rl.plugins.data.rlds.tfrecord import find_records, read_example
 from vla_rl.testing import check_data
 from vla_rl.toolkit.data.episodes import EpisodeSelection
 from vla_rl.toolkit.data.inspection.report import inspect_recordings
@@ -296,3 +297,14 @@ def test_an_image_that_is_none_is_named_when_it_is_read(recorded: Any, tmp_path:
     write(tmp_path, [[features]])
     with pytest.raises(UserError, match=r"an image of observation/image cannot be decoded"):
         opened(tmp_path, info).read_samples(np.array([2]))
+
+
+def test_a_byte_string_keeps_the_zeros_at_its_end(tmp_path: Path) -> None:
+    """NumPy's byte strings drop them, which cuts raw pixels; here a byte string is as long as its record says."""
+    stored = [b"\x01\x00\x00", b"\x00\x00"]
+    write(tmp_path, [[{"steps/raw": stored}]])
+    [record] = find_records(next(tmp_path.iterdir()))
+    example = read_example(record)
+    spans = example.features["steps/raw"].spans
+    assert spans is not None and [example.read_span(span) for span in spans] == stored
+    assert np.array(stored).tolist() != stored, "NumPy keeps them now: change the page of surprises"

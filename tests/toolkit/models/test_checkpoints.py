@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from attrs import frozen
+from safetensors.torch import load_file
 
 from fork_server import ForkServer
 from vla_rl.core.errors import CheckpointError
@@ -26,6 +28,7 @@ from vla_rl.toolkit.models.checkpoints import (
     read_sizes,
     read_tokenizer,
     resolve_checkpoint,
+    save_tensors,
 )
 from vla_rl.toolkit.models.lerobot import read_statistics
 from vla_rl.toolkit.models.prompts import train_tokenizer
@@ -147,6 +150,15 @@ def test_weights_in_one_file_or_many(tmp_path: Path) -> None:
     wanted = r"half-downloaded: 1 of 2 weight files are missing \(2.safetensors\); unfinished .*: 2.safetensors.inc"
     with pytest.raises(CheckpointError, match=wanted):
         find_weights(tmp_path)
+
+
+def test_a_transposed_view_is_saved_as_it_is_or_refused(tmp_path: Path) -> None:
+    """The NumPy writer of safetensors 0.8.0 stores its numbers in another order, without a word."""
+    table = torch.arange(6.0).reshape(2, 3)
+    with pytest.raises(ValueError, match="contiguous"):
+        save_tensors({"table": table.T}, tmp_path / "view.safetensors")
+    save_tensors({"table": table.T.contiguous()}, tmp_path / "copy.safetensors")
+    assert torch.equal(load_file(tmp_path / "copy.safetensors")["table"], table.T)
 
 
 def test_weights_that_cannot_be_read(tmp_path: Path) -> None:
