@@ -22,7 +22,7 @@ SPECS = {
     for section in map(yaml.safe_load, re.findall(r"```yaml\n(env:.*?)```", PAGE.read_text(), flags=re.DOTALL))
     if "imports" in section["env"]
 }
-STATE_SIZES = {"gym_hil": 18, "gym_aloha": 14, "gym_pusht": 2, "gymnasium_robotics": 28}
+STATE_SIZES = {"gym_hil": 18, "gym_aloha": 14, "gym_pusht": 2, "gymnasium_robotics": 28, "lerobot_env_so101": 14}
 DRAWING_CHANGES_PHYSICS = {"gymnasium_robotics"}
 """Packages whose `render()` changes the simulation, so that chunks of other lengths give other episodes."""
 
