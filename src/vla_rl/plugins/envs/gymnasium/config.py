@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from attrs import field, frozen, validators
@@ -11,6 +11,8 @@ from vla_rl.toolkit.envs.settings import LARGEST, SMALLEST, Processes
 
 STATES = 1_000_000
 """Number of state ids per split: ids of "eval" states are 0 to 999,999, ids of "train" states follow."""
+LEROBOT = "lerobot/"
+"""Beginning of the ids of lerobot's environments."""
 
 
 def _check_size(instance: Any, attribute: Any, size: int | tuple[int, int]) -> None:
@@ -36,11 +38,6 @@ class CameraSettings:
     def image_shape(self) -> tuple[int, int]:
         """Height and width in pixels."""
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
-
-
-def named_cameras(instance: Any, attribute: Any, cameras: Mapping[str, CameraSettings]) -> None:
-    if not cameras:
-        raise ValueError("has no camera, and a policy here sees images; give one, such as {main: {source: render}}")
 
 
 def no_duplicates(instance: Any, attribute: Any, paths: str | Sequence[str] | None) -> None:
@@ -107,15 +104,17 @@ class GymnasiumConfig:
     """Spec keys of the simulator `gymnasium`."""
 
     id: str = field(validator=check_text)
-    """Id of the environment, as `gymnasium.make` takes it: Pendulum-v1, Meta-World/MT1, ..."""
+    """Id of the environment, as `gymnasium.make` takes it: Pendulum-v1, Meta-World/MT1, ...; `lerobot/NAME`: an
+    environment that lerobot knows by this name; `lerobot/EnvHub`: that of a folder (`kwargs: {path: FOLDER}`)."""
     kwargs: dict[str, Any] = field(factory=dict, validator=no_limit)
     """Further keyword arguments of `gymnasium.make`; `max_episode_steps` is the key `max_steps` instead."""
     imports: tuple[str, ...] = ()
     """Modules whose import registers environments, such as metaworld."""
     instruction: str = field(validator=check_text)
     """Instruction that the policy gets."""
-    cameras: dict[str, CameraSettings] = field(factory=lambda: {"main": CameraSettings()}, validator=named_cameras)
-    """Cameras: name -> the image that the policy sees under this name. Models read them in this order."""
+    cameras: dict[str, CameraSettings] = field(factory=dict)
+    """Cameras: name -> the image that the policy sees under this name. Models read them in this order. Left out: the
+    environment's `render()` as `main`; of ids `lerobot/...` images and state as lerobot reads them."""
     state: str | tuple[str, ...] | None = field(default=None, validator=no_duplicates)
     """Proprioceptive state that the policy sees: `observation`, the path of an entry of a dict observation
     (`agent_pos`, `robot.joints`), or a list of paths whose numbers are joined in this order; null: none."""

@@ -6,22 +6,56 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from attrs import evolve
 from gymnasium import spaces
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
-from vla_rl.plugins.envs.gymnasium.config import CameraSettings, GymnasiumConfig
+from vla_rl.plugins.envs.gymnasium.config import LEROBOT, CameraSettings, GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.entries import NoEntry, find_entry
 from vla_rl.toolkit.images import resized
 
 WHOLE = "observation"
 RENDER = "render"
+PIXELS, AGENT_POS = "pixels", "agent_pos"
+"""Entries of an observation that lerobot turns into images and state (`preprocess_observation`)."""
+ONE_IMAGE = "image"
+"""Name of the camera where `pixels` is one image, as in lerobot's `observation.image`."""
 IMAGE_FORMATS = "[height, width, 3] or [3, height, width], of uint8, or of floats from 0 to 1 or to 255"
 
 
 def uses_render(config: GymnasiumConfig) -> bool:
     """Return whether a camera shows what `render()` returns."""
+    if not config.cameras:
+        return not config.id.startswith(LEROBOT)
     return any(_of_render(camera) for camera in config.cameras.values())
+
+
+def fill_cameras(config: GymnasiumConfig, space: Any) -> GymnasiumConfig:
+    """Return the settings with cameras where they have none: `render()` as `main`; for environments of lerobot the
+    images that it reads from an observation, in their own size, and the state if none is given either. Raise UserError
+    for an environment of lerobot that observes no image.
+    """
+    if config.cameras:
+        return config
+    if not config.id.startswith(LEROBOT):
+        return evolve(config, cameras={"main": CameraSettings()})
+    entries = space.spaces if isinstance(space, spaces.Dict) else {}
+    if PIXELS not in entries:
+        raise UserError(
+            f"{config.id} observes no image, and a policy here sees images: {PIXELS!r} is not an entry of {space}\n"
+            "  give the setting that adds it in kwargs, such as image_obs: true or obs_type: pixels_agent_pos, or name "
+            "another image in cameras.NAME.source, such as `render`"
+        )
+    pixels = entries[PIXELS]
+    images = pixels.spaces if isinstance(pixels, spaces.Dict) else {ONE_IMAGE: pixels}
+    cameras = {}
+    for name, image in images.items():
+        source = f"{PIXELS}.{name}" if isinstance(pixels, spaces.Dict) else PIXELS
+        size = image.shape[:2] if image.shape[-1] == 3 else image.shape[1:]
+        cameras[name] = CameraSettings(source=source, size=size)
+    state = AGENT_POS if config.state is None and AGENT_POS in entries else config.state
+    return evolve(config, cameras=cameras, state=state)
 
 
 def check_cameras(space: Any, config: GymnasiumConfig) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 from gymnasium import wrappers
 
 from vla_rl.core.errors import UserError, did_you_mean
-from vla_rl.plugins.envs.gymnasium.config import GymnasiumConfig, Wrapper
+from vla_rl.plugins.envs.gymnasium.config import LEROBOT, GymnasiumConfig, Wrapper
+from vla_rl.plugins.envs.gymnasium.lerobot_envs import register_environments
 from vla_rl.plugins.envs.gymnasium.observations import uses_render
 
 if sys.platform == "linux":  # before an environment imports mujoco or pygame; others ignore it
@@ -82,9 +83,12 @@ def make_environment(config: GymnasiumConfig) -> Environment:
 
 
 def import_all(config: GymnasiumConfig) -> None:
-    """Import the modules that register environments. Raise UserError for one that cannot be imported."""
+    """Import the modules that register environments. Raise UserError for one that cannot be imported, and for an id of
+    lerobot without lerobot."""
     for module in config.imports:
         _import_module(module, "imports")
+    if config.id.startswith(LEROBOT):
+        register_environments(config.id)
 
 
 def check_registered(name: str) -> None:

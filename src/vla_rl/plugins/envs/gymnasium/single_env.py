@@ -19,7 +19,7 @@ from vla_rl.core.types import ActionSource, Array, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.gymnasium.actions import action_layout
 from vla_rl.plugins.envs.gymnasium.config import STATES, GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.entries import NoEntry, find_entry, known_paths
-from vla_rl.plugins.envs.gymnasium.observations import check_cameras, read_images, read_state, state_sizes
+from vla_rl.plugins.envs.gymnasium.observations import check_cameras, fill_cameras, read_images, read_state, state_sizes
 from vla_rl.plugins.envs.gymnasium.simulator import Environment, Generators, make_environment, step_limit
 from vla_rl.toolkit.envs.mujoco_installation import require_whole_mujoco
 from vla_rl.toolkit.envs.real_time import RealTime
@@ -31,6 +31,8 @@ HALF = 2**30
 """First seed of the train split; seeds of the eval split are below it."""
 TRIED = 200
 """Most actions of a trial: with an end among them it shows whether success is reported there."""
+TRIED_CHUNK = 10
+"""Actions of a trial between two answers, so that `processes.deadline_s` does not count a whole episode as one hang."""
 logger = logging.getLogger(__name__)
 
 
@@ -42,6 +44,7 @@ def make_envs(config: GymnasiumConfig, context: EnvContext, make_env: MakeEnv | 
     """
     env = make_environment(config)
     try:
+        config = fill_cameras(config, env.observation_space)
         layout = action_layout(env.action_space, config)
         max_steps = step_limit(env, config)
         check_cameras(env.observation_space, config)
@@ -79,9 +82,13 @@ def try_out(config: GymnasiumConfig) -> None:
             env.reset(one, one, one)
             middle = (np.array(env.info.action_low) + np.array(env.info.action_high)) / 2
             count = TRIED if config.control_hz is None and config.success != "terminated" else 1
-            env.chunk_step(np.tile(middle, (1, count, 1)), np.array([True]), True)
-            for fault in env.faults().values():
-                raise UserError(f"{config.id} breaks in its first steps:\n{fault[-1]}")
+            for first in range(0, count, TRIED_CHUNK):
+                length = min(TRIED_CHUNK, count - first)
+                result = env.chunk_step(np.tile(middle, (1, length, 1)), np.array([True]), True)
+                for fault in env.faults().values():
+                    raise UserError(f"{config.id} breaks in its first steps:\n{fault[-1]}")
+                if (result.terminated | result.truncated).any():
+                    break
         finally:
             env.close()
     except Exception:
