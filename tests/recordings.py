@@ -12,9 +12,11 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from PIL import Image
 
 from vla_rl.core.types import Array, to_numpy
+from vla_rl.toolkit.relative_actions import take_offsets
 
 Episode = dict[str, Any]
 FPS = 10
@@ -41,6 +43,21 @@ def record(env: Any, states: list[int], steps: int, actions: Array | None = None
             }
         )
     return episodes
+
+
+def check_differences(data: Any, references: tuple[int | None, ...]) -> None:
+    """Check that statistics of relative actions are those of all samples' actions minus the state that they begin at."""
+    obs, actions = data.read_samples(np.arange(data.num_samples()))
+    differences = actions - take_offsets(to_numpy(obs.state), references)[:, None]
+    found = data.relative_statistics(references)
+    rows = differences.reshape(-1, len(references)).astype(np.float64)
+    by_step = differences.reshape(len(differences), -1)
+    assert found["action"]["mean"] == pytest.approx(rows.mean(0), abs=1e-6)
+    assert found["action"]["q01"] == pytest.approx(np.quantile(rows, 0.01, axis=0), abs=1e-6)
+    assert (
+        found["action_steps"]["min"] == pytest.approx(by_step.min(0))
+        and found["state"] == data.data_statistics()["state"]
+    )
 
 
 def write_libero(path: Path, episodes: list[Episode], after: bool) -> None:

@@ -26,6 +26,7 @@ from vla_rl.core.types import to_numpy
 from vla_rl.runtime.start import evaluate
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
+from vla_rl.toolkit.relative_actions import RelativeActions
 
 PYTHON = os.environ.get("VLA_RL_LEROBOT_PYTHON", "")
 pytestmark = [
@@ -34,6 +35,7 @@ pytestmark = [
 ]
 SCRIPT = Path(__file__).parents[2] / "tools" / "in_lerobot.py"
 CHUNK, ROWS = 4, 3
+RELATIVE = RelativeActions(relative_to="state", dimensions=(0, 2))
 
 
 def in_lerobot(*arguments: Any) -> None:
@@ -113,8 +115,11 @@ def test_lerobot_continues_a_recorded_data_set(tmp_path: Path, rows: str) -> Non
         ("pi05", {"state_in_prompt": "exact"}),
         ("pi05", {"state_in_prompt": "none"}),
         ("smolvla", {}),
+        ("pi0", {"actions": RELATIVE}),
+        ("pi05", {"actions": RELATIVE}),
+        ("smolvla", {"actions": RELATIVE}),
     ],
-    ids=["pi0", "pi05", "pi05 blind", "smolvla"],
+    ids=["pi0", "pi05", "pi05 blind", "smolvla", "relative pi0", "relative pi05", "relative smolvla"],
 )
 def test_an_exported_checkpoint_acts_alike(tmp_path: Path, model: str, keys: dict[str, Any]) -> None:
     """With the same noise, to 1e-5 of the actions' range, which is [-1, 1]."""

@@ -72,6 +72,8 @@ def test_what_was_recorded_is_read(layout: Any, recorded: Any, folders: Any) -> 
             assert abs(difference).mean() < (4 if layout[1] else 1e-9), (camera, t)
     every = np.concatenate([e["actions"] for e in episodes])
     assert data.data_statistics()["action"]["q99"] == pytest.approx(np.quantile(every, 0.99, axis=0), abs=1e-6)
+    for ends in ("drop", "repeat"):
+        recordings.check_differences(opened(folders[layout], info, ends=ends), (None, None, 2))
     assert opened(folders[layout], info, episodes=1).num_samples() == windows
 
 

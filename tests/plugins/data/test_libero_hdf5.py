@@ -67,6 +67,7 @@ def test_a_sample_is_what_the_simulator_shows_and_the_actions_that_followed(
         for camera in info.cameras:
             assert np.array_equal(obs.images[camera][sample], episode["images"][camera][kept[w]]), (camera, sample)
     assert len(data.data_statistics()["state"]["q01"]) == 8
+    recordings.check_differences(data, (*[None] * 6, 6))
 
 
 def test_said_by_the_spec(recorded: Any, tmp_path: Path) -> None:

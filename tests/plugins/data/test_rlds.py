@@ -134,6 +134,8 @@ def test_what_was_recorded_is_read(folder: Path, recorded: Any) -> None:
             assert np.array_equal(obs.images[camera][i], episode["images"][camera][t])
     every = np.concatenate([episode["actions"] for episode in episodes])
     assert data.data_statistics()["action"]["q99"] == pytest.approx(np.quantile(every, 0.99, axis=0), abs=1e-6)
+    for ends in ("drop", "repeat"):
+        recordings.check_differences(opened(folder, info, ends=ends), (None, None, 2))
 
 
 def test_a_folder_is_inspected(folder: Path, recorded: Any, tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ PINNED = 52e9
 WORTHWHILE = 0.95
 """A change is named if it leaves at most this share of a call's time."""
 READS_CHECKPOINT = (
-    *("tokenizer", "asset_id", "statistics_range", "unnorm_key", "embodiment", "state_keys", "action_keys"),
+    *("tokenizer", "asset_id", "statistics_range", "unnorm_key", "embodiment"),
+    *("state_keys", "action_keys"),
 )
 """Keys of models that say how to read a checkpoint, and that a preset does not take."""
 

@@ -166,7 +166,7 @@ def refused(match: str, **config: Any) -> None:
         ({"type": "pi0"}, "type 'pi0'; smolvla reads lerobot's layout"),
         ({"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha True is not supported"),
         ({"attention_mode": "self_attn"}, "attention_mode 'self_attn' is not supported, 'cross_attn' is"),
-        ({"use_delta_joint_actions_aloha": True}, "relative to the state"),
+        ({"use_delta_joint_actions_aloha": True}, "which lerobot never implemented"),
         ({"chunk_size": 2}, "chunks of 2 actions, the spec asks for 4"),
     ],
 )
