@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 
@@ -16,7 +15,6 @@ from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.gymnasium import plugin
 from vla_rl.plugins.envs.gymnasium.config import CameraSettings, GymnasiumConfig, Wrapper
 from vla_rl.testing import check_env
-from vla_rl.toolkit.envs.meshes import turn_effects_off
 
 ENV_FILE = '''
 """A point that walks on a line, as lerobot's environments observe: `pixels`, `agent_pos` and the text of the task."""
@@ -94,14 +92,6 @@ SO101 = {
     "instruction": "lift the cube",
     "success": "succeed",
 }
-
-
-class PlainScene(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A MuJoCo scene without shadows and multisampling, which take nine tenths of the time of an image of so101."""
-
-    def __init__(self, env: Any) -> None:
-        super().__init__(env)
-        turn_effects_off(env.unwrapped.model)
 
 
 @pytest.fixture
@@ -194,7 +184,7 @@ needs_so101 = pytest.mark.skipif(
 @pytest.mark.timeout(900)
 @needs_so101
 def test_an_installed_environment_is_found_by_its_name_in_lerobot() -> None:
-    plain = Wrapper(name=f"{__name__}:PlainScene")
+    plain = Wrapper(name="plain_scene:PlainScene")
     env = plugin.build(GymnasiumConfig(**SO101, wrappers=(plain,)), EnvContext(num_envs=1, chunk=4))
     assert env.info.cameras == {"front": (128, 128)} and env.info.state_dim == 14
     assert (env.info.action_low, env.info.action_high) == ((-1.0, -1.0, -1.0, 0.0), (1.0, 1.0, 1.0, 1.0))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -203,7 +205,7 @@ def test_tasks_of_another_package_are_registered_by_imports(tmp_path: Path, monk
     with pytest.raises(ValueError, match="no ManiSkill task 'OtherPick-v1'"):
         plugin.check(ManiSkillConfig(task="OtherPick-v1"), CheckContext())
     assert registered_tasks(config.imports)["OtherPick-v1"].max_episode_steps == 7
-    check_task("OtherPick-v1", {"OtherPick-v1": "pick up the cube"}, config.imports)
+    check_task("OtherPick-v1", config.imports)
     with pytest.raises(UserError, match="imports: 'no_such_package' cannot be imported: No module named"):
         registered_tasks(("no_such_package",))
 
@@ -229,3 +231,43 @@ def test_a_task_of_another_package_gets_its_arguments_and_keeps_its_resolution(
     assert task.info.max_steps == 7
     assert task.recipe.cameras == {"base_camera": {"width": 128, "height": 128}}
     assert (task.recipe.imports, task.recipe.kwargs) == (config.imports, config.kwargs)
+
+
+SPOKEN_TASK = """
+from mani_skill.envs.tasks import PickCubeEnv
+from mani_skill.utils.registration import register_env
+
+
+@register_env("SpokenPick-v1", max_episode_steps=7)
+class SpokenPick(PickCubeEnv):
+    calls = 0
+
+    def evaluate(self):
+        self.calls += 1
+        text = f"pick up the cube of scene {self._episode_seed[0]}, evaluation {self.calls}"
+        return {**super().evaluate(), "language_instruction": [text]}
+"""
+
+
+@pytest.mark.sim
+def test_an_instruction_in_the_info_is_the_policys_unless_the_spec_gives_one(
+    vulkan: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is that of the present episode, and reading it evaluates the task no further time."""
+    (tmp_path / "tasks_that_speak.py").write_text(SPOKEN_TASK)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = {"task": "SpokenPick-v1", "imports": ("tasks_that_speak",), "cameras": {"base_camera": 32}}
+    zero, on = np.zeros(1, np.int64), np.array([True])
+
+    def hear(env: Any) -> list[str]:
+        texts = [env.reset(zero, np.array([state]), zero).instructions[0] for state in (3, 4)]
+        result = env.chunk_step(np.zeros((1, 2, len(env.info.action_low)), np.float32), on, True)
+        return [*texts, result.obs.instructions[0]]
+
+    env = make(backend="cpu", **settings)
+    assert env.info.tasks[0].instruction_varies
+    first, second, later = [re.findall(r"\d+", text) for text in hear(env)]
+    assert (first[0], second[0], later[0]) == ("3", "4", "4")
+    assert int(later[1]) == int(second[1]) + 2, "one evaluation for each action"
+    reworded = make(backend="cpu", instructions={"SpokenPick-v1": "fetch it"}, **settings)
+    assert not reworded.info.tasks[0].instruction_varies and set(hear(reworded)) == {"fetch it"}

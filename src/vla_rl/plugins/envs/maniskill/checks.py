@@ -56,18 +56,11 @@ def unknown_task_error(task: str, available: Iterable[str]) -> UserError:
     return UserError(f"no ManiSkill task {task!r}{did_you_mean(task, names)}\n  tasks: {', '.join(names)}")
 
 
-def check_task(task: str, instructions: Mapping[str, str], imports: Sequence[str] = ()) -> None:
-    """Raise UserError for a task that does not exist, has no instruction, or lacks files. `imports`: modules that
-    register tasks."""
+def check_task(task: str, imports: Sequence[str] = ()) -> None:
+    """Raise UserError for a task that does not exist, or lacks files. `imports`: modules that register tasks."""
     registry = registered_tasks(imports)
     if task not in registry:
         raise unknown_task_error(task, registry)
-    kind = registry[task].cls
-    if task not in INSTRUCTIONS and task not in instructions and not hasattr(kind, "get_language_instruction"):
-        raise UserError(
-            f"ManiSkill's {task} has no words for a policy; say what to do, as in\n"
-            f"  instructions: {{{task}: pick up the cube}}"
-        )
     missing = missing_assets(registry[task].asset_download_ids or ())
     if missing:
         from mani_skill import ASSET_DIR

@@ -115,7 +115,7 @@ def probe_tasks(config: ManiSkillConfig, place: SimulationDevices) -> list[TaskP
     not offer."""
     properties = []
     for name in chosen_tasks(config):
-        check_task(name, config.instructions, config.imports)
+        check_task(name, config.imports)
         try:
             if config.robot is not None:
                 _check_offered(config.robot, _list_robots(name), f"robot for {name}")
@@ -141,6 +141,13 @@ def probe_tasks(config: ManiSkillConfig, place: SimulationDevices) -> list[TaskP
 
 def _properties_of(scene: ManiSkillScene, config: ManiSkillConfig) -> TaskProperties:
     env, name = scene.env, scene.recipe.task
+    own_words = None if name in config.instructions else scene.instructions()
+    words = own_words[0] if own_words else config.instructions.get(name) or INSTRUCTIONS.get(name)
+    if words is None:
+        raise UserError(
+            f"ManiSkill's {name} has no words for a policy; say what to do, as in\n"
+            f"  instructions: {{{name}: pick up the cube}}"
+        )
     _check_offered(config.control_mode, scene.agents[0].supported_control_modes, f"control mode of {name}'s robot")
     for agent in scene.agents:
         agent.set_control_mode(config.control_mode)
@@ -151,11 +158,9 @@ def _properties_of(scene: ManiSkillScene, config: ManiSkillConfig) -> TaskProper
     low, high = scene.bounds()
     if not np.isfinite(low + high).all():
         raise UserError(f"{config.control_mode} of {name} has no bounds: {low}, {high}; take another control mode")
-    own_words = None if name in config.instructions else scene.instructions()
     limit = config.max_steps or registered_tasks()[name].max_episode_steps
     if limit is None:
         raise UserError(f"ManiSkill gives {name} no step limit; set max_steps")
-    words = own_words[0] if own_words else config.instructions.get(name) or INSTRUCTIONS[name]
     placements = len(getattr(env, "xyz_configs", ())) * len(getattr(env, "quat_configs", ()))
     return TaskProperties(
         recipe=evolve(
@@ -165,6 +170,7 @@ def _properties_of(scene: ManiSkillScene, config: ManiSkillConfig) -> TaskProper
             dense=config.reward == "dense",
             show_goals=config.show_goals,
             fast_render=config.fast_render,
+            own_instruction=own_words is not None,
             placements=placements,
         ),
         info=TaskInfo(name=name, instruction=words, max_steps=limit, instruction_varies=own_words is not None),

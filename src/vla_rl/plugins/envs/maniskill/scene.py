@@ -39,6 +39,8 @@ class SceneRecipe:
     """Modules that register tasks."""
     kwargs: Mapping[str, Any] = field(factory=dict)
     """Further arguments of the task's class."""
+    own_instruction: bool = True
+    """Whether the policy gets the task's own instruction where it has one, not that of the spec."""
     placements: int = 0
     """Number of fixed placements among which the task chooses; 0: it draws placements at random."""
 
@@ -92,6 +94,7 @@ class ManiSkillScene:
             **recipe.kwargs,
         )
         self.device: torch.device = self.env.device
+        self._info: Mapping[str, Any] = self.env.get_info()
         self._stream = Stream(self.device)
 
     @property
@@ -120,7 +123,8 @@ class ManiSkillScene:
         others = [i for i in range(self.num_envs) if i != env_id]
         saved_tensors = self._saved_tensors()
         # One instance at a time with one seed for all: ManiSkill draws for a batch from the seed of its first instance.
-        self.env.reset(seed=[number] * self.num_envs, options=options)
+        _, info = self.env.reset(seed=[number] * self.num_envs, options=options)
+        self._info = info
         self._stream.seed_generators(seed)
         self._restore_tensors(saved_tensors, others)  # a reset sets up the controllers of all instances
 
@@ -128,6 +132,7 @@ class ManiSkillScene:
         """Apply one action to each instance, float32 [N, A]."""
         with self._stream.drawn_from():
             _, reward, _, _, info = self.env.step(self._for_agents(actions.to(self.device)))
+        self._info = info
         success = info["success"].reshape(self.num_envs).bool()
         failed = info["fail"].reshape(self.num_envs).bool() if "fail" in info else torch.zeros_like(success)
         return PlannedEpisode(reward.float() if self.recipe.dense else success.float(), success, success | failed)
@@ -149,9 +154,14 @@ class ManiSkillScene:
         return torch.cat(parts, dim=1).float()
 
     def instructions(self) -> list[str] | None:
-        """Return the task's own instructions, one per instance, or None if it has none."""
+        """Return the task's own instructions, one per instance, or None if it has none or the spec gives another one:
+        what `get_language_instruction` returns, or `language_instruction` in the info of the last reset or action."""
+        if not self.recipe.own_instruction:
+            return None
         instruction_of = getattr(self.env, "get_language_instruction", None)
-        return None if instruction_of is None else list(instruction_of())
+        # Not from a new `get_info`: tasks count what happens in it.
+        words = self._info.get("language_instruction") if instruction_of is None else instruction_of()
+        return [words] * self.num_envs if isinstance(words, str) else words and list(words)
 
     def save(self) -> SavedScene:
         return SavedScene(_clone_tensors(self.env.get_state_dict()), self._saved_tensors())
