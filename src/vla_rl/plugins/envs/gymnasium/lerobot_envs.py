@@ -8,13 +8,16 @@ import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium
 from gymnasium.vector import SyncVectorEnv
 
 from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.gymnasium.config import LEROBOT
+
+if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvCreator
 
 HUB = f"{LEROBOT}EnvHub"
 
@@ -23,7 +26,7 @@ def register_environments(env_id: str) -> None:
     """Register the ids of lerobot's environments. Raise UserError where `env_id` needs lerobot, and this interpreter
     lacks it."""
     if HUB not in gymnasium.registry:
-        gymnasium.register(HUB, make_hub_environment)
+        gymnasium.register(HUB, cast("EnvCreator", make_hub_environment))
     if env_id == HUB:
         return
     try:
@@ -37,7 +40,8 @@ def register_environments(env_id: str) -> None:
     register_third_party_plugins()
     for name, config_class in EnvConfig.get_known_choices().items():
         if LEROBOT + name not in gymnasium.registry and not issubclass(config_class, HubEnvConfig):
-            gymnasium.register(LEROBOT + name, make_named_environment, kwargs={"name": name})
+            make = cast("EnvCreator", make_named_environment)
+            gymnasium.register(LEROBOT + name, make, kwargs={"name": name})
 
 
 def make_named_environment(name: str, render_mode: str | None = None, **settings: Any) -> gymnasium.Env[Any, Any]:

@@ -52,8 +52,10 @@ def fill_cameras(config: GymnasiumConfig, space: Any) -> GymnasiumConfig:
     cameras = {}
     for name, image in images.items():
         source = f"{PIXELS}.{name}" if isinstance(pixels, spaces.Dict) else PIXELS
-        size = image.shape[:2] if image.shape[-1] == 3 else image.shape[1:]
-        cameras[name] = CameraSettings(source=source, size=size)
+        cameras[name] = CameraSettings(source=source)
+        if image.shape is not None and len(image.shape) == 3:  # `check_cameras` refuses others
+            height, width = image.shape[:2] if image.shape[-1] == 3 else image.shape[1:]
+            cameras[name] = CameraSettings(source=source, size=(height, width))
     state = AGENT_POS if config.state is None and AGENT_POS in entries else config.state
     return evolve(config, cameras=cameras, state=state)
 
