@@ -39,6 +39,7 @@ class PluginPlayer(Player):
         self.low, self.high = np.array(self.info.action_low), np.array(self.info.action_high)
         self.still = np.array(still, np.float32)
         self._find_truth = find_truth
+        self._resets = 0
         self.executed: list[Array] = []
         """Actions of the episode so far."""
 
@@ -54,8 +55,8 @@ class PluginPlayer(Player):
 
     def reset(self, seed: int) -> None:
         state = self.env.reset_states("eval")[seed].id
-        zero = np.zeros(1, np.int64)
-        self.env.reset(zero, np.array([state]), zero)
+        self._resets += 1  # another seed each time: the state alone decides the scene
+        self.env.reset(np.zeros(1, np.int64), np.array([state]), np.array([self._resets]))
         self.executed = []
 
     def step(self, action: Array) -> Step:

@@ -105,7 +105,11 @@ def test_an_episode_equals_the_official_one_bit_for_bit(env: Any, official: Any)
     assert np.array_equal(simulator_state(env), state)
     assert np.array_equal(result.obs.images["agentview"][0], observation["agentview_image"][::-1, ::-1])
     assert np.array_equal(result.obs.images["wrist"][0], observation["robot0_eye_in_hand_image"][::-1, ::-1])
-    assert np.array_equal(result.obs.state[0, :3], observation["robot0_eef_pos"].astype(np.float32))
+    from robosuite.utils.transform_utils import quat2axisangle
+
+    rotation = quat2axisangle(observation["robot0_eef_quat"])
+    wanted = np.concatenate([observation["robot0_eef_pos"], rotation, observation["robot0_gripper_qpos"]])
+    assert np.array_equal(result.obs.state[0], wanted.astype(np.float32))
     assert result.terminated[0].tolist() == done[CHUNK:] == [False] * CHUNK
     assert result.executed.all() and not result.truncated.any()
 
