@@ -45,6 +45,15 @@ SPECIAL: Mapping[str, Callable[[], Any]] = {
     "openvla_oft with adapters and selective recomputation": lambda: openvla_cases.policy(
         context={"chunk": 2, "values": "chunk"}, lora=LoRAConfig(rank=2), recompute="selective"
     ),
+    "openvla_oft with adapters and int8": lambda: openvla_cases.policy(
+        context={"chunk": 2, "values": "chunk"}, lora=LoRAConfig(rank=2), frozen_weights="int8"
+    ),
+    "openvla_oft with adapters, selective recomputation and nf4": lambda: openvla_cases.policy(
+        context={"chunk": 2, "values": "chunk"}, lora=LoRAConfig(rank=2), recompute="selective", frozen_weights="nf4"
+    ),
+    "pi0 with a frozen backbone and nf4": lambda: pi0_cases.policy(
+        context={"chunk": 2, "values": "chunk"}, frozen_weights="nf4"
+    ),
     "gr00t N1.7": lambda: gr00t_cases.policy(preset="tiny_n1_7", context={"chunk": 2, "values": "chunk"}),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from model_cases import NAMES, noise, smallest
 from sharding import skip_where_torch_cannot_shard
 from vla_rl.runtime.workers.learner.parallel.fsdp import FullyShardedParallel
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.models import frozen_weights
 
 ENV, CHUNK, ROWS = synthetic.env_info(), 2, 3
 
@@ -32,7 +34,18 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sharded_model_computes_the_same(name: str, one_rank: None) -> None:
-    model, obs = smallest(name, ENV, CHUNK), synthetic.observation(ENV, ROWS)
+    check_sharded(smallest(name, ENV, CHUNK))
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4", "fp8"])
+def test_weights_in_fewer_bits_are_sharded_too(kind: str, one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen_weights, "find_fp8_problem", lambda device: None)
+    check_sharded(smallest("openvla_oft", ENV, CHUNK, lora={"rank": 2}, frozen_weights=kind))
+
+
+def check_sharded(model: Any) -> None:
+    """Compare loss and gradients with those of the model before it is sharded."""
+    obs = synthetic.observation(ENV, ROWS)
     chunk = model.sample_chunk(obs, noise(ROWS), False)
 
     def loss() -> torch.Tensor:

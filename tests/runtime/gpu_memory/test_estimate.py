@@ -15,8 +15,10 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import load_spec, parse_spec
 from vla_rl.runtime.gpu_memory.estimate import estimate_job, known_info, of_public_size
 from vla_rl.runtime.gpu_memory.model_memory import measure_costs
+from vla_rl.runtime.planning.device_time import call_seconds
 from vla_rl.runtime.planning.hardware import gpu_rates
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.models.operation_counter import Operation, OperationCounts
 
 SPEC = {
     "name": "estimated",
@@ -51,6 +53,22 @@ def test_another_card_and_another_model_are_not_calibrated():
     assert not estimate_job(spec_of(), cluster, gpu_rates("h100")).calibrated
     model = {"type": "film_resnet"}
     assert not estimate_job(spec_of(model=model), cluster, gpu_rates("h200")).calibrated
+
+
+def test_fp8_needs_a_card_that_has_it_and_is_counted_at_twice_the_rate():
+    fp8 = spec_of(model={**SPEC["model"], "frozen_weights": "fp8"})
+    with pytest.raises(UserError, match=r"model.frozen_weights: fp8 needs a GPU .*the planned one does not; use int8"):
+        estimate_job(fp8, cluster_of(1, None, None, 80), gpu_rates("a100"))
+    expected = estimate_job(fp8, cluster_of(1, None, None, 80), gpu_rates("h200"))
+    assert not [change for change in expected.faster if "merge_for_acting" in change.change]
+    flops = 1e15
+    seconds = {
+        kind: call_seconds(
+            OperationCounts(operations={Operation(kind, flops, 0): 1}, module_calls=0), gpu_rates("h200"), "graphs"
+        ).device
+        for kind in ("product", "fp8_product")
+    }
+    assert seconds["product"] == pytest.approx(2 * seconds["fp8_product"], rel=1e-3)
 
 
 def test_a_public_checkpoint_has_the_size_of_its_model_and_keeps_its_other_keys():

@@ -10,7 +10,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Batching, DoesNotFit, Plan, Slot
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.gpu_memory.checks import check_before_building, predict_model_memory
-from vla_rl.runtime.gpu_memory.model_memory import measure_model
+from vla_rl.runtime.gpu_memory.model_memory import measure_costs, measure_model
 from vla_rl.runtime.placement.assignments import assign_workers
 from vla_rl.runtime.planning.device_memory import (
     ACT,
@@ -89,6 +89,25 @@ def test_a_learner_step_needs_what_was_measured(model, micro_batch, measured):
     predicted = max(predicted, stepped) - 10 / 4 * memory.masters
     assert predicted / GIB == pytest.approx(measured, rel=0.1)
     assert predicted / GIB == pytest.approx(measured, rel=0.03), "what the page says is nearer than a tenth"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [("nf4", 4.25), *(pytest.param(kind, 8, marks=pytest.mark.exhaustive) for kind in ("int8", "fp8"))],
+)
+def test_frozen_weights_take_the_bytes_of_their_storage(kind, bits):
+    """OpenVLA-OFT with adapters, at full size: the linear layers of its blocks, 7.2 billion weights, are stored, and the
+    learner fits on a GPU of 24 GiB."""
+    spec = spec_of({**OFT, "autocast": True, "lora": LORA, "frozen_weights": kind}, 4)
+    costs = measure_costs(spec, info_of(), counts_operators=False)
+    blocks = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 24 * 12 * 1024**2 + 27 * (4 * 1152**2 + 2 * 1152 * 4304)
+    trained = costs.memory.gradients / 4
+    expected = 2 * (costs.parameters - trained - blocks) + blocks * bits / 8
+    assert costs.memory.frozen_weights == pytest.approx(expected, rel=0.01)
+    plan = slots({"roles": ("sim", "policy", "learner")})
+    (device,) = device_memory(plan, assign_workers(plan, 64, one_process=False), costs.memory, spec)
+    assert device.workers[0].bytes_in(LEARN) < 24 * GIB
 
 
 @pytest.mark.slow

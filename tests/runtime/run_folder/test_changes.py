@@ -26,7 +26,10 @@ FULL = {
     "imitation": {"expert": {"episodes": 4}, "steps": 2, "lr": 1e-3},
     "rewards": {"type": "person"},
 }
-OF_PLUGINS = {"model.tokenizer", "model.recompute", "model.lora.merge_for_acting", "env.processes"}
+OF_PLUGINS = {
+    *("model.tokenizer", "model.recompute", "model.lora.merge_for_acting", "model.frozen_weights"),
+    "env.processes",
+}
 
 
 def keys_below(data: dict, start: str = "") -> list[str]:

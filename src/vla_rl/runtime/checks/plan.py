@@ -40,6 +40,7 @@ def plan_with_problems(spec: Spec, training: bool, cluster: Cluster) -> tuple[Pl
     try:
         plan = plan_for(spec, cluster)
         problems = [*_lane_problems(spec, plan), *_transfer_problems(spec, plan, cluster), *_merge_problems(spec, plan)]
+        problems += _fp8_problems(spec, plan)
         if training:
             problems += [*_learner_problems(spec, plan), *_asynchrony_problems(spec, plan)]
             problems += world_model_placement_problems(spec, plan)
@@ -145,6 +146,21 @@ def _merge_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
     elif mode == "copy" and "policy" in plan.offload and not shared:
         text = "the second set of weights would stay on the device when the policy leaves it (placement.offload)"
         yield path, f"{text}; use in_place, or leave the policy out of placement.offload"
+
+
+def _fp8_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
+    """Yield why weights cannot be multiplied in FP8 in the workers of this plan; a worker on a GPU checks its own."""
+    if has_own_policy(spec) or getattr(spec.model.config, "frozen_weights", "bf16") != "fp8":
+        return
+    import torch
+
+    from vla_rl.toolkit.models.frozen_weights import find_fp8_problem
+
+    devices = {slot.device for slot in plan.slots if {"policy", "learner"} & set(slot.roles)}
+    for device in sorted(devices):
+        problem = None if device.startswith("cuda") else find_fp8_problem(torch.device(device))
+        if problem is not None:
+            yield ("model", "frozen_weights"), problem
 
 
 def _asynchrony_problems(spec: Spec, plan: Plan) -> Iterator[Item]:

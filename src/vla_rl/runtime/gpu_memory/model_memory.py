@@ -26,7 +26,8 @@ from vla_rl.core.types import Chunk, EnvInfo, Observation
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.planning.device_memory import Line, ModelMemory
 from vla_rl.runtime.workers.models import build_model
-from vla_rl.toolkit.models.adapters import adapted_layers
+from vla_rl.toolkit.models.adapters import adapted_layers, merged_bytes
+from vla_rl.toolkit.models.frozen_weights import count_weights
 from vla_rl.toolkit.models.live_memory import LiveMemory
 from vla_rl.toolkit.models.meta_device import META, CudaSemantics
 from vla_rl.toolkit.models.operation_counter import OperationCounter, OperationCounts
@@ -116,7 +117,6 @@ def measure_costs(
             saved, peak = _measure_learning(model, info, memory, spec.train.micro_batch, chunk, algorithm)
         in_blocks = [_module_bytes(block) for block in blocks]
         everything = _module_bytes(module)
-        layers = list(adapted_layers(module))
     (first, low), *_, (last, high) = sorted(needs.items())
     return ModelCosts(
         memory=ModelMemory(
@@ -126,7 +126,7 @@ def measure_costs(
             masters=float(sum(master.nbytes for master in masters.values())),
             gradients=gradients,
             optimizer_state=MOMENTS * gradients,
-            adapted_weights=float(sum(layer.get_base_layer().weight.nbytes for layer in layers)),
+            adapted_weights=float(merged_bytes(module)),
             acting=Line.through_points((first, low), (last, high)),
             activations=saved,
             learning=peak,
@@ -135,17 +135,19 @@ def measure_costs(
         ),
         acting=acting if counts_operators else {},
         learning=counter.operation_counts if counts_operators and learns else None,
-        parameters=sum(p.numel() for p in module.parameters()),
-        adapted_layers=len(layers),
+        parameters=count_weights(module),
+        adapted_layers=len(adapted_layers(module)),
     )
 
 
 def without_adapters(spec: Spec) -> Spec:
-    """Return the spec of the model whose adapters are merged: the same layers, and nothing else."""
+    """Return the spec of the model whose adapters are merged: the same layers, in full precision, and nothing else."""
     config = spec.model.config
     changes: dict[str, Any] = {"lora": None}
     if getattr(config, "autocast", False) and getattr(config, "dtype", "float32") != "float32":
         changes["autocast"] = False
+    if hasattr(config, "frozen_weights"):
+        changes["frozen_weights"] = "bf16"
     config = evolve(config, **changes)
     return evolve(spec, model=evolve(spec.model, config=config))
 

@@ -58,7 +58,7 @@ class ModelMemory:
     """Gradients of the trained weights, float32."""
     optimizer_state: float
     adapted_weights: float
-    """Frozen weights of the layers that have adapters."""
+    """Frozen weights of the layers that have adapters, in full precision."""
     acting: Line
     """Most that an inference needs in addition to the weights, by rows."""
     activations: float
@@ -330,6 +330,10 @@ def _changed_models(spec: Spec) -> list[tuple[str, Spec]]:
         changes.append(("model.recompute: full", lambda config: evolve(config, recompute="full")))
     if hasattr(config, "lora") and config.lora is None:
         changes.append(("model.lora: {}", lambda config: evolve(config, lora=LoRAConfig())))
+    if getattr(config, "frozen_weights", None) == "bf16":
+        changes.append(("model.frozen_weights: int8", lambda config: evolve(config, frozen_weights="int8")))
+    if getattr(config, "frozen_weights", None) in ("bf16", "fp8", "int8"):
+        changes.append(("model.frozen_weights: nf4", lambda config: evolve(config, frozen_weights="nf4")))
     if getattr(config, "dtype", None) == "float32":
         changes.append(("model.dtype: bfloat16", lambda config: evolve(config, dtype="bfloat16")))
     changed_specs = []

@@ -31,6 +31,8 @@ class GpuRates:
     """Memory in GiB."""
     link_gb_per_s: float = field(validator=v.gt(0))
     """Bytes a second to another GPU, one direction, in 10^9."""
+    fp8: bool = True
+    """Whether it multiplies in FP8."""
     measured: bool = False
     """Rates that a card reached (`benchmarks/gpu.py`); else published peaks."""
     source: str = ""

@@ -31,6 +31,7 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "model.checkpoint": (NUMBERS, "it may be elsewhere; weights that are not trained come from there"),
     "model.tokenizer": (NUMBERS, "it may be elsewhere"),
     "model.recompute": (NONE, "memory for time"),
+    "model.frozen_weights": (NUMBERS, "weights that are not trained are rounded in another way"),
     "model.lora.merge_for_acting": (NUMBERS, "which weights act: merged ones round differently"),
     "env": (ANOTHER_RUN, "it is the task that is learned"),
     "env.num_envs": (NUMBERS, "with auto_reset each env has its own stream"),

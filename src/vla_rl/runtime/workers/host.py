@@ -61,6 +61,7 @@ from vla_rl.runtime.workers.role_builder import RoleBuilder
 from vla_rl.runtime.workers.role_calls import RoleCalls
 from vla_rl.toolkit.data.mixture import MixedDemonstrations
 from vla_rl.toolkit.models.compilation import CompilationReport, CompiledBlocks
+from vla_rl.toolkit.models.frozen_weights import count_weights
 from vla_rl.toolkit.trainers.master_weights import is_narrow
 from vla_rl.toolkit.waiting import works_now
 
@@ -216,7 +217,7 @@ class WorkerHost(HostInterface):
         learner: Learner | None = self.roles.get("learner")
         model = self.roles["policy"].engine.model if learner is None else learner.model
         parameters = [] if model is None else list(model.module.parameters())
-        count = sum(p.numel() for p in parameters)
+        count = 0 if model is None else count_weights(model.module)
         return {
             "parameters": count,
             "trainable": sum(p.numel() for p in parameters if p.requires_grad),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import Attribute, field, frozen
 from attrs.validators import ge, gt, in_, lt, optional
 
 from vla_rl.core.errors import UserError
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from peft import LoraConfig
     from torch import Tensor, nn
 
+FROZEN_WEIGHTS = ("bf16", "fp8", "int8", "nf4")
+"""Values of `model.frozen_weights`."""
 MERGES = ("off", "in_place", "copy")
 MARK = ".lora_"
 """Infix of the names of adapter parameters, after the name of their layer."""
@@ -35,11 +37,42 @@ class LoRAConfig:
     """Act with adapters merged into the weights of their layers: fewer products in each decision. in_place: the weights
     are overwritten while the policy acts, and their bits restored from a copy in host memory; copy: merged weights are
     a second set on the device. The log-probs that learning recomputes then differ by rounding
-    (`policy/recompute_kl`)."""
+    (`policy/recompute_kl`). With `frozen_weights: int8` or `nf4`: copy, whose second set is in full precision."""
 
     @property
     def effective_alpha(self) -> float:
         return min(self.rank, 16) if self.alpha is None else self.alpha
+
+
+def check_frozen_weights(config: Any, attribute: Attribute[Any], value: str) -> None:
+    """Validate `frozen_weights` (attrs validator): what is not frozen cannot be stored in fewer bits, and acting
+    computes as learning does."""
+    if value == "bf16":
+        return
+    if config.lora is None and not getattr(config, "train_expert_only", False):
+        frozen_by = "train_expert_only: true or lora: {}" if hasattr(config, "train_expert_only") else "lora: {}"
+        raise ValueError(
+            f"{value} stores weights that are not trained, and with these settings the backbone is trained; set "
+            f"{frozen_by}, or leave frozen_weights out"
+        )
+    problem = MERGE_PROBLEMS.get((value, merge_mode(config)))
+    if problem is not None:
+        raise ValueError(f"{value} does not go with lora.merge_for_acting: {merge_mode(config)}, {problem}")
+
+
+MERGE_PROBLEMS = {
+    **{
+        (kind, "in_place"): "which overwrites weights in their stored type, and merged ones are in full precision; "
+        "use copy, or off (acting then needs no second set)"
+        for kind in ("int8", "nf4")
+    },
+    **{
+        ("fp8", mode): "because acting would compute in full precision and learning in FP8, so that their log-probs "
+        "differ by more than rounding; use off"
+        for mode in ("in_place", "copy")
+    },
+}
+"""(frozen_weights, merge_for_acting) -> why they are refused together."""
 
 
 def trained_layers(network: nn.Module) -> list[str]:
@@ -148,7 +181,7 @@ class MergedAdapters:
     The layers' own weights are frozen, so a copy made once restores their bits exactly. In mode "in_place" it is in
     host memory: as many bytes as the adapted layers have (13 GiB of a 7B model in bfloat16), which `restore_weights`
     copies back to the device (0.3 s from pinned memory at 55 GB/s). In mode "copy" merged weights are a second set on
-    the device, and only pointers change.
+    the device, and only pointers change. Layers that store their weights in fewer bits (`frozen_weights`) take "copy".
     """
 
     def __init__(self, network: nn.Module, mode: str) -> None:
@@ -157,8 +190,10 @@ class MergedAdapters:
         if not self._layers:
             raise UserError("lora.merge_for_acting: no layer of the network has an adapter; leave it out")
         self._in_place = mode == "in_place"
-        copied = _host_copy if self._in_place else _empty_like
-        self._second = [copied(_base_weight(layer).data) for layer in self._layers]
+        self._second: list[Any] = [
+            _host_copy(layer.get_base_layer().weight.data) if self._in_place else _empty_weight(layer)
+            for layer in self._layers
+        ]
         """For each layer, its own weight in host memory (in_place), or memory for the merged one (copy)."""
         self.merged = False
 
@@ -171,10 +206,9 @@ class MergedAdapters:
         self.merged = True
         with torch.no_grad():
             for index, layer in enumerate(self._layers):
-                weight = _base_weight(layer)
                 merged = _merged_weight(layer)
                 if self._in_place:
-                    weight.data.copy_(merged)
+                    layer.get_base_layer().weight.data.copy_(merged)
                 else:
                     self._second[index].copy_(merged)
                     self._exchange_weight(index)
@@ -188,30 +222,49 @@ class MergedAdapters:
         for index, layer in enumerate(self._layers):
             layer.merged_adapters.clear()
             if self._in_place:
-                _base_weight(layer).data.copy_(self._second[index], non_blocking=True)
+                layer.get_base_layer().weight.data.copy_(self._second[index], non_blocking=True)
             else:
                 self._exchange_weight(index)
         self.merged = False
 
     def _exchange_weight(self, index: int) -> None:
         """Exchange the memory that a layer computes with for that of the second set."""
-        weight = _base_weight(self._layers[index])
+        from vla_rl.toolkit.models.frozen_weights import FrozenLinear
+
+        base = self._layers[index].get_base_layer()
         other = self._second[index]
-        self._second[index] = weight.data
-        weight.data = other
-
-
-def _base_weight(layer: Any) -> nn.Parameter:
-    """Return the own weight of an adapted layer."""
-    weight: nn.Parameter = layer.get_base_layer().weight
-    return weight
+        if isinstance(base, FrozenLinear):  # computes with its stored weight where `merged` is None
+            self._second[index] = base.merged
+            base.merged = other
+        else:
+            self._second[index] = base.weight.data
+            base.weight.data = other
 
 
 def _merged_weight(layer: Any) -> Tensor:
     """Return W + scale B A of an adapted layer in float32. Who uses it rounds it, once: acting, saving and exporting
     have equal bits then."""
+    from vla_rl.toolkit.models.frozen_weights import read_weight
+
     delta: Tensor = layer.get_delta_weight("default").detach()
-    return _base_weight(layer).detach().float() + delta.float()
+    return read_weight(layer.get_base_layer()).float() + delta.float()
+
+
+def merged_bytes(network: nn.Module) -> int:
+    """Return the bytes of the adapted layers' weights in full precision: those of a merged second set."""
+    return sum(_empty_weight(layer, "meta").nbytes for layer in adapted_layers(network))
+
+
+def _empty_weight(layer: Any, device: str | None = None) -> Tensor:
+    """Return memory for the weight of an adapted layer in full precision, on its device or another one."""
+    import torch
+
+    from vla_rl.toolkit.models.frozen_weights import FrozenLinear
+
+    base = layer.get_base_layer()
+    if isinstance(base, FrozenLinear):
+        return torch.empty(base.shape, dtype=base.dtype, device=device or base.stored.device)
+    return torch.empty_like(base.weight.data, device=device)
 
 
 def _host_copy(tensor: Tensor) -> Tensor:
@@ -219,12 +272,6 @@ def _host_copy(tensor: Tensor) -> Tensor:
     import torch
 
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda).copy_(tensor)
-
-
-def _empty_like(tensor: Tensor) -> Tensor:
-    import torch
-
-    return torch.empty_like(tensor)
 
 
 class MergedState:
@@ -237,17 +284,29 @@ class MergedState:
         Args:
             dtype: precision of the tensors that are read; None: their own.
         """
+        import torch
+
+        from vla_rl.toolkit.models.frozen_weights import FrozenLinear
+
         self._dtype = dtype
-        state = network.state_dict()
+        stored = {name: part for name, part in network.named_modules() if isinstance(part, FrozenLinear)}
+        packed = {f"{name}.{part}" for name in stored for part in ("stored", "scales")}
+        state = {name: tensor for name, tensor in network.state_dict().items() if name not in packed}
+        for name, layer in stored.items():
+            state[f"{name}.weight"] = torch.empty(layer.shape, dtype=layer.dtype, device="meta")
         layers = {name.partition(MARK)[0] for name in state if MARK in name}
         self.tensors: dict[str, Tensor] = {
             name.replace(".base_layer.", "."): t for name, t in state.items() if MARK not in name
         }
-        """Tensors by name, without the adapters' updates."""
+        """Tensors by name, without the adapters' updates; on the meta device those that are stored in fewer bits."""
         self._adapted: dict[str, Any] = {f"{name}.weight": network.get_submodule(name) for name in layers}
+        self._stored = {f"{name}.weight": layer for name, layer in stored.items() if not name.endswith(".base_layer")}
 
     def read_tensor(self, name: str) -> Tensor:
-        """Return a tensor. A sum of weights and update is rounded once, as in `MergedAdapters`."""
+        """Return a tensor in full precision. A sum of weights and update is rounded once, as in `MergedAdapters`."""
         tensor = self.tensors[name].detach()
-        merged = _merged_weight(self._adapted[name]) if name in self._adapted else tensor
-        return merged.to(self._dtype or tensor.dtype)
+        if name in self._adapted:
+            read = _merged_weight(self._adapted[name])
+        else:
+            read = self._stored[name].read_weight() if name in self._stored else tensor
+        return read.to(self._dtype or tensor.dtype)

@@ -340,12 +340,34 @@ def find_weights(folder: Path, open_names: Callable[[Collection[str]], Mapping[s
                 tensors[path] = {name: tuple(file.get_slice(name).get_shape()) for name in names}
         except Exception as error:
             raise unreadable_error(path, error) from error
+    _refuse_quantised(folder, {name for shapes in tensors.values() for name in shapes})
     opened = open_names([name for shapes in tensors.values() for name in shapes])
     return WeightFiles(
         folder=folder,
         files={path: {name: opened[name] for name in shapes if name in opened} for path, shapes in tensors.items()},
         shapes={opened[name]: shape for shapes in tensors.values() for name, shape in shapes.items() if name in opened},
     )
+
+
+QUANTISED = {
+    "bitsandbytes": (".absmax", ".quant_map", ".SCB"),
+    "GPTQ or AWQ": (".qweight", ".qzeros"),
+    "compressed-tensors": (".weight_packed", ".weight_scale"),
+    "an FP8 tool": (".weight_scale_inv",),
+}
+"""Library -> ends of the names of tensors that it saves with a weight in fewer bits."""
+
+
+def _refuse_quantised(folder: Path, names: Collection[str]) -> None:
+    """Raise CheckpointError where the names are those of weights that were quantised before they were saved."""
+    for name in sorted(names):
+        library = next((library for library, ends in QUANTISED.items() if name.endswith(ends)), None)
+        if library is not None:
+            raise CheckpointError(
+                f"{folder} holds weights that {library} has quantised ({name}); they are read in full precision only: "
+                "use the checkpoint that they were made from, and model.frozen_weights: nf4 (or int8) stores it in "
+                "fewer bits while it is loaded"
+            )
 
 
 def _weight_paths(folder: Path) -> list[Path]:

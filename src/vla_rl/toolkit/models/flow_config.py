@@ -7,7 +7,7 @@ from typing import Any, Literal
 from attrs import Attribute, field, frozen
 from attrs.validators import deep_iterable, ge, gt, in_, le, optional
 
-from vla_rl.toolkit.models.adapters import LoRAConfig
+from vla_rl.toolkit.models.adapters import FROZEN_WEIGHTS, LoRAConfig, check_frozen_weights
 from vla_rl.toolkit.models.fitting import one_source
 from vla_rl.toolkit.relative_actions import RelativeActions
 
@@ -159,6 +159,11 @@ class FlowConfig:
     dtype: str = field(default="float32", validator=in_(DTYPES))
     """Precision of the towers' weights. Norms, projections of state, time and actions, and all heads stay in
     float32."""
+    frozen_weights: str = field(default="bf16", validator=[in_(FROZEN_WEIGHTS), check_frozen_weights])
+    """Storage of the weights of transformer layers that are not trained (`train_expert_only`, `lora`). `bf16`: as
+    `dtype` says; `int8` and `nf4`: one byte, or 4.25 bits a weight, and products in `dtype`; `fp8`: one byte, and
+    products in FP8, on GPUs that have it (Ada, Hopper or newer). Everything else stays as it is, and checkpoints are in
+    full precision."""
     steering: SteeringConfig | None = field(default=None, validator=_goes_with_frozen)
     """Freeze the policy, and train a head that chooses its initial noise, with `trainer: {type: dsrl}`. None: as the
     checkpoint's folder says, which has a file for it."""

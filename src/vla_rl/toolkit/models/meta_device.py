@@ -150,12 +150,17 @@ def device_autocast(
     return nullcontext() if rules is None else rules.imitate_autocast(dtype if enabled else None)
 
 
+def autocast_type(device: str) -> torch.dtype | None:
+    """Return the type in which autocast computes products on this type of device; None where it is off."""
+    if device != META:
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    rules = _RULES.get()
+    return None if rules is None else rules.precision
+
+
 def is_autocast_on(device: str) -> bool:
     """Return whether autocast is on for this type of device."""
-    if device != META:
-        return torch.is_autocast_enabled(device)
-    rules = _RULES.get()
-    return rules is not None and rules.precision is not None
+    return autocast_type(device) is not None
 
 
 def _fused_attention(

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
-Kind = Literal["product", "attention", "other"]
+Kind = Literal["product", "fp8_product", "attention", "other"]
 WITHOUT_KERNEL = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias"}
 )
@@ -26,7 +26,8 @@ class Operation:
     """An operator, by what decides how long a device takes."""
 
     kind: Kind
-    """A product of matrices or a convolution; attention; or anything else, which is memory traffic."""
+    """A product of matrices or a convolution; a product in FP8; attention; or anything else, which is memory
+    traffic."""
     flops: float
     """Floating-point operations."""
     traffic: float
@@ -89,7 +90,8 @@ class OperationCounter(TorchDispatchMode):
             return result
         count_flops = flop_registry.get(func.overloadpacket)
         flops = 0.0 if count_flops is None else float(count_flops(*args, **kwargs, out_val=result))
-        kind: Kind = "other" if count_flops is None else "attention" if "attention" in name else "product"
+        products: Kind = "attention" if "attention" in name else "fp8_product" if name == "_scaled_mm" else "product"
+        kind: Kind = "other" if count_flops is None else products
         traffic = float(sum(_count_bytes(tensor) for tensor in tensors))
         self._operations[Operation(kind, flops, traffic)] += 1
         return result

@@ -18,7 +18,7 @@ RECOMPUTE = ("off", "selective", "full")
 NARROWING = (2, 16)
 """Ratio of inputs to outputs, both excluded, of a product that ends a feed-forward block. Only the residual sum reads
 its result, so the backward pass does not need it. Adapters narrow by more, to few outputs."""
-PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+PRODUCTS = {"mm": 0, "bmm": 0, "_scaled_mm": 0, "addmm": 1, "baddbmm": 1}
 """Operator -> position of its first factor."""
 
 

@@ -342,6 +342,18 @@ def test_a_run_reports_how_far_acting_and_learning_are_apart(in_place, tmp_path)
     assert plain[0] == {k: v for k, v in steps(in_place)[0].items() if k != "policy/recompute_kl"}
 
 
+def test_adapters_are_merged_with_weights_in_fewer_bits(tmp_path):
+    """The merged set is in full precision, so it differs from learning by rounding, as it does without nf4."""
+    stored = {**spec("copy")["model"], "frozen_weights": "nf4"}
+    first, *later = [line["policy/recompute_kl"] for line in trained("copy", tmp_path / "copy", model=stored)]
+    assert first == 0 and len(later) == 2 and all(0 < kl <= MOST_KL for kl in later)
+    separate = {**spec("off")["model"], "frozen_weights": "nf4"}
+    plain = trained("off", tmp_path / "off", model=separate)
+    assert (
+        "policy/recompute_kl" not in plain[0] and plain[0]["loss/policy"] != steps(tmp_path / "copy")[1]["loss/policy"]
+    )
+
+
 def test_a_run_resumes_to_the_same_figures(in_place, tmp_path):
     copy = shutil.copytree(in_place, tmp_path / "copy", symlinks=True)
     (copy / "results.json").unlink()

@@ -32,6 +32,7 @@ from vla_rl.toolkit.models.checkpoints import (
 from vla_rl.toolkit.models.fitting import MismatchError, check_horizon
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowShape
 from vla_rl.toolkit.models.flow_variants import choose_class
+from vla_rl.toolkit.models.frozen_weights import store_frozen_weights
 from vla_rl.toolkit.models.images import CroppedImages, ImageProcessor
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
 from vla_rl.toolkit.models.networks import construct_module
@@ -257,4 +258,5 @@ def _build_module(
     else:
         module = network.QwenModule(*place, prompts.starts, *heads)
     flow_build.add_steering("gr00t", config, context, source, module, sizes.output)
+    store_frozen_weights(module, GrootPolicy.blocks, config.frozen_weights)
     return module

@@ -9,7 +9,7 @@ import torch
 from vla_rl.core.contexts import ModelContext
 from vla_rl.core.randomness import derived_seed
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
-from vla_rl.plugins.models.openvla.base import AdaptedPolicy, Parts
+from vla_rl.plugins.models.openvla.base import AdaptedPolicy, FamilyPolicy, Parts
 from vla_rl.plugins.models.openvla.checkpoint import DEVIATION, read_part
 from vla_rl.plugins.models.openvla.checks import decoding_of, uses_l1_head
 from vla_rl.plugins.models.openvla.codec import EPSILON, ActionCodec, ActionScaler
@@ -39,6 +39,7 @@ from vla_rl.plugins.models.openvla.policy import OFTPolicy
 from vla_rl.plugins.models.openvla.prompts import CausalPrompts, DecodingPrompts
 from vla_rl.plugins.models.openvla.regression import L1Policy, SampledL1Policy
 from vla_rl.toolkit.models.combined_classes import combine_classes
+from vla_rl.toolkit.models.frozen_weights import store_frozen_weights
 from vla_rl.toolkit.models.heads import VALUE_HEAD, load_head
 from vla_rl.toolkit.models.networks import allocate_network, construct_module, fill_network, keep_tensor, load_weights
 from vla_rl.toolkit.models.recompute import checkpoint_keys
@@ -162,6 +163,7 @@ def _build_module(
         module.vla = add_adapters(vla, config.lora, autocast=config.autocast, seed=seed)
         if checkpoint is not None and checkpoint.adapter is not None:
             checkpoint.adapter.copy_into(module.vla, config.lora)
+    store_frozen_weights(module, FamilyPolicy.blocks, config.frozen_weights)
     if config.recompute != "off":
         vla.activation_checkpointing_enable(checkpoint_keys(config.recompute, width))
     return module

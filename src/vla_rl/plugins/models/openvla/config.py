@@ -7,7 +7,7 @@ from typing import Any, Literal
 from attrs import Attribute, field, frozen
 from attrs.validators import and_, deep_iterable, ge, gt, in_, le, optional
 
-from vla_rl.toolkit.models.adapters import LoRAConfig
+from vla_rl.toolkit.models.adapters import FROZEN_WEIGHTS, LoRAConfig, check_frozen_weights
 from vla_rl.toolkit.models.fitting import one_source
 from vla_rl.toolkit.models.flow_config import for_checkpoints
 from vla_rl.toolkit.models.recompute import RECOMPUTE
@@ -137,6 +137,10 @@ class FamilyConfig:
     dtype: str = field(default="float32", validator=in_(DTYPES))
     """Precision of the weights: float32 or bfloat16. Log-probs, entropies and values are computed in float32 either
     way."""
+    frozen_weights: str = field(default="bf16", validator=[in_(FROZEN_WEIGHTS), check_frozen_weights])
+    """Storage of the weights of transformer layers that `lora` leaves frozen. `bf16`: as `dtype` says; `int8` and
+    `nf4`: one byte, or 4.25 bits a weight, and products in `dtype`; `fp8`: one byte, and products in FP8, on GPUs that
+    have it (Ada, Hopper or newer). Everything else stays as it is, and checkpoints are in full precision."""
     autocast: bool = field(default=False, validator=_autocast_narrows)
     """Compute the network in bfloat16 while weights and optimiser stay in float32 (mixed precision); meant for GPUs.
     With `dtype: bfloat16` and `lora`: the adapters, which stay in float32 either way, are computed in bfloat16 too."""

@@ -31,6 +31,7 @@ from vla_rl.toolkit.models.flow_fit import (
 )
 from vla_rl.toolkit.models.flow_network import initialise_flow
 from vla_rl.toolkit.models.flow_variants import choose_class
+from vla_rl.toolkit.models.frozen_weights import store_frozen_weights
 from vla_rl.toolkit.models.heads import PrefixValueHead
 from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.networks import construct_module
@@ -141,4 +142,5 @@ def _build_module(config: Pi0Config | Pi05Config, context: ModelContext, fit: Fl
     else:
         module = Pi0Module(pi0, *heads)
     add_steering(model, config, context, source, module, sizes.expert_width)
+    store_frozen_weights(module, (Pi05Policy if adaptive else Pi0Policy).blocks, config.frozen_weights)
     return module

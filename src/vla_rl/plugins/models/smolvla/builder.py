@@ -26,6 +26,7 @@ from vla_rl.toolkit.models.flow_fit import (
 )
 from vla_rl.toolkit.models.flow_network import initialise_flow
 from vla_rl.toolkit.models.flow_variants import choose_class
+from vla_rl.toolkit.models.frozen_weights import store_frozen_weights
 from vla_rl.toolkit.models.images import CornerImages
 from vla_rl.toolkit.models.lerobot import LEROBOT, check_actions, read_statistics
 from vla_rl.toolkit.models.networks import construct_module
@@ -130,4 +131,5 @@ def _build_module(config: SmolVLAConfig, context: ModelContext, fit: FlowIOAdapt
     )
     module = SmolVLAModule(smolvla, (shape.horizon, shape.action_dim), *heads)
     add_steering("smolvla", config, context, source, module, sizes.expert_width)
+    store_frozen_weights(module, SmolVLAPolicy.blocks, config.frozen_weights)
     return module
