@@ -3,6 +3,7 @@
     PYTHON tools/in_lerobot.py dataset FOLDER ROWS.npz               every row as lerobot's LeRobotDataset gives it
     PYTHON tools/in_lerobot.py resume FOLDER ROWS.npz                the same after lerobot has appended two episodes
     PYTHON tools/in_lerobot.py policy FOLDER SEEN.npz ACTIONS.npz    what lerobot's policy does with our checkpoint
+    PYTHON tools/in_lerobot.py evaluate FOLDER SEEN.npz ACTIONS.npz  what `lerobot-eval` executes, a step for each row
 
 `tests/tools/test_in_lerobot.py` compares both with ours, where VLA_RL_LEROBOT_PYTHON names such an interpreter.
 Networks that are not of public sizes, which lerobot's config.json cannot describe, are given the sizes of our
@@ -15,9 +16,10 @@ import json
 import os
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -61,8 +63,6 @@ def resume(folder: Path, target: Path) -> None:
 def policy(folder: Path, seen: Path, target: Path) -> None:
     from lerobot.configs.policies import PreTrainedConfig
     from lerobot.policies.factory import get_policy_class, make_pre_post_processors
-    from tokenizers.processors import TemplateProcessing
-    from transformers import PreTrainedTokenizerFast
 
     torch.use_deterministic_algorithms(True)
     config = PreTrainedConfig.from_pretrained(folder)
@@ -70,14 +70,8 @@ def policy(folder: Path, seen: Path, target: Path) -> None:
     with sizes_of(folder, config):
         model = get_policy_class(config.type).from_pretrained(folder, config=config)
     check_loaded(model, folder)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), pad_token="<pad>")
-    if config.type.startswith("pi"):  # as PaliGemma's on the hub begins every text
-        bos = tokenizer.convert_tokens_to_ids("<bos>")
-        begun = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", bos)])
-        tokenizer.backend_tokenizer.post_processor = begun
-    before, after = make_pre_post_processors(
-        config, pretrained_path=str(folder), preprocessor_overrides={"tokenizer_processor": {"tokenizer": tokenizer}}
-    )
+    overrides = {"tokenizer_processor": {"tokenizer": read_tokenizer(folder, config.type)}}
+    before, after = make_pre_post_processors(config, pretrained_path=str(folder), preprocessor_overrides=overrides)
     given = np.load(seen, allow_pickle=False)
     found = []
     for row, task in enumerate(given["tasks"].tolist()):
@@ -91,11 +85,105 @@ def policy(folder: Path, seen: Path, target: Path) -> None:
     np.savez(target, actions=np.stack(found))
 
 
+def evaluate(folder: Path, seen: Path, target: Path) -> None:
+    """Run the command itself on a simulator that shows one row after another, with noise of zeros."""
+    import gymnasium as gym
+    from lerobot.configs import FeatureType, PolicyFeature
+    from lerobot.configs.policies import PreTrainedConfig
+    from lerobot.envs.configs import EnvConfig
+    from lerobot.policies.factory import get_policy_class
+    from lerobot.scripts.lerobot_eval import eval_main
+
+    given = np.load(seen, allow_pickle=False)
+    config = PreTrainedConfig.from_pretrained(folder)
+    rows, cameras = len(given["tasks"]), {name: name.rpartition(".")[2] for name in config.image_features}
+    executed: list[np.ndarray] = []
+
+    class Rows(gym.Env):
+        metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 10}
+        render_mode = "rgb_array"
+        _max_episode_steps = rows
+        task = task_description = str(given["tasks"][0])
+        action_space = gym.spaces.Box(-np.inf, np.inf, config.action_feature.shape)
+        observation_space = gym.spaces.Dict(
+            agent_pos=gym.spaces.Box(-np.inf, np.inf, given["state"].shape[1:]),
+            pixels=gym.spaces.Dict(
+                {camera: gym.spaces.Box(0, 255, given[name].shape[1:], np.uint8) for name, camera in cameras.items()}
+            ),
+        )
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.row = 0
+            return self.show_row(), {}
+
+        def step(self, action: np.ndarray) -> Any:
+            executed.append(action.copy())
+            self.row += 1
+            return self.show_row(), 0.0, self.row == rows, False, {"is_success": False}
+
+        def show_row(self) -> Any:
+            row = min(self.row, rows - 1)
+            pixels = {camera: given[name][row] for name, camera in cameras.items()}
+            return {"agent_pos": given["state"][row], "pixels": pixels}
+
+        def render(self) -> np.ndarray:
+            return np.zeros((16, 16, 3), np.uint8)
+
+    shown = {name: PolicyFeature(FeatureType.VISUAL, given[name].shape[1:]) for name in cameras}
+    shown["action"] = PolicyFeature(FeatureType.ACTION, config.action_feature.shape)
+
+    @EnvConfig.register_subclass("rows")
+    @dataclass
+    class RowsConfig(EnvConfig):
+        def __post_init__(self) -> None:
+            self.features, self.features_map = shown, {name: name for name in shown}
+
+        @property
+        def gym_kwargs(self) -> dict[str, Any]:
+            return {}
+
+        def create_envs(self, n_envs: int, use_async_envs: bool = False) -> Any:
+            mode = gym.vector.AutoresetMode.SAME_STEP
+            return {"rows": {0: gym.vector.SyncVectorEnv([Rows] * n_envs, autoreset_mode=mode)}}
+
+    model = get_policy_class(config.type).__module__
+    sys.argv = ["lerobot-eval", f"--policy.path={folder}", "--policy.device=cpu", "--env.type=rows"]
+    sys.argv += ["--eval.n_episodes=1", "--eval.batch_size=1", f"--output_dir={target.parent / 'evaluation'}"]
+    with (
+        sizes_of(folder, config),
+        mock.patch(f"{model}.sample_noise", lambda shape, device: torch.zeros(shape, device=device)),
+        mock.patch(
+            "lerobot.processor.tokenizer_processor.AutoTokenizer.from_pretrained",
+            return_value=read_tokenizer(folder, config.type),
+        ),
+    ):
+        eval_main()
+    np.savez(target, actions=np.stack(executed))
+
+
+def read_tokenizer(folder: Path, kind: str) -> Any:
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), pad_token="<pad>")
+    if kind.startswith("pi"):  # as PaliGemma's on the hub begins every text
+        bos = tokenizer.convert_tokens_to_ids("<bos>")
+        begun = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", bos)])
+        tokenizer.backend_tokenizer.post_processor = begun
+    return tokenizer
+
+
 def check_loaded(model: torch.nn.Module, folder: Path) -> None:
-    """lerobot only prints what it could not load."""
-    state = model.state_dict()
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    """lerobot only prints what it could not load, and which of its parameters the file lacks."""
+    state, given = model.state_dict(), load_file(folder / "model.safetensors")
+    for name, tensor in given.items():
         assert torch.equal(state[name], tensor), f"{name} was not loaded"
+    lacking = [
+        name
+        for name, parameter in model.named_parameters()
+        if name not in given and not any(torch.equal(parameter, tensor) for tensor in given.values())
+    ]
+    assert not lacking, f"{lacking} are random"
 
 
 def sizes_of(folder: Path, config: Any) -> Any:
@@ -187,4 +275,5 @@ def _smolvla(sizes: Any, policy: Any) -> Any:
 
 
 if __name__ == "__main__":
-    {"dataset": dataset, "resume": resume, "policy": policy}[sys.argv[1]](*map(Path, sys.argv[2:]))
+    commands = {"dataset": dataset, "resume": resume, "policy": policy, "evaluate": evaluate}
+    commands[sys.argv[1]](*map(Path, sys.argv[2:]))

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from vla_rl.cli.main import app
 from vla_rl.core.spec.spec import load_spec, parse_spec
 from vla_rl.runtime.start import evaluate, run
+from vla_rl.toolkit.models.lerobot_layout import UNKNOWN
 
 SPEC = {
     "name": "toy",
@@ -188,3 +189,28 @@ def test_only_pi0_and_pi05_have_openpis_layout(trained, tmp_path):
     assert status == 2 and "there is no 'openpie'; did you mean 'openpi'" in said
     status, said = export(trained, "--to", tmp_path / "given", "--asset-id", "libero")
     assert status == 2 and "add --format openpi" in said
+
+
+def test_only_lerobots_models_have_its_layout(trained, tmp_path):
+    status, said = export(trained, "--to", tmp_path / "given", "--format", "lerobot")
+    assert status == 2 and "for pi0, pi05, smolvla; " in said and not (tmp_path / "given").exists()
+
+
+def test_lerobots_layout(tmp_path, monkeypatch):
+    """Sizes that lerobot cannot name stop an export; without that rule, a small network stands for a public one."""
+    small = {"model": {"type": "smolvla", "preset": "tiny", "denoise_steps": 3}, "eval": {"episodes_per_task": 1}}
+    train = {"steps": 1, "checkpoint_every": 1, "lr": 1e-3, "micro_batch": 8}
+    run(parse_spec(SPEC | small | {"train": train, "hooks": []}), tmp_path / "run", False)
+    status, said = export(tmp_path / "run", "--to", tmp_path / "given", "--format", "lerobot")
+    assert status == 2 and "its network has other sizes" in said and not (tmp_path / "given").exists()
+    monkeypatch.delitem(UNKNOWN, "architecture.json")
+    status, said = export(tmp_path / "run", "--to", tmp_path / "given", "--format", "lerobot")
+    assert status == 0, said
+    assert json.loads((tmp_path / "given" / "config.json").read_text())["num_steps"] == 3
+    assert front_and_text(tmp_path / "given")[0]["library_name"] == "lerobot"
+    again = load_spec(
+        tmp_path / "given" / "vla_rl_spec.yaml",
+        [f"model.checkpoint={tmp_path / 'given'}", "model.preset=null"],
+    )
+    own = evaluate(load_spec(tmp_path / "run" / "spec.yaml"), tmp_path / "run" / "checkpoints" / "step_000001")
+    assert evaluate(again, None)["episodes"] == own["episodes"]

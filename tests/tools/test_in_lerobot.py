@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from PIL import Image
@@ -26,6 +27,7 @@ from vla_rl.core.types import to_numpy
 from vla_rl.runtime.start import evaluate
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
+from vla_rl.toolkit.models.lerobot_layout import UNKNOWN, build_config
 from vla_rl.toolkit.relative_actions import RelativeActions
 
 PYTHON = os.environ.get("VLA_RL_LEROBOT_PYTHON", "")
@@ -35,7 +37,8 @@ pytestmark = [
 ]
 SCRIPT = Path(__file__).parents[2] / "tools" / "in_lerobot.py"
 CHUNK, ROWS = 4, 3
-RELATIVE = RelativeActions(relative_to="state", dimensions=(0, 2))
+ENV = synthetic.env_info(bounds=((-1.0, 1.0),))
+RELATIVE = {"actions": RelativeActions(relative_to="state", dimensions=(0, 2))}
 
 
 def in_lerobot(*arguments: Any) -> None:
@@ -108,6 +111,40 @@ def test_lerobot_continues_a_recorded_data_set(tmp_path: Path, rows: str) -> Non
         LeRobotWriter(tmp_path / "set", fps=10, robot="tabletop")
 
 
+def export(folder: Path, model: str, **keys: Any) -> Any:
+    """Save a small policy as `vla-rl export --format lerobot` writes public sizes, and return it."""
+    plugin = load("model", model)
+    policy = plugin.build(plugin.config(preset="tiny", **keys), ModelContext(env=ENV, chunk=CHUNK))
+    policy.save(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(UNKNOWN, "architecture.json")  # the sizes, which tools/in_lerobot.py gives to lerobot
+        (folder / "config.json").write_text(build_config(folder, keys))
+    return policy
+
+
+def write_rows(file: Path, obs: Any, **arrays: Any) -> None:
+    images = {f"observation.images.{camera}": to_numpy(image) for camera, image in obs.images.items()}
+    np.savez(file, tasks=obs.instructions, state=to_numpy(obs.state), **images, **arrays)
+
+
+def act(policy: Any, obs: Any) -> Any:
+    rows = len(obs)
+    return to_numpy(policy.sample_chunk(obs, Noise(0, "test", range(rows), [0] * rows, [0] * rows), True).actions)
+
+
+def look_at(env: Any, rows: int) -> Any:
+    """Return observations whose states are small, so that few actions relative to them are clipped."""
+    obs = synthetic.observation(env, rows)
+    return attrs.evolve(obs, state=obs.state / 4)
+
+
+def check_equal(found: Any, ours: Any) -> None:
+    """To 1e-5 of the actions' range, which is [-1, 1]; lerobot clips nothing."""
+    assert ours.std() > 1e-3, "actions that never change prove nothing"
+    assert (abs(ours) < 1).mean() > 0.9, "actions that are clipped prove nothing"
+    assert abs(np.clip(found, -1, 1) - ours).max() < 1e-5
+
+
 @pytest.mark.parametrize(
     ("model", "keys"),
     [
@@ -115,25 +152,30 @@ def test_lerobot_continues_a_recorded_data_set(tmp_path: Path, rows: str) -> Non
         ("pi05", {"state_in_prompt": "exact"}),
         ("pi05", {"state_in_prompt": "none"}),
         ("smolvla", {}),
-        ("pi0", {"actions": RELATIVE}),
-        ("pi05", {"actions": RELATIVE}),
-        ("smolvla", {"actions": RELATIVE}),
+        ("pi0", RELATIVE),
+        ("pi05", RELATIVE),
+        ("smolvla", RELATIVE),
     ],
     ids=["pi0", "pi05", "pi05 blind", "smolvla", "relative pi0", "relative pi05", "relative smolvla"],
 )
 def test_an_exported_checkpoint_acts_alike(tmp_path: Path, model: str, keys: dict[str, Any]) -> None:
-    """With the same noise, to 1e-5 of the actions' range, which is [-1, 1]."""
-    env, plugin = synthetic.env_info(bounds=((-1.0, 1.0),)), load("model", model)
-    config = plugin.config(preset="tiny", greedy_start="zeros", denoise_steps=10, **keys)
-    policy = plugin.build(config, ModelContext(env=env, chunk=CHUNK))
-    policy.save(tmp_path / "model")
-    obs = synthetic.observation(env, ROWS)
-    ours = to_numpy(policy.sample_chunk(obs, Noise(0, "test", range(ROWS), [0] * ROWS, [0] * ROWS), True).actions)
-    noise = np.zeros((1, *policy._shape), np.float32)
-    images = {f"observation.images.{camera}": to_numpy(image) for camera, image in obs.images.items()}
-    np.savez(tmp_path / "seen.npz", tasks=obs.instructions, state=to_numpy(obs.state), noise=noise, **images)
+    """With the same noise and the run's own denoising steps."""
+    policy = export(tmp_path / "model", model, denoise_steps=3, **keys)
+    obs = look_at(ENV, ROWS)
+    ours = act(policy, obs)
+    write_rows(tmp_path / "seen.npz", obs, noise=np.zeros((1, *policy._shape), np.float32))
     in_lerobot("policy", tmp_path / "model", tmp_path / "seen.npz", tmp_path / "actions.npz")
-    found = np.load(tmp_path / "actions.npz")["actions"]
-    low, high = np.float32(env.action_low), np.float32(env.action_high)
-    assert ours.std() > 1e-3, "actions that never change prove nothing"
-    assert abs(np.clip(found[:, :CHUNK], low, high) - ours).max() < 1e-5
+    check_equal(np.load(tmp_path / "actions.npz")["actions"][:, :CHUNK], ours)
+
+
+@pytest.mark.parametrize("keys", [{}, RELATIVE], ids=["absolute", "relative"])
+def test_lerobot_eval_executes_the_same_actions(tmp_path: Path, keys: dict[str, Any]) -> None:
+    """Chunks of absolute actions are executed whole; of relative ones, to which it adds the state of each step, the
+    first action."""
+    policy = export(tmp_path / "model", "pi0", denoise_steps=3, **keys)
+    obs = look_at(attrs.evolve(ENV, tasks=ENV.tasks[:1]), 2 * CHUNK)
+    write_rows(tmp_path / "seen.npz", obs)
+    in_lerobot("evaluate", tmp_path / "model", tmp_path / "seen.npz", tmp_path / "actions.npz")
+    chunks = act(policy, obs)
+    ours = chunks[:, 0] if keys else np.concatenate(chunks[::CHUNK])
+    check_equal(np.load(tmp_path / "actions.npz")["actions"], ours)

@@ -16,9 +16,10 @@ from vla_rl.core.paths import check_folder, explain_path_errors
 from vla_rl.runtime.run_folder.folder import checkpoint_in, read_state
 from vla_rl.toolkit.models.checkpoints import open_to_readers
 from vla_rl.toolkit.models.instructions import saved_suffix
+from vla_rl.toolkit.models.lerobot_layout import build_config
 from vla_rl.toolkit.models.openpi_layout import write_openpi
 
-LAYOUTS = ("own", "openpi")
+LAYOUTS = ("own", "lerobot", "openpi")
 
 
 def main(
@@ -33,7 +34,8 @@ def main(
     """Write the folder, and upload it to a model repository OWNER/NAME where one is named.
 
     Args:
-        layout: "own", as the model saves itself, or "openpi", of pi0 and pi0.5.
+        layout: "own", as the model saves itself; "lerobot", of pi0, pi0.5 and SmolVLA, for lerobot to act alike; or
+            "openpi", of pi0 and pi0.5.
         asset_id: openpi's name of the statistics; None: "vla_rl".
 
     Raises UserError: CheckpointError for a damaged checkpoint; a target that is not empty; a hub that refuses."""
@@ -49,13 +51,16 @@ def main(
     check_folder("--to", target)
     step = read_state(checkpoint).step
     run = read_report_data(checkpoint.parents[1])
+    library = "lerobot" if layout == "lerobot" else "vla-rl"
     written = {
         "README.md": render_card(
-            run, step, (push or target.name).rpartition("/")[2], saved_suffix(checkpoint / "model")
+            run, step, (push or target.name).rpartition("/")[2], saved_suffix(checkpoint / "model"), library
         ),
         "success.svg": success_curve(run),
         "vla_rl_spec.yaml": run.spec_text,
     }
+    if layout == "lerobot":
+        written["config.json"] = build_config(checkpoint / "model", run.spec_section("model"))
     with explain_path_errors("--to", target), _removing_partial_copies(target):
         if layout == "openpi":
             write_openpi(checkpoint / "model", target, asset_id or "vla_rl")

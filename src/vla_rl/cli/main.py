@@ -228,7 +228,12 @@ def export(
         str | None, typer.Option(metavar="OWNER/NAME", help="Upload it there too, with your own login to the hub.")
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Let everybody see what is uploaded.")] = False,
-    layout: Annotated[str, typer.Option("--format", help="own, as the model is saved, or openpi (pi0, pi05).")] = "own",
+    layout: Annotated[
+        str,
+        typer.Option(
+            "--format", help="own, as the model is saved; lerobot (pi0, pi05, smolvla); or openpi (pi0, pi05)."
+        ),
+    ] = "own",
     asset_id: Annotated[
         str | None, typer.Option(help="openpi's name of the statistics, such as physical-intelligence/libero.")
     ] = None,

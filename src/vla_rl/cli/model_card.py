@@ -38,19 +38,20 @@ def success_curve(run: ReportData) -> str:
     return f"{head}><style>{FONT}{rules}{LABELS}</style>{WHITE}{rest}\n"
 
 
-def render_card(run: ReportData, step: int, title: str, suffix: str = "") -> str:
+def render_card(run: ReportData, step: int, title: str, suffix: str = "", library: str = "vla-rl") -> str:
     """Return the README.
 
     Args:
         step: training step of the checkpoint.
         suffix: text that follows every instruction of the policy (`VLAModel.instruction_suffix`).
+        library: the one that the hub names as loading the folder.
     """
     kinds = {part: _escape_markdown(run.spec_section(part).get("type", "?")) for part in ("model", "env", "algorithm")}
     eval_result = find_evaluation(run, step)
     versions = run.results.get("versions") or {}
     return Template(_read_resource("model_card.md")).substitute(
         kinds,
-        front=dump_yaml(_front_matter(title, kinds, eval_result)),
+        front=dump_yaml(_front_matter(title, kinds, eval_result, library)),
         title=title,
         step=step,
         steps=_escape_markdown(run.spec_section("train").get("steps", "?")),
@@ -71,10 +72,12 @@ def find_evaluation(run: ReportData, step: int) -> Mapping[str, Any] | None:
     return None if point is None else {"success": attrs.asdict(point)}
 
 
-def _front_matter(title: str, kinds: Mapping[str, str], eval_result: Mapping[str, Any] | None) -> dict[str, Any]:
+def _front_matter(
+    title: str, kinds: Mapping[str, str], eval_result: Mapping[str, Any] | None, library: str
+) -> dict[str, Any]:
     """Return the front matter that the hub reads."""
     front: dict[str, Any] = {
-        "library_name": "vla-rl",
+        "library_name": library,
         "pipeline_tag": "robotics",
         "tags": ["robotics", "reinforcement-learning", "vision-language-action", *kinds.values()],
     }

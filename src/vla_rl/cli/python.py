@@ -274,7 +274,8 @@ def export(
     push: str | None = None,
     public: bool = False,
 ) -> Path:
-    """Write a checkpoint as a folder to publish (`vla-rl export`). Return the folder. `layout`: "own" or "openpi"."""
+    """Write a checkpoint as a folder to publish (`vla-rl export`). Return the folder. `layout`: "own", "lerobot" or
+    "openpi"."""
     from vla_rl.cli.export import main
 
     main(Path(what), Path(to), push, public, layout=layout, asset_id=asset_id)

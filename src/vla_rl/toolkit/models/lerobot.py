@@ -320,7 +320,7 @@ def rescale_config(raw: Mapping[str, Any], statistics: Statistics) -> dict[str, 
 
 def _relative_keys(kind: Any, references: References, names: Any) -> dict[str, Any]:
     """Return the keys of config.json that say which actions are relative, where lerobot has keys for it."""
-    if kind not in WITH_RELATIVE or not references or not _by_place(references):
+    if kind not in WITH_RELATIVE or not references or not by_place(references):
         return {}
     settings = _describe_mask(references, names)
     return {
@@ -330,8 +330,9 @@ def _relative_keys(kind: Any, references: References, names: Any) -> dict[str, A
     }
 
 
-def _by_place(references: References) -> bool:
-    """Whether each relative number belongs to the state's number at the same place, the only case that lerobot has."""
+def by_place(references: References) -> bool:
+    """Return whether each relative number belongs to the state's number at the same place, the only case that lerobot
+    has."""
     return all(place in (None, number) for number, place in enumerate(references))
 
 
@@ -378,7 +379,7 @@ def write_processors(
     ]
     references = statistics.references or ()
     back = [{"registry_name": ABSOLUTE, "config": {"enabled": True}}] if references else []
-    if references and _by_place(references):
+    if references and by_place(references):
         mask = _describe_mask(references, raw.get(ACTION_NAMES))
         start.append({"registry_name": RELATIVE, "config": {"enabled": True, **mask}})
     elif references:

@@ -53,8 +53,7 @@ def write_openpi(folder: Path, target: Path, asset_id: str) -> None:
             f"{folder} pads actions and state to {sorted(widths)} numbers; openpi has one width for both, so only "
             f"--format own can hold it"
         )
-    state_file = folder / "state_in_prompt.json"
-    if state_file.is_file() and read_json(state_file).get("state_in_prompt") == "padded":
+    if has_padded_state(folder):
         raise UserError(f"prompts of {folder} hold a padded state (model.state_in_prompt), as openpi's never do")
     statistics = read_statistics(folder, raw)
     references = statistics.references or ()
@@ -78,6 +77,12 @@ def write_openpi(folder: Path, target: Path, asset_id: str) -> None:
     for name in KEPT:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)
+
+
+def has_padded_state(folder: Path) -> bool:
+    """Return whether the prompts of a saved pi0.5 hold a padded state. Raise CheckpointError."""
+    file = folder / "state_in_prompt.json"
+    return file.is_file() and read_json(file).get("state_in_prompt") == "padded"
 
 
 def read_references(raw: Record) -> References | None:

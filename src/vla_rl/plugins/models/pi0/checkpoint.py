@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from attrs import evolve
+
 from vla_rl.plugins.models.pi0.architecture import PiSizes, name_variants, read_shape
 from vla_rl.plugins.models.pi0.layout import open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module
@@ -22,10 +24,12 @@ from vla_rl.plugins.models.pi0.statistics import (
 )
 from vla_rl.toolkit.models.checkpoints import read_sizes, resolve_checkpoint
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint, open_folder, save_folder
-from vla_rl.toolkit.models.lerobot import Statistics, check_actions, model_config, write_processors
+from vla_rl.toolkit.models.lerobot import PREPROCESSOR, Statistics, check_actions, model_config, write_processors
 
 SLOTS = 3
 """Number of images in pi0's training: base, left wrist, right wrist."""
+WITH_STATE = ("exact", "padded")
+"""Kinds of pi0.5's prompt that hold the state."""
 
 
 def open_checkpoint(
@@ -73,6 +77,10 @@ def save_checkpoint(
         **shape.to_lerobot(),
         "image_resolution": [pixels, pixels],
     }
+    kept = checkpoint.processors.get(PREPROCESSOR)
+    if kept is not None and kind is not None and (STATE_STEP.encode() in kept) != (kind in WITH_STATE):
+        # lerobot would make another prompt of the folder than the spec asked for
+        checkpoint = evolve(checkpoint, raw={**shape.to_lerobot(), **checkpoint.raw}, processors={})
     save_folder(
         module,
         checkpoint,
@@ -88,6 +96,6 @@ def save_checkpoint(
 
 
 def _build_processors(raw: Mapping[str, Any], statistics: Statistics, kind: str | None) -> dict[str, bytes]:
-    state_in_prompt = kind in {"exact", "padded"}
+    state_in_prompt = kind in WITH_STATE
     steps = (STATE_STEP if state_in_prompt else NEW_LINE_STEP,)
     return write_processors(raw, statistics, steps, "google/paligemma-3b-pt-224", normalise_first=state_in_prompt)
