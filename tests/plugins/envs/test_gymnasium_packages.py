@@ -47,6 +47,7 @@ def env_of(package: str, num_envs: int) -> Any:
 
 
 @pytest.mark.sim
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("package", STATE_SIZES)
 def test_spec_of_the_page_keeps_to_the_contract(package: str) -> None:
     env = env_of(package, 2)
