@@ -43,7 +43,7 @@ NF4_LEVELS = (
 
 
 def _pack_rows(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return a matrix [N, K] in this type, and the scales [N, 1], float32, by which its rows are multiplied."""
+    """Return a matrix [N, K] in this type, and the scales [N, 1], float32, that multiply its rows."""
     wide = weight.float()
     scales = wide.abs().amax(dim=1, keepdim=True).clamp_(min=TINIEST) / LARGEST[dtype]
     wide = wide / scales
