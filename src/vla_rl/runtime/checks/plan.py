@@ -17,7 +17,7 @@ from vla_rl.runtime.checks.compilation import compilation_problem, role_of_model
 from vla_rl.runtime.checks.imagination import world_model_placement_problems
 from vla_rl.runtime.placement.weight_strategy import TransferNotPossible, planned_strategy
 from vla_rl.toolkit.envs.settings import independent_envs
-from vla_rl.toolkit.models.adapters import merge_mode
+from vla_rl.toolkit.models.adapters import MERGE_PROBLEMS, frozen_storage, merge_mode
 
 
 def this_machine(spec: Spec) -> Cluster:
@@ -145,12 +145,13 @@ def _merge_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
         yield path, f"{text}, train.sharding: replicated, or `placement: {{type: disaggregated}}`"
     elif mode == "copy" and "policy" in plan.offload and not shared:
         text = "the second set of weights would stay on the device when the policy leaves it (placement.offload)"
-        yield path, f"{text}; use in_place, or leave the policy out of placement.offload"
+        other = "off" if (frozen_storage(spec.model.config), "in_place") in MERGE_PROBLEMS else "in_place"
+        yield path, f"{text}; use {other}, or leave the policy out of placement.offload"
 
 
 def _fp8_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
     """Yield why weights cannot be multiplied in FP8 in the workers of this plan; a worker on a GPU checks its own."""
-    if has_own_policy(spec) or getattr(spec.model.config, "frozen_weights", "bf16") != "fp8":
+    if has_own_policy(spec) or frozen_storage(spec.model.config) != "fp8":
         return
     import torch
 

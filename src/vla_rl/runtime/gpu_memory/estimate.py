@@ -31,7 +31,7 @@ from vla_rl.runtime.planning.device_time import (
 from vla_rl.runtime.planning.hardware import GpuRates, SimulatorRates, read_hardware
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Cost, Profile
-from vla_rl.toolkit.models.adapters import MERGE_PROBLEMS, MERGES, merge_mode
+from vla_rl.toolkit.models.adapters import MERGE_PROBLEMS, MERGES, frozen_storage, merge_mode
 from vla_rl.toolkit.models.frozen_weights import WITHOUT_FP8
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def estimate_job(spec: Spec, cluster: Cluster, gpu: GpuRates) -> Estimate:
     counted."""
     if has_own_policy(spec):
         raise UserError(f"engine {spec.rollout.engine.type!r} acts with its own policy, whose time is not known")
-    frozen_weights = getattr(spec.model.config, "frozen_weights", "bf16")
+    frozen_weights = frozen_storage(spec.model.config)
     if frozen_weights == "fp8" and not gpu.fp8:
         raise UserError(f"model.frozen_weights: {WITHOUT_FP8.format('the planned one')}")
     guesses: list[str] = []
@@ -342,7 +342,7 @@ def _faster_settings(
     sharded = spec.train.sharding == "full"
     now = calls.inference_seconds(rows, acting, merges).total
     changes: list[tuple[str, str, float, float]] = []
-    frozen_weights = getattr(spec.model.config, "frozen_weights", "bf16")
+    frozen_weights = frozen_storage(spec.model.config)
     modes = [mode for mode in MERGES if mode != "off" and (frozen_weights, mode) not in MERGE_PROBLEMS]
     if not merges and calls.merged is not None and modes:
         after = calls.inference_seconds(rows, acting, True).total

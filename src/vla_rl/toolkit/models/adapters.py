@@ -162,6 +162,11 @@ def adapted_layers(network: nn.Module) -> list[Any]:
     return [layer for layer in network.modules() if isinstance(layer, Linear)]
 
 
+def frozen_storage(config: Any) -> str:
+    """Return `frozen_weights` of a model's settings; "bf16" for a model that has no such key."""
+    return str(getattr(config, "frozen_weights", "bf16"))
+
+
 def merge_mode(config: Any) -> str:
     """Return `lora.merge_for_acting` of a model's settings; "off" for a model without adapters."""
     lora = getattr(config, "lora", None)

@@ -379,13 +379,18 @@ def test_learners_shards_cannot_be_merged():
     check_spec(parse_spec({**given, "model": spec("off")["model"]}), training=True)
 
 
-@pytest.mark.parametrize(("merge", "refused"), [("copy", True), ("in_place", False)])
-def test_a_second_set_of_weights_does_not_leave_the_device(merge, refused):
+@pytest.mark.parametrize(
+    ("merge", "frozen", "advice"),
+    [("copy", "bf16", "use in_place"), ("copy", "int8", "use off"), ("in_place", "bf16", "")],
+)
+def test_a_second_set_of_weights_does_not_leave_the_device(merge, frozen, advice):
     slots = (Slot(roles=("sim", "policy")), Slot(roles=("learner",)))
     plan = Plan(slots=slots, offload=frozenset({"policy"}))
-    message = "model.lora.merge_for_acting: the second set of weights would stay on the device"
-    with pytest.raises(SpecError, match=message) if refused else nullcontext():
-        check_plan(parse_spec(spec(merge)), plan, Cluster(cpus=8, gpus=2, memory=2**36))
+    message = f"model.lora.merge_for_acting: the second set of weights would stay on the device .*; {advice}, or"
+    given = spec(merge)
+    given["model"]["frozen_weights"] = frozen
+    with pytest.raises(SpecError, match=message) if advice else nullcontext():
+        check_plan(parse_spec(given), plan, Cluster(cpus=8, gpus=2, memory=2**36))
 
 
 def test_there_is_nothing_to_merge_without_adapters():
