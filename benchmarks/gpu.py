@@ -1,12 +1,13 @@
 """What this machine's GPU does with vla-rl, a table for each stage: no network, at most eight minutes or as many as
 you give. All stages take about 14 minutes on an H200, most of them for the compiler and random weights.
 
-    python benchmarks/gpu.py [--only STAGE ...] [--json FILE] [--minutes 8]
+    python benchmarks/gpu.py [--only STAGE ...] [--json FILE] [--before FILE] [--minutes 8]
     python benchmarks/gpu.py --tiny                    # the same code on a CPU, which checks it and no more
 
 Stages, each in a separate process with a limit of seconds:
   smoke       the tests marked `gpu` (placements on one GPU, offload, resume, a full device) and the quickstart's spec
   card        rates of the card: a bfloat16 product of matrices, a copy, transfers from the host
+  frozen      learner step, decision and log-probs of the 7.5B OpenVLA-OFT with `frozen_weights` of each kind
   oft_step    a learner step of OpenVLA-OFT (7.5B, LoRA): eager, compiled blocks, selective recomputation
   oft_act     its decisions: eager, merged adapters, compiled blocks, CUDA graphs
   openvla     actions of autoregressive OpenVLA (7 tokens): eager, compiled blocks, CUDA graphs
@@ -17,7 +18,8 @@ Stages, each in a separate process with a limit of seconds:
   run         a training step of the 7.5B OpenVLA-OFT on the tabletop at 224 px
 
 Random weights of the public sizes in bfloat16. A stage that does not fit into the memory says so and ends. Figures are
-medians of `REPEATS` calls after a warm-up, with the device synchronised. `limit` is the share of the floating-point
+medians of `REPEATS` calls after a warm-up, with the device synchronised. Stages that were never measured on a card come
+first. `--before` shows the figures of an earlier `--json` next to these. `limit` is the share of the floating-point
 operations that the card's measured product of matrices could have done meanwhile.
 """
 
@@ -48,6 +50,7 @@ REPEATS = 3
 LIMITS = {
     "smoke": 180,
     "card": 40,
+    "frozen": 150,
     "oft_step": 240,
     "oft_act": 150,
     "openvla": 90,
@@ -161,6 +164,33 @@ def card(stage: Stage) -> None:
         host = torch.empty(count, dtype=torch.uint8, pin_memory=pinned)
         seconds = stage.seconds(lambda memory=host: target.copy_(memory, non_blocking=True))
         stage.report(f"from the host, {'pinned' if pinned else 'pageable'}", count / seconds / 1e9, "GB/s")
+
+
+def frozen(stage: Stage) -> None:
+    """Measure weights stored in fewer bits with equal adapters, and how far their log-probs are from bf16's."""
+    from learner import Learner, noise
+
+    from vla_rl.toolkit.models.adapters import LoRAConfig
+    from vla_rl.toolkit.models.frozen_weights import find_fp8_problem
+
+    rows = 2 if stage.tiny else 32
+    exact = None
+    for kind in ("bf16", "fp8", "int8", "nf4"):
+        if kind == "fp8" and find_fp8_problem(torch.device(stage.device)):
+            continue  # a CPU and cards before Ada do not multiply in FP8
+        config = {"dtype": "bfloat16", "autocast": True, "lora": LoRAConfig(rank=4 if stage.tiny else 32)}
+        learner = Learner(stage.preset, rows, stage.device, frozen_weights=kind, **config)
+        if exact is None:
+            exact, chunk = learner.scores().log_probs.detach(), learner.chunk
+        else:
+            learner.chunk = chunk
+            difference = (learner.scores().log_probs - exact).abs().mean()
+            stage.report(f"{kind}, mean absolute difference of log-probs", float(difference), "nats")
+        compile_blocks(stage, learner.policy)
+        stage.measure(f"{kind}, learner step, compiled, micro-batch {rows}", rows, "samples/s", learner.step)
+        capture(stage, learner.policy)
+        decide(stage, f"{kind}, decision, CUDA graphs", learner.policy, learner.env, noise)
+        del learner
 
 
 def oft_step(stage: Stage) -> None:
@@ -344,7 +374,7 @@ def run(stage: Stage) -> None:
     stage.report("environment steps", steps / (last["time/rollout"] + last["time/update"]), "env steps/s")
 
 
-STAGE_FUNCTIONS = (smoke, card, oft_step, oft_act, openvla, pi0, pi05, weights, simulator, control, run)
+STAGE_FUNCTIONS = (smoke, card, frozen, oft_step, oft_act, openvla, pi0, pi05, weights, simulator, control, run)
 STAGES: dict[str, Callable[[Stage], None]] = {stage.__name__: stage for stage in STAGE_FUNCTIONS}
 
 
@@ -406,24 +436,31 @@ def run_stage(name: str, tiny: bool, seconds: float) -> tuple[list[Figure], str]
     return figures, problem
 
 
-def show(figures: list[Figure]) -> None:
-    table = Table("measured", "value", "unit", "of the limit", "GiB", box=None, pad_edge=False)
-    for column in (1, 3, 4):
+def show(figures: list[Figure], before: dict[str, float]) -> None:
+    """Print figures in a table. `before`: name of a figure -> its value in an earlier recording."""
+    table = Table("measured", "value", "unit", "of the limit", "GiB", "before", box=None, pad_edge=False)
+    for column in (1, 3, 4, 5):
         table.columns[column].justify = "right"
     for figure in figures:
         limit = "" if figure.limit is None else f"{figure.limit:.0%}"
         table.add_row(
             figure.name,
-            f"{figure.value:,.3g}" if figure.value < 100 else f"{figure.value:,.0f}",
+            format_value(figure.value),
             figure.unit,
             limit,
             "" if figure.gib is None else f"{figure.gib:.1f}",
+            format_value(before[figure.name]) if figure.name in before else "",
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
+def format_value(value: float) -> str:
+    return f"{value:,.3g}" if value < 100 else f"{value:,.0f}"
+
+
 def main() -> None:
     parser = command_line(__doc__, list(STAGES), "STAGE")
+    parser.add_argument("--before", type=Path, help="what --json wrote of an earlier run, for a column of its figures")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--minutes", type=float, default=8.0, help="no stage begins after this, or lasts longer")
     parser.add_argument("--stage", choices=list(STAGES), help=argparse.SUPPRESS)
@@ -436,6 +473,8 @@ def main() -> None:
     name = "CPU" if arguments.tiny else torch.cuda.get_device_name()
     print(f"{name}; PyTorch {torch.__version__}", flush=True)
     end = monotonic() + 60 * arguments.minutes
+    before = json.loads(arguments.before.read_text()) if arguments.before else []
+    before_of = {figure["name"]: figure["value"] for figure in before}
     figures: list[Figure] = []
     problems = []
     for number, stage_name in enumerate(arguments.only, 1):
@@ -446,9 +485,10 @@ def main() -> None:
         print(f"\n{number}/{len(arguments.only)} {stage_name}", flush=True)
         start = monotonic()
         measured, problem = run_stage(stage_name, arguments.tiny, min(left, LIMITS[stage_name]))
-        show(measured)
+        measured = [evolve(figure, name=f"{stage_name}: {figure.name}") for figure in measured]
+        show(measured, before_of)
         print(f"{monotonic() - start:.0f} s", flush=True)
-        figures += [evolve(figure, name=f"{stage_name}: {figure.name}") for figure in measured]
+        figures += measured
         write_json([asdict(figure) for figure in figures], arguments.json)
         problems += [f"{stage_name}: {problem}"] if problem else []
     print()

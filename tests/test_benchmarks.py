@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,3 +38,28 @@ def test_every_imported_name_exists(file):
         if not exists(node.module, alias.name)
     ]
     assert not missing
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_every_stage_for_a_gpu_runs_with_tiny_sizes(tmp_path):
+    """On a card, minutes are few: nothing of the benchmark's own may fail there. `smoke` runs tests of a GPU."""
+    stages = [
+        "card",
+        "frozen",
+        "oft_step",
+        "oft_act",
+        "openvla",
+        "pi0",
+        "pi05",
+        "weights",
+        "simulator",
+        "control",
+        "run",
+    ]
+    command = [sys.executable, ROOT / "benchmarks" / "gpu.py", "--tiny", "--minutes", "22"]
+    output = [*command, "--json", tmp_path / "figures.json", "--only", *stages]
+    done = subprocess.run(output, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    measured = {figure["name"].partition(":")[0] for figure in json.loads((tmp_path / "figures.json").read_text())}
+    assert measured == set(stages)
