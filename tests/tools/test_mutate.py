@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
 
@@ -125,7 +126,10 @@ def test_a_process_that_takes_too_long_is_killed_with_its_children(root: Path) -
     pid = root / "pid"
     assert run_command(["sh", "-c", f"sleep 60 & echo $! > {pid}; wait"], root, timeout_s=0.3) is None
     state = Path("/proc", pid.read_text().strip(), "stat")
-    assert not state.exists() or state.read_text().split()[2] == "Z"
+    end = monotonic() + 30
+    while state.exists() and state.read_text().split()[2] != "Z":  # a busy machine takes a moment to end it
+        assert monotonic() < end
+        sleep(0.05)
 
 
 def test_a_copy_has_what_is_not_committed_and_not_what_is_ignored(root: Path, tmp_path: Path) -> None:
