@@ -8,11 +8,7 @@ from collections.abc import Iterator
 from vla_rl.core.errors import PluginError, SpecError
 from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan
 from vla_rl.core.spec.source import Item, format_problems
-from vla_rl.core.spec.spec import (
-    Spec,
-    has_own_policy,
-    trains_on_transitions,
-)
+from vla_rl.core.spec.spec import Spec, has_own_policy, trains_on_transitions
 from vla_rl.runtime.checks.compilation import compilation_problem, role_of_model
 from vla_rl.runtime.checks.imagination import world_model_placement_problems
 from vla_rl.runtime.placement.weight_strategy import TransferNotPossible, planned_strategy
@@ -39,11 +35,7 @@ def plan_with_problems(spec: Spec, training: bool, cluster: Cluster) -> tuple[Pl
 
     try:
         plan = plan_for(spec, cluster)
-        problems = [*_lane_problems(spec, plan), *_transfer_problems(spec, plan, cluster), *_merge_problems(spec, plan)]
-        problems += _fp8_problems(spec, plan)
-        if training:
-            problems += [*_learner_problems(spec, plan), *_asynchrony_problems(spec, plan)]
-            problems += world_model_placement_problems(spec, plan)
+        problems = list(_find_problems(spec, plan, cluster, training))
     except MeasureFirst:
         return None, []
     except NoCuda as exc:
@@ -71,19 +63,23 @@ def check_plan(spec: Spec, plan: Plan, cluster: Cluster) -> None:
     """Raise SpecError where lanes or the weight transfer cannot be what the plan says, or rollouts cannot run while
     learners train. The driver calls this.
     """
-    problems = [
-        *_lane_problems(spec, plan),
-        *_transfer_problems(spec, plan, cluster),
-        *_merge_problems(spec, plan),
-        *_learner_problems(spec, plan),
-        *_asynchrony_problems(spec, plan),
-        *world_model_placement_problems(spec, plan),
-    ]
+    problems = list(_find_problems(spec, plan, cluster, training=True))
     if problems:
         raise SpecError(format_problems(problems, spec.source))
 
 
 # ------------------------------------------------------------------------------------------------ internal
+
+
+def _find_problems(spec: Spec, plan: Plan, cluster: Cluster, training: bool) -> Iterator[Item]:
+    yield from _lane_problems(spec, plan)
+    yield from _transfer_problems(spec, plan, cluster)
+    yield from _merge_problems(spec, plan)
+    yield from _fp8_problems(spec, plan)
+    if training:
+        yield from _learner_problems(spec, plan)
+        yield from _asynchrony_problems(spec, plan)
+        yield from world_model_placement_problems(spec, plan)
 
 
 def _learner_problems(spec: Spec, plan: Plan) -> Iterator[Item]:

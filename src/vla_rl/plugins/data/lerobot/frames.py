@@ -122,6 +122,14 @@ def group_rows(
     )
 
 
+def choose_rows(
+    files: list[Path], table: dict[str, Array], order: Array, episodes: Sequence[EpisodeMeta]
+) -> RecordedFrames:
+    """Return those of sorted rows that belong to these episodes."""
+    chosen = np.isin(table["episode_index"], [episode.index for episode in episodes])
+    return group_rows(files, {name: column[chosen] for name, column in table.items()}, order[chosen], episodes)
+
+
 def select_by_labels(where: str, meta: Meta, rows: RecordedFrames, chosen: EpisodeFilter) -> RecordedFrames:
     """Return the rows of the episodes whose tasks and success the key `episodes` takes.
 
@@ -140,9 +148,7 @@ def select_by_labels(where: str, meta: Meta, rows: RecordedFrames, chosen: Episo
     positions = chosen.select_labelled(where, contents)
     if len(positions) == len(contents):
         return rows
-    kept = np.concatenate([np.arange(spans[position].start, spans[position].stop) for position in positions])
-    table = {name: column[kept] for name, column in rows.table.items()}
-    return group_rows(rows.files, table, rows.order[kept], rows.episodes)
+    return choose_rows(rows.files, rows.table, rows.order, [rows.episodes[position] for position in positions])
 
 
 def refuse_first(where: str, findings: Iterable[DataFinding]) -> None:

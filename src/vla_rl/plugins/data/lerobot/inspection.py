@@ -19,9 +19,9 @@ from vla_rl.plugins.data.lerobot.folder import INFO, find_folder
 from vla_rl.plugins.data.lerobot.frames import (
     INDEX_COLUMNS,
     RecordedFrames,
+    choose_rows,
     find_clock_faults,
     find_row_faults,
-    group_rows,
     read_columns,
 )
 from vla_rl.plugins.data.lerobot.meta import EpisodeMeta, Meta, check_files, pixels_of
@@ -70,7 +70,7 @@ def open_recordings(folder: Path) -> RecordedData:
         filmed = rows
         if without:
             with_clips = [episode for episode in rows.episodes if name in episode.clips]
-            filmed = _choose_rows(rows.files, rows.table, rows.order, with_clips)
+            filmed = choose_rows(rows.files, rows.table, rows.order, with_clips)
         try:
             findings += find_clip_faults(filmed, meta.fps, {name: pixels[name]})
             findings += _find_frame_faults(filmed, meta.fps, name)
@@ -178,15 +178,7 @@ def _read_whole_episodes(folder: Path, meta: Meta, findings: list[DataFinding]) 
     empty = tuple(episode.index for episode in meta.episodes if episode.length == 0)
     if empty:
         findings.append(DataFinding(subject="rows", message="has no frames", episodes=empty))
-    return _choose_rows(list(by_file), table, order, readable)
-
-
-def _choose_rows(
-    files: list[Path], table: dict[str, Array], order: Array, episodes: Sequence[EpisodeMeta]
-) -> RecordedFrames:
-    """Return the rows of these episodes."""
-    chosen = np.isin(table["episode_index"], [episode.index for episode in episodes])
-    return group_rows(files, {name: column[chosen] for name, column in table.items()}, order[chosen], episodes)
+    return choose_rows(list(by_file), table, order, readable)
 
 
 def _compare_counts(folder: Path, meta: Meta, rows: RecordedFrames) -> Iterator[DataFinding]:
