@@ -119,6 +119,11 @@ def test_the_command_prints_what_is_estimated_and_what_is_assumed(tmp_path):
     assert result.exit_code == 2 and "leave one of them out" in result.output
 
 
+def unread_flops(tokens, width, inner):
+    """Operations per sample of a layer of a language model behind its keys and values: attention, MLP, two products."""
+    return 4 * tokens**2 * width + 2 * tokens * width * (3 * inner + 2 * width)
+
+
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
@@ -132,7 +137,8 @@ def test_the_command_prints_what_is_estimated_and_what_is_assumed(tmp_path):
 )
 def test_the_operators_of_full_size_models_are_those_of_the_reference(name, model, chunk, rows, micro_batch):
     """Operators that tests/reference/gpu_times.json holds are what the code runs now; within a twentieth, since other
-    versions of the libraries call other ones."""
+    versions of the libraries call other ones. The card still computed the output of the last layer of pi0's language
+    model, which nothing but a critic that reads the prefix uses, and which is left out today."""
     flow = name.startswith("pi")
     spec = spec_of(
         model={**model, "preset": "full", "dtype": "bfloat16"},
@@ -146,8 +152,11 @@ def test_the_operators_of_full_size_models_are_those_of_the_reference(name, mode
     pairs = [(costs.acting[1], calls[f"{name} act 1"]), (costs.acting[rows], calls[f"{name} act {rows}"])]
     if micro_batch is not None:
         pairs.append((costs.learning, calls[f"{name} learn {micro_batch}"]))
-    for counted, call in pairs:
-        assert counted.total_flops == pytest.approx(sum(f * n for _, f, _, n in call["operations"]), rel=0.01)
+    for batch, (counted, call) in zip((1, rows, micro_batch), pairs, strict=False):
+        flops = sum(f * n for _, f, _, n in call["operations"])
+        if name == "pi0":
+            flops -= batch * unread_flops(tokens=522, width=2048, inner=16384)
+        assert counted.total_flops == pytest.approx(flops, rel=0.001)
         operators = sum(n for *_, n in call["operations"])
         assert sum(counted.operations.values()) == pytest.approx(operators, rel=0.05)
         traffic = sum(t * n for _, _, t, n in call["operations"])
