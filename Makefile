@@ -1,7 +1,8 @@
 # make quickstart  install what a run needs, train the tabletop example, print success before and after; the folder is
 #                  runs/quickstart; ARGS="train.steps=12" for a shorter run
 # make test        install everything tests need, then `make check`, the documentation and the tests of all that a change
-#                  can break; `make -j2 test` installs GL beside the packages
+#                  can break; on as many cores as there are, at most 8 (some 2 GB each): JOBS=2 for fewer;
+#                  `make -j2 test` installs GL beside the packages
 # make test-rest   the other tests (tests/exhaustive.txt): kills at random moments, whole suites of simulators, full recipes,
 #                  each model with the compiler; PART=0/3 for a third of them
 # make test-all    test, test-rest, test-lowest and test-newest
@@ -29,7 +30,9 @@ PYTHON313 ?= $(shell for python in python3.13 $(HOME)/.pyenv/versions/3.13*/bin/
 INSTALL := $(BIN)/python -m pip install -q
 TORCH := $(shell grep '^torch==' constraints.txt)
 STAMP := $(shell date +%Y%m%d-%H%M%S)
-SUITE := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+JOBS ?= $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
+SUITE := -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python $(SUITE)
 BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 

@@ -289,6 +289,31 @@ def test_images_state_and_bounds_of_a_dict_observation() -> None:
     assert image.shape == (10, 10, 3) and (image[:4] == 200).all() and (image[6:9] == 0).all()
 
 
+@pytest.mark.sim
+@pytest.mark.skipif(find_spec("mujoco") is None, reason="needs pip install mujoco")
+def test_fast_render_draws_the_same_scene_without_shadows() -> None:
+    ant: dict[str, Any] = {
+        "id": "Ant-v5",
+        "cameras": {"main": CameraSettings(size=64)},
+        "success": "terminated",
+        "state": "observation",
+        "action_low": None,
+        "action_high": None,
+    }
+    usual, fast = make(**ant), make(**ant, fast_render=True)
+    before, after = start(usual), start(fast)
+    assert np.array_equal(before.state, after.state), "the same physics"
+    difference = np.abs(before.images["main"].astype(int) - after.images["main"])
+    assert 1 < difference.mean() < 30, "another drawing of the same scene"
+    assert environment_of(fast).model.vis.quality.shadowsize == 0 < environment_of(usual).model.vis.quality.shadowsize
+    assert "fast_render: no shadows, reflections or multisampling" in fast.info.notes
+
+
+def test_fast_render_is_refused_without_mujoco() -> None:
+    with pytest.raises(UserError, match="fast_render: tests/Dots-v0 has no MuJoCo model when it is created"):
+        make(fast_render=True)
+
+
 def test_a_state_fixes_the_start_and_the_seed_what_is_drawn_later() -> None:
     env = make(kwargs={"noise": 0.01})
     np.random.randn()  # noqa: NPY002  keeps a second one in store

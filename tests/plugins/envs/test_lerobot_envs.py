@@ -13,7 +13,7 @@ import pytest
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.gymnasium import plugin
-from vla_rl.plugins.envs.gymnasium.config import CameraSettings, GymnasiumConfig, Wrapper
+from vla_rl.plugins.envs.gymnasium.config import CameraSettings, GymnasiumConfig
 from vla_rl.testing import check_env
 
 ENV_FILE = '''
@@ -184,8 +184,7 @@ needs_so101 = pytest.mark.skipif(
 @pytest.mark.timeout(900)
 @needs_so101
 def test_an_installed_environment_is_found_by_its_name_in_lerobot() -> None:
-    plain = Wrapper(name="plain_scene:PlainScene")
-    env = plugin.build(GymnasiumConfig(**SO101, wrappers=(plain,)), EnvContext(num_envs=1, chunk=4))
+    env = plugin.build(GymnasiumConfig(**SO101, fast_render=True), EnvContext(num_envs=1, chunk=4))
     assert env.info.cameras == {"front": (128, 128)} and env.info.state_dim == 14
     assert (env.info.action_low, env.info.action_high) == ((-1.0, -1.0, -1.0, 0.0), (1.0, 1.0, 1.0, 1.0))
     assert env.info.tasks[0].max_steps == 8

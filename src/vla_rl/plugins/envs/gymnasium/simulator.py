@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -69,6 +70,8 @@ def make_environment(config: GymnasiumConfig) -> Environment:
         env = gymnasium.make(config.id, max_episode_steps=config.max_steps, disable_env_checker=True, **kwargs)
         for wrapper in config.wrappers:
             env = _apply_wrapper(env, wrapper)
+    if config.fast_render:
+        turn_effects_off_in(env, config.id)
     for layer in wrapper_layers(env):
         for kind, reason in REFUSED.items():
             if isinstance(layer, kind):
@@ -80,6 +83,28 @@ def make_environment(config: GymnasiumConfig) -> Environment:
             f"{', '.join(map(str, modes)) or 'none'}\n  name images of its observation in cameras.NAME.source"
         )
     return env
+
+
+def turn_effects_off_in(env: Environment, name: str) -> None:
+    """Turn shadows, reflections and multisampling off in the environment's MuJoCo models, which it keeps itself or in a
+    dm_control environment. Raise UserError where there is none."""
+    mujoco = sys.modules.get("mujoco")
+    models = [] if mujoco is None else list(_find_parts(env.unwrapped, mujoco.MjModel, depth=5))
+    if not models:
+        raise UserError(f"fast_render: {name} has no MuJoCo model when it is created; leave fast_render out")
+    from vla_rl.toolkit.envs.meshes import turn_effects_off
+
+    for model in models:
+        turn_effects_off(model)
+
+
+def _find_parts(owner: Any, kind: type, depth: int) -> Iterator[Any]:
+    """Yield the objects of a class among the attributes of an object, and among theirs, up to a depth."""
+    if isinstance(owner, kind):
+        yield owner
+    elif depth and not isinstance(owner, type | ModuleType):
+        for part in getattr(owner, "__dict__", {}).values():
+            yield from _find_parts(part, kind, depth - 1)
 
 
 def import_all(config: GymnasiumConfig) -> None:

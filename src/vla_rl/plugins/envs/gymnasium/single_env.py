@@ -58,13 +58,16 @@ def make_envs(config: GymnasiumConfig, context: EnvContext, make_env: MakeEnv | 
         for split, first, count in (("eval", 0, config.eval_states), ("train", STATES, config.train_states))
     }
     meaning = "that it ended by itself (terminated)" if config.success == "terminated" else f"info[{config.success!r}]"
+    notes = [f"success in {config.id} means {meaning}"]
+    if config.fast_render:
+        notes.append("fast_render: no shadows, reflections or multisampling")
     info = EnvInfo(
         cameras={name: camera.image_shape for name, camera in config.cameras.items()},
         state_dim=sum(sizes.values()),
         action_low=layout.low,
         action_high=layout.high,
         tasks=(task,),
-        notes=(f"success in {config.id} means {meaning}",),
+        notes=tuple(notes),
         deterministic=config.deterministic,
         takeovers=config.interventions is not None,
         control_hz=config.control_hz,
