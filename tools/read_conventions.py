@@ -15,7 +15,9 @@ FETCH = "run and SITE/gymnasium_robotics/envs/robot_env.py of gymnasium-robotics
 FETCH_TASK = "SITE/gymnasium_robotics/envs/fetch/fetch_env.py of gymnasium-robotics 1.4.2"
 ROBOTWIN = "SITE/robotwin/envs/_base_task.py of rlinf-robotwin-runtime 0.1.3"
 ROBOTWIN_ROBOT = "SITE/robotwin/envs/robot/robot.py of rlinf-robotwin-runtime 0.1.3"
+SO101 = "SITE/lerobot/robots/so_follower/so_follower.py of lerobot 0.6.1"
 AS_IT_IS = "as it is"
+NOT_USED = "not used"
 
 SIMULATOR_ROWS = (
     ("images", "gym-pusht", "upright, 96 px", AS_IT_IS, PUSHT),
@@ -24,7 +26,7 @@ SIMULATOR_ROWS = (
     ("action", "gym-pusht", "x, y: where the pusher is to be, in pixels from 0 to 512, y downwards", AS_IT_IS, PUSHT),
     ("state", "gym-pusht", "2: x, y of the pusher", AS_IT_IS, PUSHT),
     ("seed", "gym-pusht", "the scene", AS_IT_IS, PUSHT),
-    ("saved state", "gym-pusht", "options['reset_to_state'] sets the angle after the position and turns about another point: the block moves", "not used", PUSHT),
+    ("saved state", "gym-pusht", "options['reset_to_state'] sets the angle after the position and turns about another point: the block moves", NOT_USED, PUSHT),
     ("end without success", "gym-pusht", "truncated after 300 actions", AS_IT_IS, PUSHT),
     ("success", "gym-pusht", "terminated, reward up to 1, info['is_success']: bool", AS_IT_IS, PUSHT),
     ("settling", "gym-pusht", "none", AS_IT_IS, PUSHT),
@@ -34,7 +36,7 @@ SIMULATOR_ROWS = (
     ("action", "gym-aloha", "left arm 6 joint angles [rad] and gripper, then the right ones; absolute", AS_IT_IS, ALOHA_TASK),
     ("state", "gym-aloha", "14: the same order", AS_IT_IS, ALOHA_TASK),
     ("seed", "gym-aloha", "the scene, by way of a global variable", AS_IT_IS, ALOHA),
-    ("saved state", "gym-aloha", "none", "not used", ALOHA),
+    ("saved state", "gym-aloha", "none", NOT_USED, ALOHA),
     ("end without success", "gym-aloha", "truncated after 300 actions", AS_IT_IS, "SITE/gym_aloha/__init__.py of gym-aloha 0.1.5"),
     ("success", "gym-aloha", "terminated, reward 4, info['is_success']: bool", AS_IT_IS, ALOHA),
     ("settling", "gym-aloha", "none", AS_IT_IS, ALOHA),
@@ -44,10 +46,20 @@ SIMULATOR_ROWS = (
     ("action", "Fetch", "x, y, z of the world, 1 is 5 cm; the gripper last", AS_IT_IS, FETCH_TASK),
     ("state", "Fetch", "25 of the observation; the goal is another entry of 3", AS_IT_IS, FETCH),
     ("seed", "Fetch", "the scene and the goal", AS_IT_IS, FETCH),
-    ("saved state", "Fetch", "MuJoCo's integration state is not enough: the controller reads a position that is one sub-step old", "not used", FETCH_TASK),
+    ("saved state", "Fetch", "MuJoCo's integration state is not enough: the controller reads a position that is one sub-step old", NOT_USED, FETCH_TASK),
     ("end without success", "Fetch", "truncated after 50 actions", AS_IT_IS, FETCH),
     ("success", "Fetch", "continues, reward 0, info['is_success']: float32", AS_IT_IS, FETCH),
     ("settling", "Fetch", "ten steps at construction", AS_IT_IS, FETCH_TASK),
+    ("images", "lerobot_robot", "RGB as the camera hangs, unless its settings turn them", AS_IT_IS, "SITE/lerobot/cameras/opencv/configuration_opencv.py of lerobot 0.6.1"),
+    ("gripper", "lerobot_robot", "0 to 100 of its calibrated range, absolute", "action_bounds of its joint, absolute", SO101),
+    ("rotation", "lerobot_robot", "an action has none", AS_IT_IS, SO101),
+    ("action", "lerobot_robot", "targets of the joints, NAME.pos: degrees, or -100 to 100 of the calibrated range", "the same, or changes of them (step); at most max_step an action", SO101),
+    ("state", "lerobot_robot", "6: present positions of the joints, NAME.pos", AS_IT_IS, SO101),
+    ("seed", "lerobot_robot", "nothing", "nothing", SO101),
+    ("saved state", "lerobot_robot", "none", NOT_USED, SO101),
+    ("end without success", "lerobot_robot", "recording ends after episode_time_s", "core ends it after 600 actions", "SITE/lerobot/scripts/lerobot_record.py of lerobot 0.6.1"),
+    ("success", "lerobot_robot", "the event success of a teleoperator", "terminated, reward 1, success: bool", "SITE/lerobot/teleoperators/utils.py of lerobot 0.6.1"),
+    ("settling", "lerobot_robot", "none: a target is sent, and its arrival not waited for", AS_IT_IS, SO101),
     ("images", "robotwin", "upright, 240 x 320", "", ROBOTWIN),
     ("gripper", "robotwin", "0 closes, 1 opens, absolute", "0 to 1", ROBOTWIN_ROBOT),
     ("rotation", "robotwin", "quaternion w x y z", "quaternion w x y z, normalised", ROBOTWIN_ROBOT),

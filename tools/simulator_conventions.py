@@ -253,7 +253,7 @@ def measure_gripper(player: Player) -> str:
 def measure_moves(player: Player) -> str:
     """Return where the hand goes with the first three numbers of an action, as axes of the world and centimetres."""
     axes, lengths = [], []
-    for number in range(3):
+    for number in range(min(3, len(player.low) - 1)):
         way = move_hand(player, number)[0]
         axes.append(name_axis(way))
         lengths.append(f"{np.abs(way).max() * 100:.0f}")

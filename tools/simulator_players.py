@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from simulator_conventions import SIZE, Array, MujocoTruth, Player, SapienTruth, Step, Truth, keep_quiet
+from simulator_conventions import FLIPS, SIZE, Array, MujocoTruth, Player, SapienTruth, Step, Truth, keep_quiet
 
 LIBERO_HAND = ("gripper0_grip_site", "robot0_right_hand")
 LIBERO_FINGERS = ("gripper0_finger_joint1", "gripper0_finger_joint2")
@@ -56,7 +57,7 @@ class PluginPlayer(Player):
     def reset(self, seed: int) -> None:
         state = self.env.reset_states("eval")[seed].id
         self._resets += 1  # another seed each time: the state alone decides the scene
-        self.env.reset(np.zeros(1, np.int64), np.array([state]), np.array([self._resets]))
+        self.observation = self.env.reset(np.zeros(1, np.int64), np.array([state]), np.array([self._resets]))
         self.executed = []
 
     def step(self, action: Array) -> Step:
@@ -83,6 +84,57 @@ class PluginPlayer(Player):
 
     def close(self) -> None:
         self.env.close()
+
+
+class BatchPlayer(PluginPlayer):
+    """One of our plugins whose envs are steps of one program on tensors."""
+
+    observation: Any
+
+    def __init__(
+        self,
+        name: str,
+        settings: dict[str, Any],
+        still: Sequence[float],
+        find_truth: Any,
+        choose_action: Callable[[Any], Array],
+    ) -> None:
+        """
+        Args:
+            choose_action: scripted policy that solves the task, from the player.
+        """
+        super().__init__(name, settings, still, find_truth)
+        self._choose_action = choose_action
+        self.script: Any = None
+        """Memory of `choose_action`."""
+
+    @property
+    def inner(self) -> Any:
+        return self.env
+
+    def step(self, action: Array) -> Step:
+        actions = np.asarray(action, np.float32)[None, None]
+        result = self.env.chunk_step(actions, np.array([True]), False)
+        assert not self.env.faults()
+        self.executed.append(actions[0, 0])
+        self.observation = result.obs
+        success = bool(result.success[0])
+        ends = bool(result.terminated[0, 0]), bool(result.truncated[0, 0])
+        return Step(float(result.rewards[0, 0]), *ends, success, f"success: {describe_type(success)}")
+
+    def draw_image(self) -> Array:
+        return np.asarray(self.observation.images[next(iter(self.info.cameras))][0])
+
+    def read_state(self) -> Array:
+        return np.asarray(self.observation.state[0])
+
+    def solve_task(self) -> Step:
+        self.reset(0)
+        for _ in range(MOST):
+            step = self.step(self._choose_action(self))
+            if step.success:
+                return step
+        raise AssertionError(f"the script did not solve it in {MOST} actions")
 
 
 class GymPlayer(Player):
@@ -375,6 +427,72 @@ def open_gym_hil_plugin() -> PluginPlayer:
     return PluginPlayer("gym_hil", settings, [0.0] * 3 + [1.0], find_truth)
 
 
+class TableTruth(Truth):
+    """The scene of tabletop's first env, whose table is seen from above, x to the right and y upwards."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self._state = {name: np.asarray(numbers[0]) for name, numbers in state.items()}
+
+    def read_hand(self) -> tuple[Array, Array]:
+        return np.append(self._state["gripper"], 0.0), np.array([1.0, 0.0, 0.0, 0.0])
+
+    def read_opening(self) -> float:
+        return float(not self._state["closed"])
+
+    def read_numbers(self) -> Mapping[str, Array]:
+        signs = {"closed -1 or 1": self._state["closed"], "holds a block -1 or 1": self._state["held"] >= 0}
+        numbers = {name: np.array([1.0 if holds else -1.0]) for name, holds in signs.items()}
+        return {"position x y": self._state["gripper"]} | numbers
+
+    def read_things(self) -> Array:
+        return np.pad(self._state["position"], ((0, 0), (0, 1)))
+
+    def compare_drawing(self, image: Array) -> tuple[str, bool]:
+        """Look for the blocks in their colours where a camera above the table sees them."""
+        from vla_rl.plugins.envs.tabletop.render import COLOURS
+
+        blocks = np.flatnonzero(~self._state["is_plate"])
+        colours = np.array(COLOURS)[self._state["colour"][blocks]]
+        columns, rows = ((1 + np.array([1, -1]) * self._state["position"][blocks]) / 2 * len(image)).astype(int).T
+        gaps = {name: np.abs(undo(image)[rows, columns] - colours).mean() for name, undo in FLIPS.items()}
+        return min(gaps, key=lambda name: gaps[name]), False
+
+
+def open_tabletop_plugin() -> BatchPlayer:
+    settings = {"tasks": ("pick_red",), "image_size": SIZE}
+    choose_action = lambda player: np.asarray(player.env.expert_chunk()[0, 0])  # noqa: E731
+    return BatchPlayer("tabletop", settings, [0.0, 0.0, 1.0], lambda env: TableTruth(env._state), choose_action)
+
+
+def open_libero_warp_plugin() -> BatchPlayer:
+    def find_truth(env: Any) -> Truth:
+        """Return C MuJoCo's data of the first env's world."""
+        import mujoco
+
+        number, world = env._place_of[0]
+        batch = env._batches[number]
+        numbers = {name: view[world].numpy() for name, view in batch._views.items() if name != "overflow"}
+        model = copy(batch.task.model)
+        model.body_pos[:], model.body_quat[:] = numbers["body_pos"], numbers["body_quat"]
+        data = mujoco.MjData(model)
+        data.qpos[:], data.qvel[:] = numbers["qpos"], numbers["qvel"]
+        mujoco.mj_forward(model, data)
+        return MujocoTruth(model, data, "agentview", LIBERO_HAND, LIBERO_FINGERS)
+
+    settings = {"suite": "libero_spatial", "tasks": (0,), "cameras": {"agentview": SIZE}}
+    return BatchPlayer("libero_warp", settings, [0.0] * 6 + [-1.0], find_truth, put_bowl)
+
+
+def put_bowl(player: Any) -> Array:
+    """Return the action of the expert of `libero` in a world of `libero_warp`."""
+    from vla_rl.plugins.envs.libero.expert import BOWL_TO_PLATE, Expert
+
+    if not player.executed:
+        player.script = Expert(BOWL_TO_PLATE)
+    poses = {name: np.asarray(positions[0], np.float64) for name, positions in player.env.read_poses().items()}
+    return np.asarray(player.script.choose_action(poses))
+
+
 PACKAGES: dict[str, Callable[[], Player]] = {
     "libero": open_libero,
     "maniskill": open_maniskill,
@@ -386,4 +504,6 @@ PLUGINS: dict[str, Callable[[], PluginPlayer]] = {
     "maniskill": open_maniskill_plugin,
     "metaworld": open_metaworld_plugin,
     "gym_hil": open_gym_hil_plugin,
+    "libero_warp": open_libero_warp_plugin,
+    "tabletop": open_tabletop_plugin,
 }

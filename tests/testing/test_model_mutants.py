@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 import torch
 from test_check_model import INFO, findings
+from tokenizers import normalizers
 
 from vla_rl.cli.new_plugin import new_plugin
 from vla_rl.core.capabilities import HasReference
 from vla_rl.core.catalogue import import_module
 from vla_rl.testing import CheckFailed, LinearModel, check_model
 from vla_rl.testing.scripted import LinearConfig, vla_rl_plugins
+from vla_rl.toolkit.models.adapters import LoRAConfig, before_training, insert_adapters
+from vla_rl.toolkit.models.prompts import train_tokenizer
 
 MUTANTS: dict[type[LinearModel], str] = {}
 
@@ -372,6 +375,98 @@ def test_a_mistake_of_a_plugin_is_found(mutant, text) -> None:
     with pytest.raises(CheckFailed) as failed:
         check_model(plugin_of(mutant), LinearConfig(), values="chunk")
     assert text in str(failed.value)
+
+
+# ------------------------------------------------------------------------------------------ adapters and tokenizers
+
+
+class AdaptedModel(LinearModel, HasReference):
+    """Policy with adapters on its policy layer, and the one without them as its reference."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        insert_adapters(self.module, LoRAConfig(rank=2), seed=0)
+
+    def reference_log_probs(self, obs, chunk):
+        with torch.no_grad(), before_training(self.module):
+            return self.chunk_log_probs(obs, chunk).log_probs
+
+
+class AdapterWithoutGradient(LinearModel):
+    """peft 0.21.2, `all-linear`: an adapter on a layer that the forward pass goes around, as SigLIP's pooling does."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.module.pooling = torch.nn.Linear(4, 4)
+        insert_adapters(self.module, LoRAConfig(rank=2), seed=0)
+
+    def _compute_features(self, obs):
+        weight = self.module.pooling.base_layer.weight
+        return torch.nn.functional.linear(super()._compute_features(obs), weight)
+
+
+class ReferenceThatUnfreezes(AdaptedModel):
+    """peft 0.21.2: turning adapters on again makes all of them trainable."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.module.policy.lora_A.requires_grad_(False)
+
+    def reference_log_probs(self, obs, chunk):
+        self.module.policy.enable_adapters(False)
+        with torch.no_grad():
+            log_probs = self.chunk_log_probs(obs, chunk).log_probs
+        self.module.policy.enable_adapters(True)
+        return log_probs
+
+
+def test_adapters_pass() -> None:
+    check_model(AdaptedModel(INFO, 2), env=INFO)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "text"),
+    [
+        (AdapterWithoutGradient, "one in every trained parameter, got none in pooling.lora_A.default.weight"),
+        (AdapterWithoutGradient, "leave layers without adapters whose adapters the network goes around"),
+        (ReferenceThatUnfreezes, "reference_log_probs: expected `requires_grad` that stays as it is, got a change"),
+    ],
+)
+def test_a_mistake_about_adapters_is_found(mutant, text) -> None:
+    assert text in findings(mutant, values="none")
+
+
+class SavesATokenizer(LinearModel):
+    """Policy whose folder names a class for its tokenizer, and whose file has another rule for capital letters."""
+
+    named = "GemmaTokenizer"
+
+    def save(self, folder):
+        super().save(folder)
+        tokenizer = train_tokenizer(INFO.tasks[0].instruction.split(), lambda text: text, 300)
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), tokenizer.normalizer])
+        tokenizer.save(str(folder / "tokenizer.json"))
+        settings = {"tokenizer_class": self.named, "unk_token": "<unk>"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+class SavesATokenizerThatFollows(SavesATokenizer):
+    """Policy whose class follows its file."""
+
+    named = "PreTrainedTokenizerFast"
+
+
+def test_a_tokenizer_whose_class_and_file_disagree_is_found(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs transformers, which the models bring")
+    expected = "expected the tokens of tokenizer.json also from its tokenizer_class 'GemmaTokenizer' in transformers"
+    with pytest.raises(CheckFailed) as failed:
+        check_model(SavesATokenizer(INFO, 2), env=INFO)
+    (text,) = failed.value.findings
+    assert expected in text
+    check_model(SavesATokenizerThatFollows(INFO, 2), env=INFO)
+    SavesATokenizer(INFO, 2, values="chunk", seed=7).save(tmp_path)
+    with pytest.raises(CheckFailed, match=expected):
+        check_model(plugin_of(LinearModel), LinearConfig(checkpoint=str(tmp_path)), values="chunk")
 
 
 @pytest.mark.parametrize("seed", range(5))

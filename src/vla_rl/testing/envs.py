@@ -147,7 +147,7 @@ def _roll_out(
     with section("offload"):
         arrangements.check_offload(player, reference, another)
     with section("what is left behind"):
-        surroundings.nothing_piles_up(player, another)
+        surroundings.nothing_piles_up(player, another, reference.has_episodes)
 
 
 def _built_again(plugin: EnvPlugin, config: Any, context: EnvContext) -> SimEnv:

@@ -21,9 +21,9 @@ from vla_rl.testing.acting import check_continuing
 from vla_rl.testing.common.findings import Findings, build_component
 from vla_rl.testing.model_case import ModelCase
 from vla_rl.testing.policies import KERNELS, check_policy, check_temperature, take_chunk_rows
-from vla_rl.testing.policy_inputs import check_inputs, check_other_bounds
+from vla_rl.testing.policy_inputs import check_inputs, check_other_bounds, check_tokenizer
 from vla_rl.testing.policy_traces import check_building, check_traces, other_seed, run_from
-from vla_rl.toolkit.models.adapters import MergedAdapters, has_adapters
+from vla_rl.toolkit.models.adapters import MARK, MergedAdapters, has_adapters
 from vla_rl.toolkit.models.blocks import find_blocks
 from vla_rl.toolkit.models.frozen_weights import FrozenLinear
 
@@ -95,6 +95,9 @@ def check_model(
                     check_temperature(case, again.result)
                 with f.section("other bounds"):
                     check_other_bounds(case, plugin.build, given, context)
+            if getattr(given, "checkpoint", None) is not None:
+                with f.section("tokenizer"):
+                    check_tokenizer(case, Path(given.checkpoint))
             with f.section("publishing"):
                 _check_publishing(case)
             with f.section("save"):
@@ -365,13 +368,10 @@ def _trained_gradients(case: ModelCase) -> None:
             total = total + (scores.values**2).sum()
         total.backward()
         missed = [name for name, p in trained.items() if p.grad is None or not bool((p.grad != 0).any())]
-        f.expect(
-            not missed,
-            "gradient",
-            "one in every trained parameter",
-            f"none in {_name_some(missed)}",
-            "connect them, or set requires_grad_(False)",
-        )
+        remedy = "connect them, or set requires_grad_(False)"
+        if any(MARK in name for name in missed):
+            remedy += "; leave layers without adapters whose adapters the network goes around: a merge would add them"
+        f.expect(not missed, "gradient", "one in every trained parameter", f"none in {_name_some(missed)}", remedy)
         frozen_with_gradient = [
             name for name, p in module.named_parameters() if not p.requires_grad and p.grad is not None
         ]
@@ -473,6 +473,7 @@ def _check_saving(
         case.model.save(target)
         files = [path for path in target.rglob("*") if path.is_file()]
         case.f.expect(bool(files), "save", "files in the folder", "none", "write weights and statistics")
+        check_tokenizer(case, target)
         if not files or plugin is None:
             return
         if reload is None:

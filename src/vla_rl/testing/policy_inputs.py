@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -15,6 +17,7 @@ from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Chunk, EnvInfo, Observation, Scores, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.model_case import ModelCase
+from vla_rl.toolkit.models.checkpoints import read_json, read_tokenizer
 
 MOVED = 0.1
 """Step that weights are moved by before inputs are compared: parts that begin at zero would hide their inputs."""
@@ -25,6 +28,33 @@ WIDER, FULLER = 3.0, 0.3
 EDGE = 1e-4
 """Part of the range within which an action counts as at its bound."""
 COPIES = 24
+FOLLOWS_THE_FILE = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend")
+"""Classes of transformers that do as tokenizer.json says; others put parts of their own in place of the file's."""
+
+
+def check_tokenizer(case: ModelCase, folder: Path) -> None:
+    """Check that the class that a checkpoint names for its tokenizer follows tokenizer.json: vla-rl reads the file, and
+    whoever loads the folder with transformers gets the class."""
+    file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    if not (file.is_file() and settings.is_file()) or find_spec("transformers") is None:
+        return
+    named = read_json(settings).get("tokenizer_class")
+    if named is None or named in FOLLOWS_THE_FILE:
+        return
+    import transformers
+
+    kind = getattr(transformers, named, None)
+    if kind is None:  # transformers falls back to one that follows the file
+        return
+    tokenizer, other = read_tokenizer(file), kind.from_pretrained(folder)
+    for instruction in dict.fromkeys(case.obs.instructions):
+        text = f"{instruction.title()}?\n{instruction}"
+        tokens, others = tokenizer.encode(text).ids, list(other(text)["input_ids"])
+        expected = f"the tokens of tokenizer.json also from its tokenizer_class {named!r} in transformers"
+        got = f"{len(others)} others for {text!r}" if tokens != others else ""
+        remedy = f"write tokenizer_class: {FOLLOWS_THE_FILE[0]}, which follows the file, or put the right file there"
+        if not case.f.expect(tokens == others, "tokenizer_config.json", expected, got, remedy):
+            return
 
 
 def check_inputs(case: ModelCase, cameras: tuple[str, ...] | None) -> None:

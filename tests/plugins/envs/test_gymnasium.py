@@ -22,7 +22,7 @@ from vla_rl.core.types import ActionSource, Array
 from vla_rl.plugins.envs.gymnasium import plugin, single_env
 from vla_rl.plugins.envs.gymnasium.config import CameraSettings, GymnasiumConfig, InterventionSettings, Wrapper
 from vla_rl.runtime.start import run
-from vla_rl.testing import check_env
+from vla_rl.testing import CheckFailed, check_env
 from vla_rl.toolkit.envs.settings import Processes
 
 ONE_ENV, ON = np.array([0]), np.array([True])
@@ -100,6 +100,23 @@ class LateDots(Dots):
         self._ended = solved or bool(self._position.min() < -1)
         info = {"is_success": solved} if self._ended and not self._silent else {}
         return observation, reward, self._ended, truncated, info
+
+
+class ForgetfulDots(Dots):
+    """Dots whose info is empty at the end of an episode."""
+
+    def __init__(self, render_mode: str | None = None, limit: int = 0) -> None:
+        super().__init__(render_mode)
+        self._limit = limit
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Array], dict[str, Any]]:
+        self.actions = []
+        return super().reset(seed=seed)
+
+    def step(self, action: Array) -> tuple[dict[str, Array], float, bool, bool, dict[str, Any]]:
+        observation, reward, solved, _, info = super().step(action)
+        truncated = len(self.actions) == self._limit
+        return observation, reward, solved, truncated, {} if solved or truncated else info
 
 
 class TwoArms(gymnasium.Env[Any, Any]):
@@ -183,6 +200,7 @@ gymnasium.register("tests/TwoArms-v0", TwoArms, max_episode_steps=LIMIT)
 gymnasium.register("tests/Dots-v0", Dots, max_episode_steps=LIMIT)
 gymnasium.register("tests/Endless-v0", Dots)
 gymnasium.register("tests/LateDots-v0", LateDots, max_episode_steps=LIMIT)
+gymnasium.register("tests/ForgetfulDots-v0", ForgetfulDots, max_episode_steps=LIMIT)
 DOTS = {
     "id": "tests/Dots-v0",
     "instruction": "walk to the corner",
@@ -609,6 +627,19 @@ def test_success_may_be_reported_at_ends_alone(caplog: pytest.LogCaptureFixture)
     start(silent)
     with pytest.raises(UserError, match="at the end of an episode, the info of tests/LateDots-v0 has no entry"):
         act(silent, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(("action", "limit"), [(0.5, 0), (0.0, 3)], ids=["terminated", "truncated"])
+def test_an_info_that_loses_its_entries_at_the_end_is_named(action: float, limit: int) -> None:
+    env = make(id="tests/ForgetfulDots-v0", kwargs={"limit": limit})
+    start(env)
+    with pytest.raises(UserError, match="ForgetfulDots-v0 loses 'is_success', which it had after earlier actions"):
+        act(env, action, action, stop_at_end=True)
+
+
+def test_a_check_finds_an_info_that_loses_its_entries_at_the_end() -> None:
+    with pytest.raises(CheckFailed, match="ForgetfulDots-v0 loses 'is_success'"):
+        check_env(make(id="tests/ForgetfulDots-v0", kwargs={"limit": 3}), num_envs=1, chunk=2, seconds=4)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

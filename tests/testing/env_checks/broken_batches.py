@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 import numpy as np
-from small_simulators import LIMIT, SmallEnv
+from small_simulators import LIMIT, Scene, SmallEnv
 
 from vla_rl.core.types import ChunkResult, Observation, ResetState
 
@@ -464,6 +464,39 @@ class SnapshotForgets(SmallEnv):
         for saved in snapshot:
             saved["speed"] = 0.0
         super().restore(snapshot)
+
+
+class Targets(Scene):
+    """An action moves a target, which the dot follows."""
+
+    target = 0.0
+
+    def reset(self, state: int, seed: int) -> None:
+        super().reset(state, seed)
+        self.target = self.place
+
+    def move(self, action: Any) -> None:
+        self.target += 0.3 * float(action[0])
+        self.place += 0.5 * (self.target - self.place)
+        self.grip = float(action[1])
+
+
+class TargetIsNotSaved(SmallEnv):
+    """expected the same step after a restore"""
+
+    scene_type = Targets
+
+    def restore(self, snapshot: Any) -> None:
+        """ManiSkill 3.0.1: the state lacks where the controller was heading."""
+        super().restore([saved | {"target": saved["place"]} for saved in snapshot])
+
+
+class RestoresASubStepOff(SmallEnv):
+    """expected the same step after a restore"""
+
+    def restore(self, snapshot: Any) -> None:
+        """gymnasium-robotics 1.4.2, Fetch: the controller reads a position that the restore computes newly."""
+        super().restore([saved | {"speed": saved["speed"] + 7e-4} for saved in snapshot])
 
 
 class SnapshotIsLive(SmallEnv):

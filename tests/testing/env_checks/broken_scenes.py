@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+import unusual_scenes
 from small_simulators import LIMIT, Scene, small_info
 
 from vla_rl.core.randomness import generator
@@ -133,6 +134,15 @@ class OppositeSuccess(Scene):
         return outcome._replace(success=not outcome.success)
 
 
+class EveryEndIsASuccess(Scene):
+    """expected success where an end is rewarded"""
+
+    def step(self, action: Any) -> Outcome:
+        """gym-hil 0.1.14 with `success: terminated`: leaving the area terminates too."""
+        outcome = super().step(action)
+        return outcome._replace(success=outcome.terminated)
+
+
 class SuccessStays(Scene):
     """success True instead of False|succeeded True instead of False"""
 
@@ -206,6 +216,37 @@ class NoiseAtReset(Scene):
     def reset(self, state: int, seed: int) -> None:
         super().reset(state, seed)
         self.place += 0.001 * (next(COUNTER) % 7)
+
+
+class BlockOfAnotherGenerator(unusual_scenes.SmallBlock):
+    """with a region whose mean colour differs by"""
+
+    def draw_block(self, state: int) -> float:
+        """gym-hil 0.1.14: the seed does not reach what places the block."""
+        return float(np.random.uniform(-1, 1))  # noqa: NPY002 - what is wrong with it
+
+
+class GoalBeforeTheSeed(Scene):
+    """expected the same episode again after other ones|equal observations for equal state ids and actions|the same end"""
+
+    info = small_info(state_dim=2)
+    draws = generator(0, "goal")
+
+    def reset(self, state: int, seed: int) -> None:
+        """Meta-World 3.1.1: the goal, which is not shown, is drawn before the seed arrives."""
+        goal = 0.5 + 0.5 * self.draws.random()
+        super().reset(state, seed)
+        self.mark = float(np.copysign(goal, self.mark))
+        self.draws = generator(state, "goal")
+
+    def numbers(self) -> Any:
+        return np.array([self.place, self.grip], np.float32)
+
+    def image(self) -> Any:
+        image = super().image()
+        image[1:4] = 0
+        image[0, : self.state % 24] = 99
+        return image
 
 
 class NoiseLate(Scene):

@@ -261,10 +261,24 @@ class SeedsWhereItIsBuilt(SmallEnv):
         random.seed(0)
 
 
+class DrawsWhereItIsBuilt(SmallEnv):
+    """Moves the dots of all scenes by what the global generator gives while it is built."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.shift = float(np.random.uniform(-0.1, 0.1))  # noqa: NPY002 - what is wrong with it
+
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
+        super().reset(env_ids, state_ids, seed)
+        for env_id in env_ids:
+            self.scenes[env_id].place += self.shift
+        return self.observe(env_ids)
+
+
 BATCHES = tuple(
     kind
     for kind in vars().copy().values()
     if isinstance(kind, type)
     and issubclass(kind, SmallEnv)
-    and kind not in (SmallEnv, LeavesAFolder, SeedsWhereItIsBuilt)
+    and kind not in (SmallEnv, LeavesAFolder, SeedsWhereItIsBuilt, DrawsWhereItIsBuilt)
 )

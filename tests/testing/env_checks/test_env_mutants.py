@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -205,6 +206,8 @@ def test_what_playing_cannot_show_is_said_and_is_not_a_finding() -> None:
         assert f"not seen: {what}" in text
     assert "an effect of number 1 of an action" in notices(examined(small_batch(unusual_scenes.NoGripper)))
     assert "not seen:" not in notices(examined(small_batch(Scene)))
+    failures = notices(examined(small_batch(unusual_scenes.Needle)))
+    assert re.search(r"not seen: an end by success; \d+ episodes terminated as failures, after \d+ actions", failures)
     assert "an effect of actions; another source chose all" in notices(examined(broken_takeovers.AlwaysAPerson()))
 
 
@@ -279,6 +282,7 @@ def test_a_finding_says_what_was_played_and_where() -> None:
     [
         (broken_surroundings.LeavesAFolder, "as many temporary files or folders after each simulator that was closed"),
         (broken_surroundings.SeedsWhereItIsBuilt, "build: expected the global generator of random left alone"),
+        (broken_surroundings.DrawsWhereItIsBuilt, "expected the same episode in a simulator that is built again"),
     ],
 )
 def test_what_building_leaves_behind_is_found(batch: type[SmallEnv], message: str) -> None:

@@ -69,6 +69,31 @@ class Needle(Scene):
         return abs(self.place - self.mark) < 1e-4
 
 
+class SmallBlock(Scene):
+    """A block that is a thousandth of the image, and that no number tells of."""
+
+    info = small_info(state_dim=2, cameras={"top": (128, 128)})
+    block = 0.0
+
+    def reset(self, state: int, seed: int) -> None:
+        super().reset(state, seed)
+        self.block = self.draw_block(state)
+
+    def draw_block(self, state: int) -> float:
+        return float(generator(state, "block").uniform(-1, 1))
+
+    def numbers(self) -> Any:
+        return np.array([self.place, self.grip], np.float32)
+
+    def image(self) -> Any:
+        image = np.zeros((128, 128, 3), np.uint8)
+        for row, position, channel in ((20, self.block, 1), (60, self.mark, 2), (100, self.place, 0)):
+            column = int(np.clip(64 + 38 * position, 2, 124))
+            image[row : row + 4, column - 2 : column + 2, channel] = 250
+        image[120:124, : 1 + int(64 * self.grip)] = 250
+        return image
+
+
 class Endless(Scene):
     """Nothing ever ends, nothing is ever rewarded."""
 

@@ -22,9 +22,12 @@ PIXELS = 0.5
 """Mean difference of images that is tolerated as long as it is not known whether the renderer repeats itself."""
 KINDS = ("random", "extreme", "held extreme", "held random", "lowest", "highest", "slowly changing")
 """Kinds of action sequences: random at each step, within or at the bounds; constant in an episode; redrawn at times."""
+REGION = 5.0
+"""Difference of the mean colours of a region (of 255) that is tolerated: less than a small object that is elsewhere."""
 SMALL_SEEDS = 2**31
 HOPELESS = 3, 9
 """Calls in a row that fail alike before the check stops: where none has worked yet, and later."""
+KEYED = "derive everything random from state id and seed, and draw from no other generator"
 REMEDY_COPIES = "return copies, not the buffers that the next step writes"
 
 
@@ -97,7 +100,7 @@ class Player:
         self.splits: dict[str, Sequence[ResetState]] = {"train": (), "eval": (), **splits}
         tasks = {task.name: task for task in env.info.tasks}
         self.tasks: dict[int, TaskInfo] = {s.id: tasks[s.task] for of in splits.values() for s in of if s.task in tasks}
-        self.slack = Slack(PIXELS)
+        self.slack = Slack(PIXELS, region=REGION)
         self.loose = Slack(255.0, np.inf)
         self.seed_limit = 2**63 - 1
         self.seen = Sightings()

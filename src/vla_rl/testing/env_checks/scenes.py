@@ -14,8 +14,8 @@ from attrs import define, evolve, field, frozen
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array, ResetState, to_numpy
 from vla_rl.testing.common.findings import LeftOut, Unfit
-from vla_rl.testing.env_checks.player import SMALL_SEEDS, Player
-from vla_rl.testing.env_checks.traces import EnvView, Slack, describe_difference, describe_gap
+from vla_rl.testing.env_checks.player import KEYED, SMALL_SEEDS, Player
+from vla_rl.testing.env_checks.traces import EnvView, Slack, average_regions, describe_difference, describe_gap
 
 T = TypeVar("T")
 SHARES = {"eval": (0.04, 0.15), "train": (0.02, 0.08)}
@@ -149,7 +149,7 @@ def enter_again(player: Player, starts: StartChecks) -> None:
         deviation = describe_gap(start.view, view, player.slack) if start.view else ""
         got = f"{deviation} ({start.split} state {start.state})"
         expected = "equal observations when a state is entered again with the same seed"
-        player.expect(not deviation, "reset", expected, got, "derive everything random from state id and seed")
+        player.expect(not deviation, "reset", expected, got, KEYED)
 
 
 def scenes_follow_ids(player: Player, starts: StartChecks) -> None:
@@ -246,22 +246,14 @@ def _expert_chunk(player: Player) -> Array:
 
 
 def _view_distances(one: EnvView, two: EnvView) -> list[float]:
-    """Return the distances of the images (downsampled against single-pixel noise) and of the states."""
+    """Return the distances of the images (by regions, against single-pixel noise) and of the states."""
     parts = [
-        float(np.abs(_downsample_image(one.images[name]) - _downsample_image(two.images[name])).mean())
+        float(np.abs(average_regions(one.images[name]) - average_regions(two.images[name])).mean())
         for name in one.images
     ]
     if one.state is not None and two.state is not None:
         parts.append(float(np.abs(one.state - two.state).mean()))
     return parts
-
-
-def _downsample_image(image: Array) -> Array:
-    """Means of about 8 x 8 parts."""
-    height, width = (max(side // 8, 1) for side in image.shape[:2])
-    rows = np.add.reduceat(image.astype(np.float32), np.arange(0, image.shape[0], height), axis=0)
-    small: Array = np.add.reduceat(rows, np.arange(0, image.shape[1], width), axis=1) / (height * width)
-    return small
 
 
 def _spread_batches(states: Sequence[ResetState], size: int) -> Iterator[list[ResetState]]:

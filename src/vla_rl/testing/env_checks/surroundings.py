@@ -24,7 +24,8 @@ from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.manager import unwrap_component, wrap
 from vla_rl.testing.common.findings import Findings, LeftOut
 from vla_rl.testing.env_checks.arrangements import NOTHING_SHARED, Reference, compare_traces
-from vla_rl.testing.env_checks.player import Player
+from vla_rl.testing.env_checks.player import KEYED, Player
+from vla_rl.testing.env_checks.traces import EnvTrace
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 RESETS = 6
@@ -184,17 +185,22 @@ def _is_running(process: psutil.Process) -> bool:
         return False
 
 
-def nothing_piles_up(player: Player, another: Callable[[], SimEnv] | None) -> None:
-    """Check that episodes and closed simulators leave no open files, processes, threads or temporary files."""
+def nothing_piles_up(player: Player, another: Callable[[], SimEnv] | None, repeats: bool) -> None:
+    """Check that episodes and closed simulators leave no open files, processes, threads or temporary files; and that a
+    simulator that is built again plays the same episode.
+
+    Args:
+        repeats: whether the same episode comes twice.
+    """
     state = player.splits["train"][0].id
     if RESETS * player.seconds_per_call("reset") > 0.02 * player.seconds:
         raise LeftOut("for want of time")
 
-    def run_episode() -> None:
-        player.roll_out({0: player.make_script(state, "random", player.chunk)})
+    def run_episode() -> dict[int, EnvTrace]:
+        return player.roll_out({0: player.make_script(state, "random", player.chunk)})
 
     with _own_temporary_folder() as folder:
-        run_episode()
+        first = run_episode()
         counts = [_count_resources(folder)]
         for _ in range(2):
             for _ in range(RESETS // 2):
@@ -203,7 +209,7 @@ def nothing_piles_up(player: Player, another: Callable[[], SimEnv] | None) -> No
         _report_growth(player, counts, "after each episode", "close in `reset` what the last episode opened")
         if another is None or player.started_in > 0.02 * player.seconds:
             return
-        counts, after = [], []
+        counts, after, rebuilt = [], [], []
         original_env, generators = player.env, _generator_states()
         remembered = player.save_records()
         try:
@@ -213,7 +219,7 @@ def nothing_piles_up(player: Player, another: Callable[[], SimEnv] | None) -> No
                 player.forget_envs()
                 after.append(_generator_states())
                 try:
-                    run_episode()
+                    rebuilt.append(run_episode())
                 finally:
                     player.env.close()
                 counts.append(_count_resources(folder))
@@ -222,6 +228,9 @@ def nothing_piles_up(player: Player, another: Callable[[], SimEnv] | None) -> No
             player.restore_records(remembered)
             _restore_generators(generators)
     _report_growth(player, counts, "after each simulator that was closed", "free in `close` what you opened")
+    for traces in rebuilt if repeats else ():
+        expected = "the same episode in a simulator that is built again"
+        compare_traces(player, first, traces, expected, f"{KEYED} while it is built")
     for name in generators:
         same = len({_state_bytes(states[name]) for states in after if name in states}) == 1 and name in after[0]
         expected = f"the global generator of {name} left alone"

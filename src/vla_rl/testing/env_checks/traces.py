@@ -34,10 +34,12 @@ class EnvView:
 
 @frozen
 class Slack:
-    """Differences that are tolerated: mean of an image's pixels (of 255), and of the numbers of a state."""
+    """Differences that are tolerated: mean of an image's pixels (of 255), of the numbers of a state, and of the mean
+    colour of a region of an image (of 255)."""
 
     pixels: float
     numbers: float = NUMBERS
+    region: float = 255.0
 
 
 def copy_views(obs: Observation) -> list[EnvView]:
@@ -55,6 +57,20 @@ def image_gap(one: EnvView, two: EnvView, name: str) -> float:
     return float(np.abs(one.images[name].astype(np.int16) - two.images[name]).mean())
 
 
+def average_regions(image: Array) -> Array:
+    """Return the mean colours of about 8 x 8 regions of an image, float32 [rows, columns, 3]."""
+    height, width = (max(side // 8, 1) for side in image.shape[:2])
+    rows = np.add.reduceat(image.astype(np.float32), np.arange(0, image.shape[0], height), axis=0)
+    small: Array = np.add.reduceat(rows, np.arange(0, image.shape[1], width), axis=1) / (height * width)
+    return small
+
+
+def region_gap(one: EnvView, two: EnvView, name: str) -> float:
+    """Largest difference of the mean colours of a region of a camera's images, of 255. A small object that is elsewhere
+    changes a region, and the noise of a renderer averages out in it."""
+    return float(np.abs(average_regions(one.images[name]) - average_regions(two.images[name])).max())
+
+
 def describe_gap(one: EnvView, two: EnvView, slack: Slack) -> str:
     """Describe how two views differ; empty if they do not. If the states differ by more than rounding, but within a
     wider slack, differences of the images do not show an error."""
@@ -70,6 +86,8 @@ def describe_gap(one: EnvView, two: EnvView, slack: Slack) -> str:
         size = image_gap(one, two, name)
         if size > slack.pixels:
             return f"image {name!r} that differs by {size:.2g} of 255 on average"
+        if size and slack.region < 255.0 and (region := region_gap(one, two, name)) > slack.region:
+            return f"image {name!r} with a region whose mean colour differs by {region:.2g} of 255"
     if one.instruction != two.instruction:
         return f"instructions {one.instruction!r} and {two.instruction!r}"
     return ""

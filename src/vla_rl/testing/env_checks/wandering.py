@@ -108,6 +108,7 @@ def success_is_reported(player: Player) -> None:
     elif not sightings.won:
         player.notice(f"not seen: success; {sightings.chunks} chunks were executed")
     _rewards_success(player)
+    _failures_are_told_apart(player)
     _limits_are_truncations(player)
     if not sightings.ends:
         player.notice(f"not seen: an end; {sightings.chunks} chunks were executed")
@@ -127,6 +128,22 @@ def _rewards_success(player: Player) -> None:
         lowest = min(end.reward for end in only_rewards)
         got = f"{lowest:g} where it is solved, as the only reward of the episode"
         player.expect(False, "chunk_step: rewards", "more for success than for failure", got, "mind the sign")
+
+
+def _failures_are_told_apart(player: Player) -> None:
+    """Check that an episode that terminates as a failure is not a success, and say where only failures were seen."""
+    sightings = player.seen
+    ends = [end for end in sightings.ends if end.terminated]
+    won = [end for end in ends if end.success and end.earlier == 0]
+    unpaid = [end for end in won if end.reward <= 0]
+    if 0 < len(unpaid) < len(won) and not sightings.rewarded_between:
+        got = f"it in {len(won)} ends, {len(unpaid)} of them without the reward that the others have"
+        remedy = "an episode may terminate as a failure: tell the task's predicate, not that it terminated"
+        player.expect(False, "chunk_step: success", "success where an end is rewarded", got, remedy)
+    if ends and not any(end.success for end in ends):
+        earliest = min(end.steps for end in ends)
+        failures = f"{len(ends)} episodes terminated as failures, after {earliest} actions or more"
+        player.notice(f"not seen: an end by success; {failures}")
 
 
 def _limits_are_truncations(player: Player) -> None:

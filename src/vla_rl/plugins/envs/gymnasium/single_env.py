@@ -121,6 +121,8 @@ class GymnasiumEnv(SingleEnv):
         self._env: Environment | None = None
         self._end: Outcome | None = None
         self._warned = False
+        self._reports_failure = False
+        """The info of an action of this episode said that the task is not solved: others have to say it too."""
         self._real_time = RealTime(config.control_hz)
 
     def reset(self, state_id: int, seed: int) -> None:
@@ -140,6 +142,7 @@ class GymnasiumEnv(SingleEnv):
         self._env.unwrapped.np_random = generator(seed, purpose, state_id)
         self._generators = Generators(derived_seed(seed, purpose, state_id))
         self._end = None
+        self._reports_failure = False
         self._real_time.restart()
 
     def step(self, action: Array) -> Outcome:
@@ -190,12 +193,19 @@ class GymnasiumEnv(SingleEnv):
 
     def _read_success(self, info: dict[str, Any], terminated: bool, truncated: bool) -> bool:
         """Return whether the info of a step reports success. Environments may report it at ends only, and a step limit
-        ends an episode without their knowledge. Raise UserError for an end that reports nothing."""
+        ends an episode without their knowledge. Raise UserError for an end that reports nothing, and for one that
+        lacks what earlier actions reported."""
         try:
-            return bool(find_entry(info, self._config.success))
+            success = bool(find_entry(info, self._config.success))
         except NoEntry as exc:
             if not (terminated or truncated):
                 return False
+            if self._reports_failure:
+                raise UserError(
+                    f"success: the info of {self._config.id} loses {self._config.success!r}, which it had after "
+                    f"earlier actions, at the end of the episode: it has {exc}\n  correct the environment, or add a "
+                    "wrapper that keeps the entry; without it a success there would count as a failure"
+                ) from None
             if terminated or did_you_mean(self._config.success, known_paths(info)):
                 raise UserError(
                     f"success: at the end of an episode, the info of {self._config.id} has {exc}; or count its ends: "
@@ -208,3 +218,5 @@ class GymnasiumEnv(SingleEnv):
                 )
                 self._warned = True
             return False
+        self._reports_failure |= not success
+        return success
