@@ -40,6 +40,8 @@ OURS = {(row.subject, row.name): row.ours for rows in ROWS.values() for row in r
 SOURCE = re.compile(r"run: \S+ [\d.]+(, \S+ [\d.]+)*|(run and )?[\w/.]+\.py( of \S+ \S+)?")
 DOUBLE = Path(__file__).parents[1] / "plugins" / "envs" / "lerobot_double"
 CAMERA = {"type": "drawn", "width": 48, "height": 32, "fps": 30}
+MARKS = {"libero_warp": (pytest.mark.slow, pytest.mark.timeout(1800))}
+"""Kernels are compiled for minutes."""
 READ_NAMES = ("gym-pusht", "gym-aloha", "Fetch")
 
 
@@ -73,7 +75,7 @@ def test_every_cell_of_a_plugin_is_measured_here() -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("name", PLUGINS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in PLUGINS])
 def test_simulators_are_as_the_page_says(name: str) -> None:
     if not is_installed(name):
         pytest.skip(f"{name} is not installed")

@@ -185,16 +185,18 @@ def check_offload(player: Player, reference: Reference, another: Callable[[], An
     if not isinstance(original_env, Offloadable):
         raise LeftOut(f"{original_env.__class__.__name__} does not inherit vla_rl.Offloadable")
 
-    if widths[0] != player.chunk:
-        played = player.roll_out(scripts, widths=widths)  # the same calls but for the restore: rounding is the same too
+    if widths[0] != player.chunk:  # the same calls but for the restore: rounding is the same too
+        scripts = {env_id: s.cut_to(widths[0] * middle + 2 * player.chunk) for env_id, s in scripts.items()}
+        played = player.roll_out(scripts, widths=widths)
 
     def restore_midway(index: int) -> None:
         if index != middle:
             return
         saved = original_env.snapshot()
         before = player.save_records()
+        short = {env_id: script.cut_to(2 * player.chunk) for env_id, script in scripts.items()}
         player.roll_out(
-            {env_id: evolve(s, seed=player.derive_seed(env_id + 7)) for env_id, s in scripts.items()}, stop=False
+            {env_id: evolve(s, seed=player.derive_seed(env_id + 7)) for env_id, s in short.items()}, stop=False
         )
         if another is not None:
             player.env = another()
