@@ -166,8 +166,8 @@ TEXTS: Mapping[str, str] = {
     SIMULATORS: """\
 The plugins' defaults, with LIBERO's `libero_spatial` task 0, ManiSkill's PickCube-v1 (`pd_ee_delta_pose`),
 Meta-World's drawer-close-v3, gym-hil's PandaPickCube and tabletop's pick_red; gym-pusht, gym-aloha and Fetch run in the
-plugin `gymnasium`, which passes them on as they are; lerobot_robot's package is lerobot's SO-101 arm. libero_warp, whose
-original is that of libero, is measured on Warp's CPU device. SITE is site-packages.
+plugin `gymnasium`, which passes them on as they are; lerobot_robot's package is lerobot's SO-101 arm. The original of
+libero_warp, which is measured on Warp's CPU device, is that of libero. SITE is site-packages.
 
 - *images*: *mirrored* means compared with what the camera sees. Rows of LIBERO's raw images run from the bottom up.
   Every public policy for LIBERO was trained on images turned by 180 degrees, which leaves left and right swapped.

@@ -180,14 +180,14 @@ def check_offload(player: Player, reference: Reference, another: Callable[[], An
     Args:
         another: builds the simulator once more; none: the one that is there goes back.
     """
-    scripts, played = _scripts_of(reference), reference.traces
-    (widths, middle), original_env = _in_parts(player, played), player.env
+    scripts, uninterrupted = _scripts_of(reference), reference.traces
+    (widths, middle), original_env = _in_parts(player, uninterrupted), player.env
     if not isinstance(original_env, Offloadable):
         raise LeftOut(f"{original_env.__class__.__name__} does not inherit vla_rl.Offloadable")
 
     if widths[0] != player.chunk:  # the same calls but for the restore: rounding is the same too
         scripts = {env_id: s.cut_to(widths[0] * middle + 2 * player.chunk) for env_id, s in scripts.items()}
-        played = player.roll_out(scripts, widths=widths)
+        uninterrupted = player.roll_out(scripts, widths=widths)
 
     def restore_midway(index: int) -> None:
         if index != middle:
@@ -206,7 +206,7 @@ def check_offload(player: Player, reference: Reference, another: Callable[[], An
     expected = "the same step after a restore"
     try:
         collected = player.roll_out(scripts, widths=widths, between=restore_midway)
-        compare_traces(player, played, collected, expected, "save all that a step changes", where="restore")
+        compare_traces(player, uninterrupted, collected, expected, "save all that a step changes", where="restore")
     finally:
         if player.env is not original_env:
             player.env.close()

@@ -108,7 +108,7 @@ def success_is_reported(player: Player) -> None:
     elif not sightings.won:
         player.notice(f"not seen: success; {sightings.chunks} chunks were executed")
     _rewards_success(player)
-    _failures_are_told_apart(player)
+    _failures_are_no_success(player)
     _limits_are_truncations(player)
     if not sightings.ends:
         player.notice(f"not seen: an end; {sightings.chunks} chunks were executed")
@@ -130,7 +130,7 @@ def _rewards_success(player: Player) -> None:
         player.expect(False, "chunk_step: rewards", "more for success than for failure", got, "mind the sign")
 
 
-def _failures_are_told_apart(player: Player) -> None:
+def _failures_are_no_success(player: Player) -> None:
     """Check that an episode that terminates as a failure is not a success, and say where only failures were seen."""
     sightings = player.seen
     ends = [end for end in sightings.ends if end.terminated]
