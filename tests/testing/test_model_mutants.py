@@ -457,7 +457,6 @@ class SavesATokenizerThatFollows(SavesATokenizer):
 
 
 def test_a_tokenizer_whose_class_and_file_disagree_is_found(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="needs transformers, which the models bring")
     expected = "expected the tokens of tokenizer.json also from its tokenizer_class 'GemmaTokenizer' in transformers"
     with pytest.raises(CheckFailed) as failed:
         check_model(SavesATokenizer(INFO, 2), env=INFO)
