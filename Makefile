@@ -48,7 +48,7 @@ test: check renderers
 	$(PYTEST) -m "not exhaustive"
 
 test-rest: $(VENV)/.test renderers
-	$(PYTEST) -m exhaustive $(if $(PART),--part $(PART))
+	$(PYTEST) -m exhaustive --timeout 1800 $(if $(PART),--part $(PART))
 
 test-all: test
 	$(MAKE) test-rest
