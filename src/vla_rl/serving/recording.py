@@ -42,6 +42,7 @@ class SessionRecorder:
         """Raises UserError as `LeRobotWriter`."""
         self._writer = LeRobotWriter(folder, fps=FPS, robot=policy.spec.env.type)
         self._sizes = dict(policy.info.cameras)
+        self._state_names = policy.info.state_names
         self._name = f"served {uuid4().hex[:12]}"
         self._sessions: dict[int, _Session] = {}
         self._thread = ThreadPoolExecutor(1, "recording")
@@ -104,6 +105,7 @@ class SessionRecorder:
                 images=done.images,
                 sizes=self._sizes,
                 state=np.stack(done.states),
+                state_names=self._state_names,
                 actions=np.stack(done.actions),
                 instruction=done.instruction,
                 identity=f"{self._name}, session {session}, episode {self.episodes}",

@@ -28,6 +28,7 @@ pytest.importorskip("datasets", reason="needs the extra: pip install -e '.[data]
 
 from vla_rl.toolkit.data import lerobot  # noqa: E402
 from vla_rl.toolkit.data.lerobot import LeRobotWriter  # noqa: E402
+from vla_rl.toolkit.data.samples import check_sample  # noqa: E402
 
 CHUNK = 3
 INFO = EnvInfo(
@@ -309,3 +310,18 @@ def test_data_without_rewards_are_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path, [episode(0, 5, rewards=None)])
     with pytest.raises(UserError, match=r"no feature 'next.reward' with rewards"):
         read(tmp_path).read_rewards(np.arange(3), 0.9)
+
+
+def test_names_come_back_and_other_ones_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, [episode(0, action_names=tuple("abcd"), state_names=("x", "y"))])
+    data = read(tmp_path)
+    properties = data.data_properties()
+    assert (properties.action_names, properties.state_names) == (tuple("abcd"), ("x", "y"))
+    same = evolve(INFO, action_names=tuple("ABCD"), state_names=("x", "y"))
+    check_sample("data", data, "robot", same, CHUNK)
+    assert not caplog.messages
+    check_sample("data", data, "robot", evolve(same, action_names=("a", "b", "c", "e")), CHUNK)
+    (said,) = caplog.messages
+    assert said.startswith("the numbers of the action have other names in data (a, b, c, d) than in robot (a, b, c, e)")
+    with pytest.raises(UserError, match="data and robot have the numbers of the state in another order"):
+        check_sample("data", data, "robot", evolve(same, state_names=("y", "x")), CHUNK)

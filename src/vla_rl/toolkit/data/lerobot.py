@@ -321,8 +321,9 @@ def features_of(recording: Recording) -> dict[str, Any]:
             "shape": [height, width, 3],
             "names": ["height", "width", "channels"],
         }
+    known = {"action": recording.action_names, "observation.state": recording.state_names}
     for name, array in _numeric_features(recording).items():
-        names = ["step", "dimension"] if array.ndim > 2 else None
+        names = ["step", "dimension"] if array.ndim > 2 else list(known.get(name, ())) or None
         features[name] = {"dtype": str(array.dtype), "shape": list(array.shape[1:]) or [1], "names": names}
     return features | {name: {"dtype": kind, "shape": [1], "names": None} for name, (kind, _) in INDICES.items()}
 

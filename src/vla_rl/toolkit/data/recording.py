@@ -69,6 +69,10 @@ class Recording:
     actions: Array
     """Actions, float32 [n, A], or [n, C, A] for whole chunks, in the simulator's units: as executed, or, after the end
     of an episode, as chosen."""
+    action_names: tuple[str, ...] = ()
+    """Names of an action's A numbers, in order; empty: not known."""
+    state_names: tuple[str, ...] = ()
+    """Names of the state's S numbers, in order; empty: not known."""
     instruction: str
     task: str = ""
     identity: str = ""

@@ -183,7 +183,7 @@ def check_fit(source: str, env: EnvInfo, action_dim: int, state_dim: int) -> Env
 def check_sample(source: str, data: Demonstrations, simulator: str, env: EnvInfo, chunk: int) -> None:
     """Raise UserError unless the first sample has the simulator's shapes and the requested chunk length, and unless
     numbers with the simulator's names are in its order. Image sizes are not compared, since the model resizes images.
-    Log another frame rate than the simulator's."""
+    Log another frame rate and other names than the simulator's."""
     if data.num_samples() < 1:
         raise UserError(f"{source} has no samples")
     obs, actions = data.read_samples(np.zeros(1, np.int64))
@@ -202,8 +202,17 @@ def check_sample(source: str, data: Demonstrations, simulator: str, env: EnvInfo
                 f"for this simulator"
             )
     properties = data.data_properties()
-    check_order("action", source, properties.action_names, simulator, env.action_names)
-    check_order("state", source, properties.state_names, simulator, env.state_names)
+    for part, names, known in (
+        ("action", properties.action_names, env.action_names),
+        ("state", properties.state_names, env.state_names),
+    ):
+        check_order(part, source, names, simulator, known)
+        if names and known and {name.casefold() for name in names} != {name.casefold() for name in known}:
+            logger.warning(
+                "the numbers of the %s have other names in %s (%s) than in %s (%s), and are taken to be the same in "
+                "this order: check that, before the robot moves",
+                *(part, source, ", ".join(names), simulator, ", ".join(known)),
+            )
     if env.control_hz is not None and properties.fps is not None and abs(properties.fps / env.control_hz - 1) > RATE:
         logger.warning(
             "%s has %g actions a second and %s %g: the policy will move at another speed than it was shown",

@@ -16,6 +16,6 @@ class LeRobotHookConfig(RecordSettings):
 
     folder: Path | None = None
     """Folder of the data set, to which episodes are appended; null: `lerobot` in the run's folder."""
-    fps: int = field(default=10, validator=[v.ge(1), v.le(1000)])
-    """Rows (frames) per second in `meta/info.json`, 1 to 1000; a key because simulators do not say how long an action
-    takes."""
+    fps: int | None = field(default=None, validator=v.optional([v.ge(1), v.le(1000)]))
+    """Rows (frames) per second in `meta/info.json`, 1 to 1000; null: `env.control_hz`, or 10 where the simulator does
+    not say how long an action takes."""

@@ -20,6 +20,9 @@ from vla_rl.toolkit.hooks.files import check_outside
 if TYPE_CHECKING:
     from vla_rl.plugins.hooks.lerobot.config import LeRobotHookConfig
 
+FPS = 10
+"""Rows a second where a simulator does not say how long an action takes."""
+
 
 class LeRobotRecorder:
     """Writer hook. A resumed run repeats some steps; their episodes are recognised by identity and not written
@@ -36,7 +39,9 @@ class LeRobotRecorder:
             check_outside(Path(run.folder), folder, "folder")
         place = hashlib.sha256(str(Path(run.folder).resolve()).encode()).hexdigest()[:12]
         self._run = f"{run.name} {place}"
-        self._writer = LeRobotWriter(folder, fps=self._config.fps, robot=str(run.spec["env"]["type"]))
+        env = run.spec["env"]
+        fps = self._config.fps or max(1, round(env.get("control_hz") or FPS))
+        self._writer = LeRobotWriter(folder, fps=fps, robot=str(env["type"]))
         features = self._writer.features
         if features is not None and self._config.rows != ("chunks" if "action.executed" in features else "steps"):
             raise UserError(

@@ -148,6 +148,8 @@ class EpisodeRecorder:
                 sizes=dict(self.info.cameras),
                 state=np.stack(running.states[:n]),
                 actions=np.stack(running.actions).astype(np.float32),
+                action_names=self.info.action_names,
+                state_names=self.info.state_names,
                 instruction=running.instruction,
                 task=episode.task,
                 success=episode.success_once,
