@@ -10,6 +10,7 @@ import pytest
 from attrs import evolve
 from rich.console import Console
 
+from vla_rl.core.types import Episode
 from vla_rl.plugins.hooks.console import plugin
 from vla_rl.plugins.hooks.console.config import ConsoleConfig
 from vla_rl.plugins.hooks.console.screen import Screen
@@ -206,6 +207,20 @@ def test_an_evaluation_without_success_is_not_green(tmp_path: Path) -> None:
     assert "0.0 %" in sink.getvalue() and "\x1b[1;32m" not in sink.getvalue()
     hook.on_eval_end(step=1, evaluation=an_evaluation(1, successes=9))
     assert "\x1b[1;32m" in sink.getvalue()
+
+
+def test_late_actions_of_an_evaluation_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hook: Any = plugin.build(ConsoleConfig(mode="plain"))
+    hook.on_run_start(run=a_run(tmp_path))
+    episode = Episode(
+        number=0, episode=0, task="reach", state=0, steps=4, total_reward=1.0, success_once=True, success_at_end=True, truncated=False
+    )  # fmt: skip
+    for late in (0, 3):
+        episodes = (evolve(episode, late_actions=late),)
+        hook.on_eval_end(step=0, evaluation=evolve(an_evaluation(0), episodes=episodes))
+    in_time, too_late = capsys.readouterr().out.strip().splitlines()[-2:]
+    assert "late" not in in_time
+    assert too_late.endswith("; 75% of actions late")
 
 
 @pytest.mark.parametrize("mode", ["plain", "live"])

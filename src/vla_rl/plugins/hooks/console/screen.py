@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.markup import escape
 
 from vla_rl.core.errors import did_you_mean
-from vla_rl.core.events import Evaluation, Run
+from vla_rl.core.events import Evaluation, Run, late_actions_of
 from vla_rl.plugins.hooks.console.draw import LivePanel, draw_summary, progress_line, step_line, warmup_line
 from vla_rl.plugins.hooks.console.status import Status, format_rate
 
@@ -70,7 +70,7 @@ class Screen:
         success, style = evaluation.success, self._status.eval_style
         self._print_line(
             f"evaluation at step {step}: success [{style}]{escape(format_rate(success))}[/] "
-            f"of {success.n} episodes, {evaluation.seconds:.0f} s{_describe_interventions(evaluation)}"
+            f"of {success.n} episodes, {evaluation.seconds:.0f} s{_describe_operation(evaluation)}"
         )
 
     def on_checkpoint(self, run: Run, folder: Path) -> None:
@@ -97,9 +97,12 @@ class Screen:
             atexit.unregister(self._stop_live)
 
 
-def _describe_interventions(evaluation: Evaluation) -> str:
-    """Describe how much others acted instead of the policy; empty without takeovers."""
-    interventions = evaluation.interventions
-    if interventions is None:
-        return ""
-    return f"; interventions in {interventions.rate:.0%} of steps, {format_rate(interventions.unaided)} without any"
+def _describe_operation(evaluation: Evaluation) -> str:
+    """Describe how much others acted instead of the policy, and how many actions came late; empty without takeovers and
+    in time."""
+    text = ""
+    if (interventions := evaluation.interventions) is not None:
+        text = f"; interventions in {interventions.rate:.0%} of steps, {format_rate(interventions.unaided)} without any"
+    if late := late_actions_of(evaluation.episodes):
+        text += f"; {late:.0%} of actions late"
+    return text
