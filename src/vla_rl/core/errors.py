@@ -37,7 +37,8 @@ class WorkerDied(UserError):
 
 
 class SafetyStop(UserError):
-    """A person stopped the robot, or no one is there to stop it. The run saves what it has, and ends."""
+    """A person stopped the robot, no one is there to stop it, or it is not there itself. The run saves what it has, and
+    ends."""
 
 
 class NobodyAnswered(SafetyStop):

@@ -296,7 +296,7 @@ def test_a_lost_connection_is_a_named_fault_and_the_episode_begins_again(make, p
 def test_a_robot_that_stays_away_ends_the_run(make, ports, monkeypatch):
     monkeypatch.setattr("vla_rl.plugins.envs.lerobot_robot.env.RETRY_S", 0.0)
     (ports / "robot").unlink()
-    with pytest.raises(UserError, match=r"env.robot: the connection to robot .* no device at .*; tried 3 times"):
+    with pytest.raises(SafetyStop, match=r"env.robot: the connection to robot .* no device at .*; tried 3 times, so"):
         reset(make())
 
 
@@ -389,6 +389,34 @@ def test_a_plugin_that_cannot_be_imported_is_named_where_its_robot_is_asked_for(
     wanted = "no 'dashed'; it knows: .*\n  the plugin lerobot_robot_dashed cannot be imported: .*no_such_sdk"
     with pytest.raises(UserError, match=wanted):
         make(robot={"type": "dashed"})
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (
+            "get_observation",
+            "announces front, shoulder.pos, .* in its observation_features, and its .* gives shoulder.pos.left, ",
+        ),
+        (
+            "send_action",
+            "announces shoulder.pos, .* in its action_features, and its send_action answers shoulder.pos.left, ",
+        ),
+    ],
+)
+def test_a_robot_that_answers_with_other_names_than_it_announces_is_named(make, tmp_path, monkeypatch, method, message):
+    source = (
+        "from lerobot.robots.chain_follower import ChainFollower\nfrom lerobot_robot_dashed import config\n"
+        "class Dashed(ChainFollower):\n"
+        f"    def {method}(self, *arguments):\n"
+        f"        return {{f'{{name}}.left': value for name, value in super().{method}(*arguments).items()}}\n"
+    )
+    install(tmp_path / "site", "lerobot-robot-dashed", source)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    env = make(robot={"type": "dashed"})
+    with pytest.raises(UserError, match=message):
+        reset(env)
+        step(env, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -491,6 +519,15 @@ def test_sac_trains_on_the_robot_with_takeovers(ports):
     assert len(notes(ports, "disconnect")) == 1
 
 
+def test_recorded_episodes_have_the_robots_names_and_rate(ports):
+    spec = robot_spec(ports, hooks=[{"type": "lerobot", "what": "rollout", "only": "success"}])
+    run(spec, ports / "run")
+    info = json.loads((ports / "run" / "lerobot" / "meta" / "info.json").read_text())
+    assert info["fps"] == 200
+    assert info["features"]["action"]["names"] == list(JOINTS)
+    assert info["features"]["observation.state"]["names"] == list(JOINTS)
+
+
 def test_a_run_whose_device_is_unplugged_saves_and_resumes(ports, monkeypatch):
     issue = StepRollouts.issue
 
@@ -505,8 +542,13 @@ def test_a_run_whose_device_is_unplugged_saves_and_resumes(ports, monkeypatch):
     assert "stopped after step 1; saved in" in "".join(error.value.__notes__)
     assert notes(ports, "disconnect")
     monkeypatch.setattr(StepRollouts, "issue", issue)
-    (ports / "device").touch()
-    assert run(robot_spec(ports), ports / "run", resume=True)["success"]["n"] == 1
+    (ports / "other").mkdir()
+    for name in ("device", "robot"):
+        (ports / "other" / name).touch()
+    elsewhere = robot_spec(ports).to_dict()
+    elsewhere["env"]["robot"]["port"] = str(ports / "other" / "robot")
+    elsewhere["env"]["teleoperator"]["port"] = str(ports / "other" / "device")
+    assert run(parse_spec(elsewhere), ports / "run", resume=True)["success"]["n"] == 1, "plugged in at other ports"
 
 
 @pytest.fixture

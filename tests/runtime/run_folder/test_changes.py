@@ -28,7 +28,7 @@ FULL = {
 }
 OF_PLUGINS = {
     *("model.tokenizer", "model.recompute", "model.lora.merge_for_acting", "model.frozen_weights"),
-    "env.processes",
+    *("env.processes", "env.robot.port", "env.robot.cameras", "env.teleoperator", "env.reset"),
 }
 
 

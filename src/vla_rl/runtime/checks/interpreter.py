@@ -35,7 +35,7 @@ def interpreter_problems(python: Path) -> list[str]:
         return [f"{python} is not an interpreter; give the bin/python of a virtual environment"]
     try:
         done = subprocess.run(
-            [python, "-c", ASK % (SAME,)],
+            [python.absolute(), "-c", ASK % (SAME,)],
             capture_output=True,
             encoding="utf-8",
             errors="replace",

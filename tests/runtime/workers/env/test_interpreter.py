@@ -12,6 +12,8 @@ import pytest
 from test_env_faults import fragile_spec, without_faults
 
 from vla_rl.core.errors import UserError
+from vla_rl.runtime.checks.interpreter import interpreter_problems
+from vla_rl.runtime.comm.backends.ray import _interpreter_environment
 
 NUMPY = "1.26.4"
 
@@ -61,6 +63,13 @@ def test_an_interpreter_that_cannot_serve_is_refused_before_anything_starts(trai
     spec = fragile_spec(tmp_path, "none", env={"python": python})
     with pytest.raises(UserError, match=message):
         train(**spec, runtime={"backend": "ray"})
+
+
+def test_a_relative_interpreter_is_of_the_folder_where_the_run_starts(monkeypatch):
+    python = Path(sys.executable).absolute()
+    monkeypatch.chdir(python.parent)
+    assert interpreter_problems(Path(python.name)) == []
+    assert _interpreter_environment(Path(python.name))["py_executable"] == str(python)
 
 
 def test_the_local_backend_has_one_interpreter(train, tmp_path):

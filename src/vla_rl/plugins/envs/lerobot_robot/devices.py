@@ -108,13 +108,11 @@ class Devices:
 
     def observe(self) -> dict[str, Any]:
         """Return the robot's observation: name -> number or image."""
-        return {name: _to_plain(value) for name, value in _ask_device("robot", self.robot, "get_observation").items()}
+        return _to_plain_numbers(_ask_device("robot", self.robot, "get_observation"))
 
     def send(self, targets: dict[str, float]) -> dict[str, Any]:
         """Send targets. Return those that the robot took, which it may have changed."""
-        return {
-            name: _to_plain(value) for name, value in _ask_device("robot", self.robot, "send_action", targets).items()
-        }
+        return _to_plain_numbers(_ask_device("robot", self.robot, "send_action", targets))
 
     def teleoperate(self, always: bool) -> tuple[dict[str, bool], dict[str, Any] | None]:
         """Return the device's events, and the person's action where the person acts."""
@@ -127,8 +125,7 @@ class Devices:
             events = {getattr(key, "value", key): bool(value) for key, value in reported.items()}
         if not (always or events.get("is_intervention", False)):
             return events, None
-        action = _ask_device("teleoperator", device, "get_action")
-        return events, {name: _to_plain(value) for name, value in action.items()}
+        return events, _to_plain_numbers(_ask_device("teleoperator", device, "get_action"))
 
     def hold(self) -> None:
         """Let the robot stay where it is: its present positions become its targets, and velocities are 0."""
@@ -219,10 +216,10 @@ def _ask_device(fault: Any, device: Any, name: str, *arguments: Any, **keywords:
         raise DeviceError(fault, f"{name}: {type(exc).__name__}: {exc}") from exc
 
 
-def _to_plain(value: Any) -> Any:
-    """Return a number as float, and an image as an array."""
-    array = np.asarray(value)
-    return float(array) if array.ndim == 0 else array
+def _to_plain_numbers(answer: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return numbers as float, and images as arrays, by name. A device may answer nothing, against its interface."""
+    arrays = {name: np.asarray(value) for name, value in (answer or {}).items()}
+    return {name: float(array) if array.ndim == 0 else array for name, array in arrays.items()}
 
 
 def serve_requests(connection: Connection) -> None:

@@ -104,8 +104,8 @@ class RobotEnv(SimEnv):
         )
 
     def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
-        """Connect the robot unless it is, move it to its start pose, and ask a person for the scene. Raises UserError
-        where it cannot be connected, SafetyStop and StopRequested."""
+        """Connect the robot unless it is, move it to its start pose, and ask a person for the scene. Raises SafetyStop,
+        also where the robot cannot be connected, and StopRequested."""
         instruction = self.info.task(self._tasks[int(to_numpy(state_ids)[0])]).instruction
         for attempt in range(CONNECT_TRIES):
             try:
@@ -113,7 +113,9 @@ class RobotEnv(SimEnv):
             except RobotLost as exc:
                 self._drop_robot(exc)
                 if attempt + 1 == CONNECT_TRIES:
-                    raise UserError(f"env.robot: {exc}; tried {CONNECT_TRIES} times") from exc
+                    raise SafetyStop(
+                        f"env.robot: {exc}; tried {CONNECT_TRIES} times, so the run ends; connect it and resume"
+                    ) from exc
                 sleep(RETRY_S)
         raise AssertionError
 
@@ -198,7 +200,7 @@ class RobotEnv(SimEnv):
         wanted = (
             self._limits.compute_target(action, before) if personal is None else self._limits.order_targets(personal)
         )
-        self._target = self._limits.read_taken_target(self._devices.send(self._limits.by_name(wanted, before)), before)
+        self._target = self._limits.read_taken_target(self._devices.send(self._limits.by_name(wanted, before)))
         outcome = Outcome(0.0, False, False, late=late)
         if personal is not None:
             executed = self._limits.compute_action(self._target, before)
@@ -222,13 +224,20 @@ class RobotEnv(SimEnv):
         for _ in range(self._limits.count_steps(present, goal)):
             real_time.wait()
             self._check_stop()
-            present = self._limits.read_taken_target(self._devices.send(self._limits.by_name(goal, present)), present)
+            present = self._limits.read_taken_target(self._devices.send(self._limits.by_name(goal, present)))
         self._moved_to_start = True
 
     def _observe_robot(self) -> Observation:
-        """Read the robot. Raises RobotLost, and UserError for images of another size than announced."""
+        """Read the robot. Raises RobotLost, and UserError for other names or images than it announced."""
         assert self._devices is not None
         self._numbers = self._devices.observe()
+        missing = [name for name in (*self._cameras, *self._state) if name not in self._numbers]
+        if missing:
+            raise UserError(
+                f"env.robot: the robot {self._config.robot['type']!r} announces {', '.join(missing)} in its "
+                f"observation_features, and its get_observation gives {', '.join(self._numbers) or 'nothing'}; correct "
+                "the robot's class"
+            )
         images = {}
         for name, shape in self._cameras.items():
             image = self._numbers[name]

@@ -72,9 +72,15 @@ class TargetLimits:
         wanted: Array = np.clip(np.array([numbers[name] for name in self.names], np.float32), self.low, self.high)
         return wanted
 
-    def read_taken_target(self, sent: Mapping[str, float], before: Array) -> Array:
-        """Return the target that the robot took; `before` where it does not say."""
-        return np.array([sent.get(name, old) for name, old in zip(self.names, before, strict=True)], np.float32)
+    def read_taken_target(self, sent: Mapping[str, float]) -> Array:
+        """Return the target that the robot took. Raises UserError for an answer without the robot's names."""
+        missing = [name for name in self.names if name not in sent]
+        if missing:
+            raise UserError(
+                f"env.robot: the robot announces {', '.join(missing)} in its action_features, and its send_action "
+                f"answers {', '.join(sent) or 'nothing'}, so it is not known what it took; correct the robot's class"
+            )
+        return np.array([sent[name] for name in self.names], np.float32)
 
     def read_present_target(self, observation: Mapping[str, float]) -> Array:
         """Return the robot's present position as a target; 0, within the bounds, for what it does not report, such as

@@ -328,4 +328,4 @@ class RayBackend(Backend):
 
 def _interpreter_environment(python: Path) -> dict[str, Any]:
     """Return Ray's runtime environment for another interpreter."""
-    return {"py_executable": str(python), "env_vars": {"PYTHONPATH": module_path()}}
+    return {"py_executable": str(python.absolute()), "env_vars": {"PYTHONPATH": module_path()}}
