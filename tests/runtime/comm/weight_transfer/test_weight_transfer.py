@@ -161,9 +161,9 @@ def test_nothing_acts_with_half_a_version(slow):
     playing.start()
     while playing.is_alive():
         learn(slow, LearnerInterface.behaviour_cloning_update, [step])
-        weights[slow.version + 1] = weights_of(slow)
-        slow.version += 1
-        slow.fleet.get_all(slow.fleet.publish_weights(slow.version, True))
+        newest = len(weights)
+        weights[newest] = weights_of(slow)
+        slow.fleet.get_all(slow.fleet.publish_weights(newest, True))
     rollout = played["r"]
     versions = rollout.versions[rollout.samples]
     assert len(versions.unique()) > 3
