@@ -149,7 +149,20 @@ class SO101TwinConfig(RobotConfig):
     """Seconds for which a lost cable stays lost; 0: it only has a loose contact."""
 
 
-class SO101Twin(Robot):
+class Calibrated:
+    """A simulated device, whose joints have no offsets."""
+
+    @property
+    def is_calibrated(self) -> bool:
+        return True
+
+    def calibrate(self) -> None:
+        """Do nothing."""
+
+    configure = calibrate
+
+
+class SO101Twin(Calibrated, Robot):
     """The twin."""
 
     config_class = SO101TwinConfig
@@ -183,15 +196,6 @@ class SO101Twin(Robot):
             raise DeviceNotConnectedError(f"no device at {self.config.port}")
         self._scene = SCENES[self.config.port] = TwinScene(self.config.seed)
         self._draw_images()  # the first ones take seconds
-
-    @property
-    def is_calibrated(self) -> bool:
-        return True
-
-    def calibrate(self) -> None:
-        """Do nothing: the joints of the model have no offsets."""
-
-    configure = calibrate
 
     @check_if_not_connected
     def get_observation(self) -> dict[str, Any]:
@@ -244,7 +248,7 @@ class SO101TwinOperatorConfig(TeleoperatorConfig):
     """Degrees by which the operator moves a joint in an action."""
 
 
-class SO101TwinOperator(Teleoperator):
+class SO101TwinOperator(Calibrated, Teleoperator):
     """An operator at the twin, who presses success when the fingertips are in their place, and moves them there where
     the policy makes no progress."""
 
@@ -275,15 +279,6 @@ class SO101TwinOperator(Teleoperator):
 
     def connect(self, calibrate: bool = True) -> None:
         self._connected = True
-
-    @property
-    def is_calibrated(self) -> bool:
-        return True
-
-    def calibrate(self) -> None:
-        """Do nothing: there is no device."""
-
-    configure = calibrate
 
     @check_if_not_connected
     def get_teleop_events(self) -> dict[TeleopEvents, bool]:
