@@ -167,29 +167,38 @@ def card(stage: Stage) -> None:
 
 
 def frozen(stage: Stage) -> None:
-    """Measure weights stored in fewer bits with equal adapters, and how far their log-probs are from bf16's."""
+    """Measure weights stored in fewer bits with equal adapters, how far their log-probs are from bf16's, and vision
+    features that are kept from acting."""
     from learner import Learner, noise
 
     from vla_rl.toolkit.models.adapters import LoRAConfig
     from vla_rl.toolkit.models.frozen_weights import find_fp8_problem
 
-    rows = 2 if stage.tiny else 32
+    rows, few = (2, 2) if stage.tiny else (32, 4)
     exact = None
-    for kind in ("bf16", "fp8", "int8", "nf4"):
+    kept = {"freeze_vision": True, "reuse_vision_features": True}
+    for kind, further in (("bf16", {}), ("fp8", {}), ("bf16", kept), ("fp8", kept), ("nf4", {}), ("int8", {})):
         if kind == "fp8" and find_fp8_problem(torch.device(stage.device)):
             continue  # a CPU and cards before Ada do not multiply in FP8
-        config = {"dtype": "bfloat16", "autocast": True, "lora": LoRAConfig(rank=4 if stage.tiny else 32)}
+        config = {"dtype": "bfloat16", "autocast": True, "lora": LoRAConfig(rank=4 if stage.tiny else 32)} | further
         learner = Learner(stage.preset, rows, stage.device, frozen_weights=kind, **config)
-        if exact is None:
-            exact, chunk = learner.scores().log_probs.detach(), learner.chunk
-        else:
-            learner.chunk = chunk
-            difference = (learner.scores().log_probs - exact).abs().mean()
-            stage.report(f"{kind}, mean absolute difference of log-probs", float(difference), "nats")
+        name = f"{kind}, vision features kept" if further else kind
+        if not further:
+            if exact is None:
+                exact, chunk = learner.scores().log_probs.detach(), learner.chunk
+            else:
+                learner.chunk = chunk
+                difference = (learner.scores().log_probs - exact).abs().mean()
+                stage.report(f"{name}, mean absolute difference of log-probs", float(difference), "nats")
+        if kind == "nf4":
+            learner.record(few)
+            stage.measure(f"{name}, learner step, eager, micro-batch {few}", few, "samples/s", learner.step)
+            learner.record(rows)
         compile_blocks(stage, learner.policy)
-        stage.measure(f"{kind}, learner step, compiled, micro-batch {rows}", rows, "samples/s", learner.step)
-        capture(stage, learner.policy)
-        decide(stage, f"{kind}, decision, CUDA graphs", learner.policy, learner.env, noise)
+        stage.measure(f"{name}, learner step, compiled, micro-batch {rows}", rows, "samples/s", learner.step)
+        if not further:
+            capture(stage, learner.policy)
+            decide(stage, f"{name}, decision, CUDA graphs", learner.policy, learner.env, noise, (1, 32))
         del learner
 
 
@@ -259,15 +268,24 @@ def flow(stage: Stage, plugin: Any, config: Any, **keys: Any) -> None:
 
     from vla_rl.core.contexts import ModelContext
     from vla_rl.testing import synthetic
+    from vla_rl.toolkit.models.frozen_weights import find_fp8_problem
 
     class FlowStep(Learner):
-        def __init__(self, rows: int) -> None:
+        def __init__(self, rows: int, **changes: Any) -> None:
             self.env = synthetic.env_info(cameras=2, pixels=64 if stage.tiny else 224, state_dim=8, action_dim=7)
             context = ModelContext(env=self.env, chunk=4 if stage.tiny else 10, values="chunk", device=stage.device)
-            settings = config(preset=stage.preset, dtype="bfloat16", denoise_steps=4, **keys)
+            settings = config(preset=stage.preset, dtype="bfloat16", **{"denoise_steps": 4} | keys | changes)
             self.policy = plugin.build(settings, context)
             self.optimise(rows)
 
+    kinds = ["bf16"] if find_fp8_problem(torch.device(stage.device)) else ["bf16", "fp8"]
+    for kind in kinds:
+        learner = FlowStep(1, denoise_steps=10, frozen_weights=kind)
+        compile_blocks(stage, learner.policy)
+        capture(stage, learner.policy)
+        name = f"decision of 10 denoising steps, {kind}, CUDA graphs"
+        decide(stage, name, learner.policy, learner.env, noise, (1, 32))
+        del learner
     learner = FlowStep(1)
     for mode in ("eager", "compiled blocks", "CUDA graphs"):
         if mode == "compiled blocks":
@@ -378,10 +396,17 @@ STAGE_FUNCTIONS = (smoke, card, frozen, oft_step, oft_act, openvla, pi0, pi05, w
 STAGES: dict[str, Callable[[Stage], None]] = {stage.__name__: stage for stage in STAGE_FUNCTIONS}
 
 
-def decide(stage: Stage, name: str, policy: Any, env: Any, noise: Callable[[int], Any]) -> None:
+def decide(
+    stage: Stage,
+    name: str,
+    policy: Any,
+    env: Any,
+    noise: Callable[[int], Any],
+    batches: tuple[int, ...] = (1, 8, 32, 64),
+) -> None:
     from vla_rl.testing import synthetic
 
-    for rows in (1, 2) if stage.tiny else (1, 8, 32, 64):
+    for rows in (1, 2) if stage.tiny else batches:
         obs, keys = synthetic.observation(env, rows), noise(rows)
         stage.measure(f"{name}, batch {rows}", rows, "chunks/s", lambda o=obs, k=keys: policy.sample_chunk(o, k, False))
 

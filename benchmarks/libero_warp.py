@@ -6,7 +6,7 @@
 
 Runs where the extra `libero-warp` is installed. `agreement` and `expert` compare with C MuJoCo of the same
 environment, stepped by the simulator `libero`; on a CPU they take minutes, most of them for compiling kernels. `speed`
-times chunks of 8 actions with one image of two cameras, first in one process of `libero`; on a GPU it is meant to end
+times chunks of 8 actions with one image of two cameras, first in `libero` on all cores; on a GPU it is meant to end
 within four minutes.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -148,24 +149,36 @@ def _run_official(env: LiberoWarpEnv, state: int, expert: Expert, limit: int) ->
     return limit
 
 
-def measure_speed(num_envs: int, size: int, device: str, seconds: float) -> dict[str, Any]:
-    """Time chunks of random actions with an image of each camera, first without images."""
+def measure_speed(num_envs: int, size: int, device: str, seconds: float, hosts: list[Any]) -> dict[str, Any]:
+    """Time chunks of random actions with an image of each camera, first without images. `hosts`: the scenes on the
+    host, which all measurements share."""
     result: dict[str, Any] = {"envs": num_envs}
     for name, cameras in (("states", {}), ("images", {"agentview": size, "wrist": size})):
         env = build_env("libero_spatial", 0, num_envs, cameras, device)
+        hosts.append(env.host)
+        env.host = hosts[0]
         ids = list_states("libero_spatial", 0, 10)
-        began = time.perf_counter()
+        began, free = time.perf_counter(), _read_free_mib(device)
         env.reset(np.arange(num_envs), np.resize(ids, num_envs), np.zeros(num_envs, np.int64))
         actions = torch.rand(num_envs, CHUNK, 7, device=device) * 2 - 1
         active = np.ones(num_envs, bool)
         env.chunk_step(actions, active, False)
         result[f"{name}_start_s"] = round(time.perf_counter() - began, 1)
         result[f"{name}_per_s"] = round(_time_chunks(env, actions, active, seconds), 1)
+        result[f"{name}_faults"] = len(env.faults())
         if device != "cpu":
-            result[f"{name}_mib"] = torch.cuda.max_memory_allocated() // 2**20
-        env.close()
+            result[f"{name}_mib"] = free - _read_free_mib(device)
+        env._batches = []  # noqa: SLF001 - `close` would close the host's scenes
         del env
     return result
+
+
+def _read_free_mib(device: str) -> int:
+    """Return the free memory of a GPU, whoever allocated the rest: Warp does so beside torch."""
+    if device == "cpu":
+        return 0
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0] // 2**20
 
 
 def _time_chunks(env: Any, actions: Any, active: Array, seconds: float) -> float:
@@ -179,21 +192,21 @@ def _time_chunks(env: Any, actions: Any, active: Array, seconds: float) -> float
     return chunks * actions.shape[0] * actions.shape[1] / (time.perf_counter() - began)
 
 
-def measure_libero(size: int, seconds: float) -> dict[str, Any]:
-    """Time one process of the simulator `libero`, with the images that OpenGL draws."""
+def measure_libero(num_envs: int, size: int, seconds: float) -> dict[str, Any]:
+    """Time the simulator `libero` in its processes, one for each core, with the images that OpenGL draws."""
+    from vla_rl.plugins.envs.libero import plugin
     from vla_rl.plugins.envs.libero.config import LiberoConfig
-    from vla_rl.plugins.envs.libero.single_env import make_env as make_libero
-    from vla_rl.toolkit.envs.settings import SharedProcesses
 
-    result = {}
+    result: dict[str, Any] = {"envs": num_envs}
     for name, cameras in (("states", {}), ("images", {"agentview": size, "wrist": size})):
-        config = LiberoConfig(
-            suite="libero_spatial", tasks=(0,), cameras=cameras, processes=SharedProcesses(apart=True)
-        )
-        env = make_libero(config, EnvContext(num_envs=1, chunk=CHUNK))
-        env.reset(np.array([0]), np.array([0]), np.array([0]))
-        actions = generator(0, "speed").uniform(-1, 1, (1, CHUNK, 7)).astype(np.float32)
-        result[f"{name}_per_s"] = round(_time_chunks(env, actions, np.ones(1, bool), seconds), 1)
+        config = LiberoConfig(suite="libero_spatial", tasks=(0,), cameras=cameras)
+        env = plugin.build(config, EnvContext(num_envs=num_envs, chunk=CHUNK))
+        ids = np.resize([state.id for state in env.reset_states("eval")], num_envs)
+        env.reset(np.arange(num_envs), ids, np.zeros(num_envs, np.int64))
+        actions = generator(0, "speed").uniform(-1, 1, (num_envs, CHUNK, 7)).astype(np.float32)
+        active = np.ones(num_envs, bool)
+        env.chunk_step(actions, active, False)
+        result[f"{name}_per_s"] = round(_time_chunks(env, actions, active, seconds), 1)
         env.close()
     return result
 
@@ -206,7 +219,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--states", type=int, default=4)
     parser.add_argument("--limit", type=int, default=220)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--envs", type=int, nargs="+", default=[256, 1024])
+    parser.add_argument("--envs", type=int, nargs="*", default=[256, 1024])
+    parser.add_argument(
+        "--libero-envs", type=int, help="envs of the simulator `libero`, 0 for none; two a core if not given"
+    )
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--json", type=Path)
@@ -227,9 +243,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             suite, _, task = name.partition("/")
             add_result(name, compare_expert(suite, int(task), args.states, args.device, args.limit))
     else:
-        add_result("libero, one process", measure_libero(args.size, args.seconds))  # first, since it needs OpenGL
+        cores = len(os.sched_getaffinity(0))
+        official = 2 * cores if args.libero_envs is None else args.libero_envs
+        if official:  # first, since it needs OpenGL
+            add_result(f"libero, {cores} cores", measure_libero(official, args.size, args.seconds))
+        hosts: list[Any] = []
         for num_envs in args.envs:
-            add_result(f"libero_warp, {num_envs} envs", measure_speed(num_envs, args.size, args.device, args.seconds))
+            result = measure_speed(num_envs, args.size, args.device, args.seconds, hosts)
+            add_result(f"libero_warp, {num_envs} envs", result)
 
 
 if __name__ == "__main__":
