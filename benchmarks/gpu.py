@@ -295,10 +295,17 @@ def flow(stage: Stage, plugin: Any, config: Any, **keys: Any) -> None:
             capture(stage, learner.policy)
         decide(stage, f"decision, {mode}", learner.policy, learner.env, noise)
     learner.policy.decide = eager_decide
-    for rows in (2,) if stage.tiny else (8, 32, 64):
+    sizes = (2,) if stage.tiny else (8, 32, 64)
+    for rows in sizes:
         learner.optimiser.zero_grad(set_to_none=True)
         learner.record(rows)
         stage.measure(f"learner step, compiled blocks, micro-batch {rows}", rows, "samples/s", learner.step)
+    del learner
+    rows = sizes[len(sizes) // 2]
+    learner = FlowStep(rows, reuse_prefix=True)
+    compile_blocks(stage, learner.policy)
+    name = f"learner step, prefix kept, compiled blocks, micro-batch {rows}"
+    stage.measure(name, rows, "samples/s", learner.step)
 
 
 def pi0(stage: Stage) -> None:

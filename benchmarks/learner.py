@@ -1,16 +1,17 @@
 """A learner step on one CPU core: ours against a plain version of the same model; and how fast policies decide.
 
-    python benchmarks/learner.py [--pairs 7] [--sizes tiny small pi05 smolvla] [--json FILE]
+    python benchmarks/learner.py [--pairs 7] [--sizes tiny small pi05 pi05_kept ...] [--json FILE]
 
 `tiny` and `small` are sizes of OpenVLA-OFT; the others are the tiny networks of their models.
 
 A step: log-probs and entropy of recorded chunks (8 x 7 tokens) and values with gradient, a clipped PPO loss, backward,
 a run's AdamW on all weights. Plain, from the same weights: logits of the whole vocabulary at all positions, and a
 separate forward pass for the values. A model that denoises scores its one stochastic step of four and trains the
-expert; plain, images and prompt are read once for the log-probs and once more for the values. Both sides give the same
-log-probs, entropies, values and gradient, which is checked first. Steps alternate in one process; ratios are medians
-of the pairs. Peak memory is that of a fresh process for each side while it takes steps (Linux), and in brackets what
-of it the steps added.
+expert; plain, images and prompt are read once for the log-probs and once more for the values. With `_kept`, ours keeps
+what the frozen vision-language model computed while acting (`reuse_prefix`), and plain is ours without that. Both sides
+give the same log-probs, entropies, values and gradient, which is checked first. Steps alternate in one process; ratios
+are medians of the pairs. Peak memory is that of a fresh process for each side while it takes steps (Linux), and in
+brackets what of it the steps added.
 """
 
 from __future__ import annotations
@@ -49,9 +50,15 @@ from vla_rl.toolkit.trainers.optimizer import build_optimizer
 CHUNK, ACTION_DIM, TEMPERATURE = 8, 7, 1.6
 PIXELS = {"small": 224, "full": 224}
 """Image size of these presets; 64 elsewhere."""
-FLOW: dict[str, tuple[Any, Any]] = {"pi05": (pi05, Pi05Config), "smolvla": (smolvla, SmolVLAConfig)}
-ROWS = {"tiny": 16, "small": 2, "pi05": 8, "smolvla": 8}
-RATIOS = {"tiny": 1.5, "small": 1.5, "pi05": 1.3, "smolvla": 1.3}
+FLOW: dict[str, tuple[Any, Any]] = {
+    "pi0": (pi0, Pi0Config),
+    "pi05": (pi05, Pi05Config),
+    "smolvla": (smolvla, SmolVLAConfig),
+    "gr00t": (gr00t, GrootConfig),
+}
+KEPT = "_kept"
+ROWS = {"tiny": 16, "small": 2, "pi05": 8, "smolvla": 8, **{name + KEPT: 8 for name in FLOW}}
+RATIOS = {"tiny": 1.5, "small": 1.5, "pi05": 1.3, "smolvla": 1.3, **{name + KEPT: 1.25 for name in FLOW}}
 BARS = {"openvla_oft": 300.0, "pi0": 400.0, "pi05": 500.0, "smolvla": 500.0, "gr00t": 500.0}
 BATCH = 8
 """Rows of a decision."""
@@ -153,13 +160,20 @@ class FlowLearner(Learner):
     """Learner of a flow model, by its name."""
 
     def build(self, preset: str, place: ModelContext, **config: Any) -> Any:
-        plugin, kind = FLOW[preset]
+        plugin, kind = FLOW[preset.removesuffix(KEPT)]
         return plugin.build(kind(preset="tiny", **config), place)
 
     @property
     def probe(self) -> nn.Parameter:
-        trained: nn.Parameter = self.policy.module.network.action_out_proj.weight
-        return trained
+        parameters = self.policy.module.network.parameters()
+        return next(p for p in reversed(list(parameters)) if p.grad is not None)
+
+
+class KeptFlowLearner(FlowLearner):
+    """What the frozen vision-language model computed while acting is not computed again."""
+
+    def build(self, preset: str, place: ModelContext, **config: Any) -> Any:
+        return super().build(preset, place, reuse_prefix=True, **config)
 
 
 class PlainFlowLearner(FlowLearner):
@@ -172,6 +186,8 @@ class PlainFlowLearner(FlowLearner):
 
 
 def sides_of(size: str) -> dict[str, type[Learner]]:
+    if size.endswith(KEPT):
+        return {"ours": KeptFlowLearner, "plain": FlowLearner}
     if size in FLOW:
         return {"ours": FlowLearner, "plain": PlainFlowLearner}
     return {"ours": Learner, "plain": PlainLearner}
@@ -262,7 +278,7 @@ def main() -> None:
     figures: dict[str, float] = {}
     print("learner step, samples/s (of processor time); one core, medians")
     print(
-        f"{'preset':8} {'rows':>4} {'ours':>17} {'plain':>17} {'ratio':>13} {'bar':>5} {'peak MiB, ours | plain':>25}"
+        f"{'preset':12} {'rows':>4} {'ours':>17} {'plain':>17} {'ratio':>13} {'bar':>5} {'peak MiB, ours | plain':>25}"
     )
     for size in options.sizes:
         got = compare(size, options.pairs)
@@ -270,7 +286,7 @@ def main() -> None:
         cells = [f"{got[f'{size}_{n}']:.2f} ({got[f'{size}_{n}_cpu']:.2f})" for n in ("ours", "plain", "ratio")]
         mib = [f"{got[f'{size}_peak_mib_{n}']:.0f} ({got[f'{size}_step_mib_{n}']:.0f})" for n in ("ours", "plain")]
         numbers = f"{cells[0]:>17} {cells[1]:>17} {cells[2]:>13} {RATIOS[size]:>5}"
-        print(f"{size:8} {ROWS[size]:4} {numbers} {' | '.join(mib):>25}")
+        print(f"{size:12} {ROWS[size]:4} {numbers} {' | '.join(mib):>25}")
     print(f"\nchunk decisions/s at batch {BATCH}, preset tiny, one 64-px camera, chunks of {CHUNK} x {ACTION_DIM}")
     cases = (
         ("openvla_oft", openvla_oft, OpenVLAOFTConfig(preset="tiny")),

@@ -74,6 +74,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
+                env=os.environ | {"OMP_NUM_THREADS": "1"},  # with more, importing NumPy starts threads
             )
 
     def start_python(

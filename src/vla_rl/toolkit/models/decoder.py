@@ -58,9 +58,9 @@ class LentLayer:
     """A prefix's keys and values, reused in one pass after the other. The suffix is attended to and not stored, so
     nothing has to be cropped and no pass keeps another one's graph."""
 
-    def __init__(self, prefix: RecordedLayer) -> None:
-        self.keys = prefix.keys
-        self.values = prefix.values
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys = keys
+        self.values = values
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         return torch.cat([self.keys, key_states], dim=2), torch.cat([self.values, value_states], dim=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Observation
 from vla_rl.toolkit.models.flow_config import FlowConfig
 from vla_rl.toolkit.models.flow_fit import FlowIOAdapter
-from vla_rl.toolkit.models.flow_network import FlowModule
+from vla_rl.toolkit.models.flow_network import BackboneFeatures, FlowModule
 from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.scaling import FeatureScaler
@@ -23,7 +23,8 @@ from vla_rl.toolkit.relative_actions import take_offsets
 
 
 class FlowInputs(VLAModel, Compilable):
-    """Inputs and outputs of a flow policy. A subclass defines how instructions become the prefix."""
+    """Inputs and outputs of a flow policy. A subclass defines how instructions become the prefix: by `_run_backbone`,
+    whose result depends on no trained weight with `train_expert_only`, and from there by `_build_prefix`."""
 
     module: FlowModule
     name: str
@@ -55,6 +56,7 @@ class FlowInputs(VLAModel, Compilable):
         self._references = fit.checkpoint.statistics.references or ()
         self._device = device
         self._train_prefix = not config.train_expert_only
+        self._reuse = config.reuse_prefix
         self._dropouts = [part for part in module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
         module.eval()  # checkpoints have no dropout; adapters use it in `imitation_loss` only
 
@@ -63,34 +65,57 @@ class FlowInputs(VLAModel, Compilable):
         """Return the prompts' token ids and mask (False at padding), [B, L]; `state` as in `_build_prefix`."""
 
     @abstractmethod
-    def _build_prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> Any:
-        """Return the network's prefix of images, prompts and the normalised, padded state [B, S]."""
+    def _run_backbone(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> BackboneFeatures:
+        """Run the vision-language model on images [B, cameras, 3, S, S] and prompts."""
 
-    def _encode_observation(self, obs: Observation, dropout: bool = False) -> tuple[Any, Tensor]:
-        """Return the prefix and the normalised, padded state [B, S]. Switches the adapters' dropout."""
+    @abstractmethod
+    def _build_prefix(self, seen: BackboneFeatures, state: Tensor) -> Any:
+        """Return the network's prefix of what the vision-language model made of images and prompts, and of the
+        normalised, padded state [B, S]."""
+
+    def _encode_inputs(self, inputs: Mapping[str, Tensor]) -> BackboneFeatures:
+        """Run the vision-language model on `_build_inputs`, without gradients if it is not trained."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self._train_prefix):
+            return self._run_backbone(inputs["pixels"], inputs["ids"], inputs["mask"])
+
+    def _encode_observation(
+        self, obs: Observation, dropout: bool = False, seen: BackboneFeatures | None = None
+    ) -> tuple[Any, Tensor]:
+        """Return the prefix and the normalised, padded state [B, S]. Switches the adapters' dropout. `seen`: what was
+        recorded while acting, so that the vision-language model is not run."""
         self._set_dropout(dropout)
+        if seen is not None:
+            state = self._normalise_state(self._read_state(obs), len(obs))
+            return self._build_prefix(seen, state), state
         inputs = self._build_inputs(obs)
-        return self._build_prefix(**inputs), inputs["state"]
+        return self._build_prefix(self._encode_inputs(inputs), inputs["state"]), inputs["state"]
 
     def _build_inputs(self, obs: Observation) -> dict[str, Tensor]:
-        """Return the arguments of `_build_prefix`."""
-        recorded = None
-        if self._state_scaler is not None:
-            if obs.state is None:
-                raise ValueError(f"{self.name} was built with a state, and the observation has none")
-            recorded = as_tensor(obs.state, self._device)
+        """Return the "pixels", the "ids" and "mask" of prompts, and the "state"."""
         cameras = [as_tensor(obs.images[name], self._device) for name in self._cameras]
-        pixels, state = self._process_inputs(cameras, recorded)
+        pixels, state = self._process_inputs(cameras, self._read_state(obs))
         ids, mask = self._encode_prompts(obs, state)
         return {"pixels": pixels, "ids": ids, "mask": mask, "state": state}
+
+    def _read_state(self, obs: Observation) -> Tensor | None:
+        """Return the recorded state; None where the policy takes none."""
+        if self._state_scaler is None:
+            return None
+        if obs.state is None:
+            raise ValueError(f"{self.name} was built with a state, and the observation has none")
+        return as_tensor(obs.state, self._device)
 
     def _process_inputs(self, cameras: Sequence[Tensor], recorded: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the images and the recorded state as the network takes them; zeros without a state."""
         pixels = self.images.process_images(cameras)
+        return pixels, self._normalise_state(recorded, len(pixels))
+
+    def _normalise_state(self, recorded: Tensor | None, rows: int) -> Tensor:
+        """Return the recorded state as the network takes it, [B, S]; zeros without a state."""
         width = self.checkpoint.shape.state_dim
         if recorded is None or self._state_scaler is None:
-            return pixels, torch.zeros(len(pixels), width, device=self._device)
-        return pixels, self._state_scaler.normalise_feature(recorded, width)
+            return torch.zeros(rows, width, device=self._device)
+        return self._state_scaler.normalise_feature(recorded, width)
 
     def _read_offsets(self, obs: Observation) -> Tensor | None:
         """Return what the network's actions are relative to, [B, 1, A]; None where all are absolute."""
@@ -114,9 +139,5 @@ class FlowInputs(VLAModel, Compilable):
     def _set_dropout(self, on: bool) -> None:
         for part in self._dropouts:
             part.train(on)
-
-    def _frozen_prefix(self) -> torch.set_grad_enabled:
-        """Return a context that disables gradients if the vision-language model is not trained."""
-        return torch.set_grad_enabled(torch.is_grad_enabled() and self._train_prefix)
 
     regions: tuple[Callable[..., Any], ...] = (_process_inputs,)

@@ -5,15 +5,28 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from attrs import frozen
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from vla_rl.core.types import ArrayOrTensor
 from vla_rl.toolkit.models import networks
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
-from vla_rl.toolkit.models.networks import Normal, sine_cosine_positions
+from vla_rl.toolkit.models.networks import (
+    Normal,
+    as_tensor,
+    pack_bfloat16,
+    sine_cosine_positions,
+    unpack_bfloat16,
+)
 from vla_rl.toolkit.models.steering import SteeringHead
+
+VALID, PAIRS, HIDDEN = RECORDED = ("backbone_valid", "backbone_pairs", "backbone_hidden")
+"""Names of a `BackboneFeatures` in `Chunk.extras`."""
 
 
 class TimeEmbedding(nn.Module):
@@ -62,6 +75,37 @@ def initialise_flow(network: nn.Module, seed: int, rms: float) -> None:
             weight.fill_(rms)
 
     networks.initialise_network(network, seed, "action_out_proj", initialise_other)
+
+
+@frozen(eq=False)
+class BackboneFeatures:
+    """What the rest of a policy reads of the vision-language model's pass over images and prompt."""
+
+    valid: Tensor
+    """bool [B, P], False for tokens that are not attended to."""
+    pairs: Sequence[tuple[Tensor, Tensor]] = ()
+    """Keys and values of each layer, [B, kv heads, P, D]."""
+    hidden: Tensor | None = None
+    """What is read of the last layer, [B, ...]; None: nothing."""
+
+    def pack(self, padding: int = 0) -> dict[str, Tensor]:
+        """Return the same as `Chunk.extras`, with tokens appended that are not attended to."""
+        packed = {VALID: F.pad(self.valid, (0, padding))}
+        if self.pairs:
+            stacked = torch.stack([tensor for pair in self.pairs for tensor in pair], dim=1)
+            packed[PAIRS] = pack_bfloat16(F.pad(stacked, (0, 0, 0, padding)))
+        if self.hidden is not None:
+            packed[HIDDEN] = pack_bfloat16(self.hidden)
+        return packed
+
+    @classmethod
+    def unpack(cls, extras: Mapping[str, ArrayOrTensor], device: torch.device) -> BackboneFeatures | None:
+        """Return what `pack` wrote; None where it did not."""
+        if VALID not in extras:
+            return None
+        tensors = {name: unpack_bfloat16(as_tensor(extras[name], device)) for name in RECORDED if name in extras}
+        rows = tensors[PAIRS].unbind(1) if PAIRS in tensors else ()
+        return cls(tensors[VALID], list(zip(rows[::2], rows[1::2], strict=True)), tensors.get(HIDDEN))
 
 
 class Lent(Protocol):

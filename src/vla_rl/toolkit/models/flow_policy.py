@@ -24,7 +24,7 @@ from vla_rl.toolkit.models.flow_config import FlowConfig, FlowNoise, FlowSDE
 from vla_rl.toolkit.models.flow_fit import FlowIOAdapter
 from vla_rl.toolkit.models.flow_inputs import FlowInputs
 from vla_rl.toolkit.models.flow_matching import FlowSchedule, gaussian_entropy, log_density, training_times
-from vla_rl.toolkit.models.flow_network import FlowModule
+from vla_rl.toolkit.models.flow_network import RECORDED, BackboneFeatures, FlowModule
 from vla_rl.toolkit.models.heads import HorizonValueHead, PrefixValueHead
 from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.networks import as_tensor
@@ -35,7 +35,7 @@ NOWHERE = -1
 
 
 class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable):
-    """A flow-matching policy except for its prompt: a subclass defines how instructions become the `_build_prefix`,
+    """A flow-matching policy except for its prompt: a subclass defines how instructions become the prefix,
     what `save` writes, and the `blocks` that are compiled. `flow_variants` has what settings add.
     """
 
@@ -78,7 +78,7 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
             actions=decided["actions"],
             log_probs=decided["log_probs"],
             values=decided.get("values"),
-            extras={name: decided[name] for name in self.extra_names},
+            extras={name: decided[name] for name in (*self.extra_names, *RECORDED) if name in decided},
         )
 
     def _draw_noise(self, rows: int, noise: Noise, greedy: bool) -> dict[str, Tensor]:
@@ -95,11 +95,9 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
     def decide(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Denoise chunks. Without "step" and "draws" among the inputs no step is stochastic."""
         x, steps = inputs["start"], self._schedule.steps
-        rows = len(x)
-        prefix, state = (
-            self._build_prefix(inputs["pixels"], inputs["ids"], inputs["mask"], inputs["state"]),
-            inputs["state"],
-        )
+        rows, state = len(x), inputs["state"]
+        seen = self._encode_inputs(inputs)
+        prefix = self._build_prefix(seen, state)
         draws = inputs.get("draws")
         step, log_probs = self._begin_denoising(x, inputs.get("step"))
         chain = [x]
@@ -110,13 +108,19 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
             chain.append(x)
         actions, states = self._finish_chain(chain, inputs.get("offset"))
         decided = {"actions": actions, "log_probs": log_probs, "chain": states, "step": step}
+        if self._reuse and draws is not None:  # greedy chunks are not trained on
+            decided |= seen.pack(self._count_missing_tokens(inputs["ids"]))
         values = self.module.estimate_values(prefix, state)
         return decided if values is None else {**decided, "values": values}
 
+    def _count_missing_tokens(self, ids: Tensor) -> int:
+        """Return how many tokens prompts int64 [B, L] are shorter than those of other batches can be."""
+        return 0
+
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         """Score recorded chunks. This takes one pass of the expert if one step was stochastic, K passes if all were;
-        the vision-language model runs once."""
-        prefix, state = self._encode_observation(obs)
+        the vision-language model runs once, or not at all where its output was recorded (`reuse_prefix`)."""
+        prefix, state = self._encode_observation(obs, seen=BackboneFeatures.unpack(chunk.extras, self._device))
         chain, step = (as_tensor(chunk.extras[name], self._device) for name in ("chain", "step"))
         rows = torch.arange(len(step), device=self._device)
         indices = [i.expand_as(step) for i in self._schedule.indices] if self._every_step else [step.clamp(min=0)]

@@ -24,6 +24,16 @@ Normal = Callable[[Tensor, float], None]
 """Function that fills a tensor with normal numbers of this standard deviation."""
 
 
+def pack_bfloat16(tensor: Tensor) -> Tensor:
+    """Return bfloat16 tensors, which NumPy lacks, as int16 with the same bits; others unchanged."""
+    return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+
+
+def unpack_bfloat16(tensor: Tensor) -> Tensor:
+    """Return what `pack_bfloat16` was given."""
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.int16 else tensor
+
+
 def as_tensor(array: Any, device: torch.device) -> Tensor:
     """Return an array as a tensor on the device. Read-only NumPy memory (Ray's object store) is copied. To a GPU it
     goes through pinned memory, and the host does not wait for the copy."""

@@ -107,7 +107,8 @@ class PaddedPrompts(KnownPrompts):
     ) -> None:
         super().__init__(tokenizer, device)
         self._vocab = vocab
-        self._limit = max_length
+        self.limit = max_length
+        """Most tokens of a prompt."""
         self._full_width = full_width
         self._learn_prompts(dict.fromkeys(instructions))
 
@@ -125,10 +126,10 @@ class PaddedPrompts(KnownPrompts):
                 f"the tokenizer gives id {max(ids)} for {text!r}, the model has {self._vocab} embeddings; "
                 "it is another model's tokenizer"
             )
-        return ids[: self._limit]
+        return ids[: self.limit]
 
     def _lay_out(self, tokens: Sequence[list[int]]) -> None:
-        width = self._limit if self._full_width else max(len(ids) for ids in tokens)
+        width = self.limit if self._full_width else max(len(ids) for ids in tokens)
         new_ids, mask = pad_tokens(tokens, width, self._device)
         self._ids = new_ids
         self._mask = mask

@@ -203,7 +203,7 @@ def test_the_critic_takes_no_pass_of_the_expert_and_no_padding() -> None:
     assert not torch.allclose(*found)
     for model, same in ((one, True), (other, False)):
         before = model.values(observation(3))
-        model.prompts._limit, model.prompts._full_width = 160, True
+        model.prompts.limit, model.prompts._full_width = 160, True
         assert torch.allclose(model.values(observation(3)), before, atol=1e-5) == same
 
 

@@ -21,6 +21,7 @@ from vla_rl.plugins.models.gr00t.processor import processor_of
 from vla_rl.plugins.models.gr00t.qwen import ImageBlock
 from vla_rl.plugins.models.gr00t.robots import Robot, metadata_of
 from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint, save_folder
+from vla_rl.toolkit.models.flow_network import BackboneFeatures
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
 from vla_rl.toolkit.models.scaling import GripperScaler
 
@@ -59,10 +60,12 @@ class GrootPolicy(FlowPolicy):
     def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
         return self.prompts.token_rows(obs.instructions)
 
-    def _build_prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> GrootPrefix:
-        with self._frozen_prefix():
-            hidden = self.module.run_backbone(pixels, ids)
-        return self.module.build_prefix(hidden, mask, state)
+    def _run_backbone(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> BackboneFeatures:
+        return BackboneFeatures(mask, hidden=self.module.run_backbone(pixels, ids))
+
+    def _build_prefix(self, seen: BackboneFeatures, state: Tensor) -> GrootPrefix:
+        assert seen.hidden is not None
+        return self.module.build_prefix(seen.hidden, seen.valid, state)
 
     def save(self, folder: Path) -> None:
         """Save in NVIDIA's layout, with adapters merged into the weights."""

@@ -27,7 +27,7 @@ from vla_rl.plugins.models.openvla.prompts import DecodingPrompts
 from vla_rl.plugins.models.openvla.vit import VisionBlock
 from vla_rl.toolkit.models.adapters import before_training
 from vla_rl.toolkit.models.meta_device import device_autocast, is_autocast_on
-from vla_rl.toolkit.models.networks import as_tensor
+from vla_rl.toolkit.models.networks import as_tensor, pack_bfloat16, unpack_bfloat16
 
 
 @frozen(kw_only=True)
@@ -106,7 +106,7 @@ class FamilyPolicy(VLAModel, Compilable):
         """Return pixels for the module, or vision features where those computed while acting are reused (`replay`:
         recorded extras)."""
         if replay is not None and FEATURES in replay:
-            return {"pixels": None, "features": unpack_features(as_tensor(replay[FEATURES], self._device))}
+            return {"pixels": None, "features": unpack_bfloat16(as_tensor(replay[FEATURES], self._device))}
         pixels = self.images([obs.images[name] for name in self._cameras])
         if not self._reuse:
             return {"pixels": pixels, "features": None}
@@ -174,13 +174,4 @@ def chunk_of(decided: Mapping[str, Tensor]) -> Chunk:
 def build_extras(seen: Mapping[str, Tensor | None], **chosen: Tensor) -> dict[str, Tensor]:
     """Return the extras of a chunk that scoring needs again."""
     features = seen["features"]
-    return chosen if features is None else {**chosen, FEATURES: pack_features(features)}
-
-
-def pack_features(features: Tensor) -> Tensor:
-    """Return bfloat16 tensors, which NumPy lacks, as int16 with the same bits; others unchanged."""
-    return features.view(torch.int16) if features.dtype == torch.bfloat16 else features
-
-
-def unpack_features(features: Tensor) -> Tensor:
-    return features.view(torch.bfloat16) if features.dtype == torch.int16 else features
+    return chosen if features is None else {**chosen, FEATURES: pack_bfloat16(features)}

@@ -150,6 +150,7 @@ class Pi05Module(Pi0Module):
 
     regions = (
         Pi0Module.lay_out,
+        Pi0Module.lay_out_suffix,
         _embed_suffix,
         AdaptiveNorm.forward,
         SiglipVisionEmbeddings.forward,

@@ -20,7 +20,7 @@ from transformers.models.siglip.modeling_siglip import SiglipVisionEmbeddings
 
 from vla_rl.toolkit.models.attention import WITH_BLIND_QUERIES, added_to_scores
 from vla_rl.toolkit.models.decoder import CACHE, LayerCache, LentLayer, RecordedLayer, Rotation, run_layers
-from vla_rl.toolkit.models.flow_network import FlowModule, TimeEmbedding, mean_over
+from vla_rl.toolkit.models.flow_network import BackboneFeatures, FlowModule, TimeEmbedding, mean_over
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
 
 
@@ -63,7 +63,7 @@ class LastLayer(GemmaDecoderLayer):
 
 
 class _Layout(NamedTuple):
-    """Sequence of the prefix, and what attention takes of it and of the suffix."""
+    """Sequence of the prefix, and what attention takes of it."""
 
     embeds: Tensor
     """[B, P, D]."""
@@ -72,8 +72,6 @@ class _Layout(NamedTuple):
     mask: Tensor
     """Mask [B, 1, 1 or P, P] of the prefix, as in `PiPrefix`."""
     rotation: Rotation
-    suffix_mask: Tensor
-    suffix_rotation: Rotation
 
 
 def empty_network(config: PI0Config) -> PI0ForConditionalGeneration:
@@ -113,7 +111,7 @@ class Pi0Module(FlowModule):
     def network(self) -> PI0ForConditionalGeneration:
         return self.pi0
 
-    def run_backbone(self, pixels: Tensor, ids: Tensor, mask: Tensor, shown: Tensor | None = None) -> PiPrefix:
+    def run_backbone(self, pixels: Tensor, ids: Tensor, mask: Tensor, shown: Tensor | None = None) -> BackboneFeatures:
         """Run the vision-language model.
 
         Args:
@@ -132,12 +130,16 @@ class Pi0Module(FlowModule):
             normed=self._summarises,
             blind_queries=self.blind_queries,
         )
-        return PiPrefix(
-            [LentLayer(layer) for layer in recorded],
-            layout.suffix_mask,
-            layout.suffix_rotation,
+        return BackboneFeatures(
+            layout.valid,
+            [(layer.keys, layer.values) for layer in recorded],
             mean_over(hidden, self._select_counted(layout.valid, ids.shape[1])) if self._summarises else None,
         )
+
+    def build_prefix(self, seen: BackboneFeatures) -> PiPrefix:
+        """Return the expert's inputs from `run_backbone`'s output."""
+        mask, rotation = self.lay_out_suffix(seen.valid)
+        return PiPrefix([LentLayer(*pair) for pair in seen.pairs], mask, rotation, seen.hidden)
 
     def embed_images(self, pixels: Tensor) -> Tensor:
         """Return features [B, cameras, N, D] of images [B, cameras, 3, S, S] in [-1, 1]."""
@@ -146,27 +148,30 @@ class Pi0Module(FlowModule):
         return by_camera
 
     def lay_out(self, features: Tensor, ids: Tensor, mask: Tensor, shown: Tensor | None) -> _Layout:
-        """Lay out features [B, cameras, N, D] and prompts as one sequence, with the suffix after it; else as
-        `run_backbone`."""
+        """Lay out features [B, cameras, N, D] and prompts as one sequence; else as `run_backbone`."""
         rows, cameras, patches = features.shape[:3]
-        language, expert = self.pi0.model.vlm.language_model, self.pi0.model.dit
+        language = self.pi0.model.vlm.language_model
         text = language.embed_tokens(ids)
         embeds = torch.cat([features.flatten(1, 2).to(text.dtype), text], dim=1)
         shown = mask.new_ones(rows, cameras) if shown is None else shown
         valid = torch.cat([shown[:, :, None].expand(-1, -1, patches).flatten(1), mask], dim=1)
-        tokens = self.state_tokens + self.pi0.config.chunk_size
-        order = torch.arange(tokens, device=mask.device)
-        among = (order[:, None] >= self.state_tokens) | (order < self.state_tokens)  # states do not see the actions
-        suffix = torch.cat([valid[:, None].expand(-1, tokens, -1), among.expand(rows, -1, -1)], dim=2)[:, None]
-        positions = valid.sum(1, keepdim=True) + order
         return _Layout(
             embeds=embeds,
             valid=valid,
             mask=self._mask_scores(self._attention_mask(valid)),
             rotation=language.rotary_emb(embeds, position_ids=valid.cumsum(1) - 1),
-            suffix_mask=self._mask_scores(suffix),
-            suffix_rotation=expert.rotary_emb(mask.new_empty(0, dtype=self._dtype), position_ids=positions),
         )
+
+    def lay_out_suffix(self, valid: Tensor) -> tuple[Tensor, Rotation]:
+        """Return mask and rotation, as in `PiPrefix`, of the suffix that follows a prefix; valid: bool [B, P], False
+        where masked."""
+        tokens = self.state_tokens + self.pi0.config.chunk_size
+        order = torch.arange(tokens, device=valid.device)
+        among = (order[:, None] >= self.state_tokens) | (order < self.state_tokens)  # states do not see the actions
+        suffix = torch.cat([valid[:, None].expand(-1, tokens, -1), among.expand(len(valid), -1, -1)], dim=2)[:, None]
+        positions = valid.sum(1, keepdim=True) + order
+        rotation = self.pi0.model.dit.rotary_emb(valid.new_empty(0, dtype=self._dtype), position_ids=positions)
+        return self._mask_scores(suffix), rotation
 
     @property
     def blind_queries(self) -> bool:
@@ -201,6 +206,7 @@ class Pi0Module(FlowModule):
 
     regions: tuple[Callable[..., Any], ...] = (
         lay_out,
+        lay_out_suffix,
         _embed_suffix,
         GemmaRMSNorm.forward,
         SiglipVisionEmbeddings.forward,

@@ -15,6 +15,7 @@ from vla_rl.plugins.models.pi0.adaptive import AdaptiveLayer, Pi05Module
 from vla_rl.plugins.models.pi0.checkpoint import SLOTS, save_checkpoint
 from vla_rl.plugins.models.pi0.network import LastLayer, Pi0Module, PiPrefix
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, bins_of
+from vla_rl.toolkit.models.flow_network import BackboneFeatures
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
 
 
@@ -33,9 +34,11 @@ class Pi0Policy(FlowPolicy):
     def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
         return self.prompts.token_rows(obs.instructions)
 
-    def _build_prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> PiPrefix:
-        with self._frozen_prefix():
-            return self.module.run_backbone(pixels, ids, mask)
+    def _run_backbone(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> BackboneFeatures:
+        return self.module.run_backbone(pixels, ids, mask)
+
+    def _build_prefix(self, seen: BackboneFeatures, state: Tensor) -> PiPrefix:
+        return self.module.build_prefix(seen)
 
     def save(self, folder: Path) -> None:
         save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder), chunk=self._chunk)
@@ -62,12 +65,17 @@ class Pi05Policy(FlowPolicy):
         shown_state = self._state_scaler.normalise_on_host(to_numpy(obs.state), width)
         return self.prompts.state_rows(obs.instructions, bins_of(shown_state).tolist())
 
-    def _build_prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> PiPrefix:
+    def _run_backbone(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> BackboneFeatures:
         shown = None
         if self.module.pads:
             pixels, shown = _padded_to_cameras(pixels)
-        with self._frozen_prefix():
-            return self.module.run_backbone(pixels, ids, mask, shown)
+        return self.module.run_backbone(pixels, ids, mask, shown)
+
+    def _build_prefix(self, seen: BackboneFeatures, state: Tensor) -> PiPrefix:
+        return self.module.build_prefix(seen)
+
+    def _count_missing_tokens(self, ids: Tensor) -> int:
+        return 0 if self._state_scaler is None else self.prompts.limit - ids.shape[1]
 
     def save(self, folder: Path) -> None:
         save_checkpoint(

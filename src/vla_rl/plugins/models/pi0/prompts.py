@@ -59,7 +59,7 @@ class PiPrompts(PaddedPrompts):
             ids = self.tokenizer.encode(state_text(instruction, row), add_special_tokens=False).ids
             tokens.append(self._limit_ids([self._bos, *ids], instruction))
         width = -(-max(map(len, tokens)) // ROUND) * ROUND
-        return pad_tokens(tokens, self._limit if self._full_width else min(width, self._limit), self._device)
+        return pad_tokens(tokens, self.limit if self._full_width else min(width, self.limit), self._device)
 
 
 def find_bos(tokenizer: Tokenizer) -> int:

@@ -9,7 +9,7 @@ values and to their own, in its odd ones to projections of the prefix's alone. R
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,24 +23,12 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from vla_rl.plugins.models.smolvla.folder import SmolVLASizes
 from vla_rl.toolkit.models.attention import added_to_scores
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
-from vla_rl.toolkit.models.flow_network import FlowModule, TimeEmbedding, mean_over
+from vla_rl.toolkit.models.flow_network import BackboneFeatures, FlowModule, TimeEmbedding, mean_over
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
 
 BASE = 10_000.0
 Pair = tuple[Tensor, Tensor]
 """Rotated keys and values, [B, kv heads, T, D]."""
-
-
-@frozen(eq=False)
-class PrefixCache:
-    """Output of the language model for images and instruction."""
-
-    pairs: list[Pair]
-    """Keys and values of each layer."""
-    valid: Tensor
-    """bool [B, P], False at padding."""
-    hidden: Tensor
-    """[B, P, D]: output of the last layer."""
 
 
 @frozen(eq=False)
@@ -260,7 +248,7 @@ class SmolVLAModule(FlowModule):
         result: Tensor = torch.cat([features, text], dim=1) * text.shape[2] ** 0.5
         return result
 
-    def run_backbone(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> PrefixCache:
+    def run_backbone(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> BackboneFeatures:
         """Run the language model on `embed_prefix`'s inputs; mask: bool [B, L], False at padding."""
         embeds = self.embed_prefix(pixels, ids)
         rows, length = embeds.shape[:2]
@@ -268,15 +256,15 @@ class SmolVLAModule(FlowModule):
         hidden, pairs = self._run_language_model(
             embeds, valid.cumsum(1) - 1, self._mask_scores(valid[:, None, None]), None
         )
-        return PrefixCache(pairs, valid, hidden)
+        return BackboneFeatures(valid, pairs, hidden if isinstance(self.value_head, PrefixValueHead) else None)
 
-    def build_prefix(self, cache: PrefixCache, state: Tensor) -> SmolVLAPrefix:
+    def build_prefix(self, seen: BackboneFeatures, state: Tensor) -> SmolVLAPrefix:
         """Return the prefix with the normalised state [B, S] added, projected for the odd layers of the expert."""
         token = self.smolvla.state_proj(state)[:, None].to(self._dtype)
-        valid = torch.cat([cache.valid, cache.valid.new_ones(len(state), 1)], dim=1)
+        valid = torch.cat([seen.valid, seen.valid.new_ones(len(state), 1)], dim=1)
         across = self._mask_scores(valid[:, None, None])
         count = valid.sum(1, keepdim=True)
-        state_hidden, pairs = self._run_language_model(token, count - 1, across, cache.pairs)
+        state_hidden, pairs = self._run_language_model(token, count - 1, across, seen.pairs)
         horizon, device = self.shape[0], state.device
         before = torch.ones(horizon, horizon, dtype=torch.bool, device=device).tril().expand(len(state), -1, -1)
         causal = torch.cat([valid[:, None].expand(-1, horizon, -1), before], dim=2)[:, None]
@@ -286,8 +274,8 @@ class SmolVLAModule(FlowModule):
             if self._is_cross_attention(i):
                 pairs[i] = layer(None, pairs[i])
         summary = None
-        if isinstance(self.value_head, PrefixValueHead):
-            summary = mean_over(torch.cat([cache.hidden, state_hidden], dim=1), valid)
+        if seen.hidden is not None:
+            summary = mean_over(torch.cat([seen.hidden, state_hidden], dim=1), valid)
         rotations = rotary_factors(count + ahead, self._dim), rotary_factors(ahead, self._dim)
         return SmolVLAPrefix(pairs, self._mask_scores(causal), across, rotations, summary)
 
@@ -312,7 +300,7 @@ class SmolVLAModule(FlowModule):
     # ------------------------------------------------------------------------------------------------ layers
 
     def _run_language_model(
-        self, x: Tensor, positions: Tensor, mask: Tensor, before: list[Pair] | None
+        self, x: Tensor, positions: Tensor, mask: Tensor, before: Sequence[Pair] | None
     ) -> tuple[Tensor, list[Pair]]:
         """Run the language model on tokens x [B, T, D] that follow those of `before`. Return its output, and all keys
         and values."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from attrs import evolve
 
 from vla_rl.core.errors import PluginError, WorkerDied
 from vla_rl.core.hookspecs import PolicyEngine
@@ -112,6 +113,9 @@ class PolicyWorker(PolicyInterface):
             chunk, versions = self._sample_chunks(mode, [request for _, request in busy])
             chosen = to_numpy(chunk.actions).astype(np.float32)
             self._check_chunk(chosen, chunk, mode.keep)
+            if mode.keep:
+                # Samples wait in host memory, which `check_memory` counts: megabytes of features would fill the device.
+                chunk = evolve(chunk, extras={name: to_numpy(extra) for name, extra in chunk.extras.items()})
             start = 0
             for lane, request in busy:
                 part = slice(start, start + len(request.positions))
