@@ -32,6 +32,8 @@ class Operation:
     """Floating-point operations."""
     traffic: float
     """Bytes that it reads and writes, each tensor once."""
+    name: str = ""
+    """torch's name of it, such as `mm`."""
 
 
 @frozen(kw_only=True)
@@ -93,7 +95,7 @@ class OperationCounter(TorchDispatchMode):
         products: Kind = "attention" if "attention" in name else "fp8_product" if name == "_scaled_mm" else "product"
         kind: Kind = "other" if count_flops is None else products
         traffic = float(sum(_count_bytes(tensor) for tensor in tensors))
-        self._operations[Operation(kind, flops, traffic)] += 1
+        self._operations[Operation(kind, flops, traffic, name)] += 1
         return result
 
 
