@@ -1,6 +1,7 @@
 """How far log-probs are from those of full precision where frozen weights are stored in fewer bits.
 
     python benchmarks/frozen_weights.py [--only openvla_oft ...] [--json FILE]
+    python benchmarks/frozen_weights.py --run SPEC [PATH=VALUE ...]      # `vla-rl run`, with FP8 on a CPU
 
 Each model acts with its weights in full precision, and the same chunks are scored with each `model.frozen_weights`. All
 models have adapters of rank 8 that do something, and float32 activations, so that differences are those of storage.
@@ -15,6 +16,7 @@ A CPU multiplies FP8 with torch's own kernel, slowly; a run refuses it there.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +25,7 @@ import torch
 from measuring import command_line, write_json
 from torch import Tensor
 
+from vla_rl.cli.main import app
 from vla_rl.core.catalogue import load
 from vla_rl.core.contexts import EnvContext, ModelContext
 from vla_rl.core.randomness import Noise
@@ -124,7 +127,11 @@ def measure_model(name: str) -> dict[str, dict[str, float]]:
 
 def main() -> int:
     frozen_weights.find_fp8_problem = lambda device: None  # type: ignore[assignment]
-    options = command_line(__doc__, list(MODELS), "MODEL").parse_args()
+    parser = command_line(__doc__, list(MODELS), "MODEL")
+    parser.add_argument("--run", nargs=argparse.REMAINDER, help="arguments of `vla-rl run`")
+    options = parser.parse_args()
+    if options.run is not None:
+        app(["run", *options.run])
     figures: dict[str, dict[str, dict[str, float]]] = {}
     print(f"{'model':12s} {'storage':8s} {'|log-prob|':>10s} {'merged':>10s} {'merged and stored':>18s}")
     for name in options.only:

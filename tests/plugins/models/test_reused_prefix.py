@@ -37,6 +37,7 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         {"value_head": PrefixHeadConfig(reads="expert"), "lora": LoRAConfig(rank=4)},
     ),
     "gr00t": (gr00t.plugin, GrootConfig, {}),
+    "gr00t N1.7": (gr00t.plugin, GrootConfig, {"preset": "tiny_n1_7"}),
 }
 
 
@@ -45,7 +46,7 @@ NEAR = {"float32": {"rtol": 1e-4, "atol": 1e-5}, "bfloat16": {"rtol": 0.05, "ato
 
 def build(name: str, **keys: Any) -> Any:
     plugin, config, given = MODELS[name]
-    return plugin.build(config(preset="tiny", **given | keys), ModelContext(env=ENV, chunk=CHUNK, values="chunk"))
+    return plugin.build(config(**{"preset": "tiny"} | given | keys), ModelContext(env=ENV, chunk=CHUNK, values="chunk"))
 
 
 def store(chunk: Chunk) -> Chunk:
