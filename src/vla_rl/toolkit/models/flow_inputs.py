@@ -23,8 +23,7 @@ from vla_rl.toolkit.relative_actions import take_offsets
 
 
 class FlowInputs(VLAModel, Compilable):
-    """Inputs and outputs of a flow policy. A subclass defines how instructions become the prefix: by `_run_backbone`,
-    whose result depends on no trained weight with `train_expert_only`, and from there by `_build_prefix`."""
+    """Inputs and outputs of a flow policy. A subclass defines how instructions become tokens."""
 
     module: FlowModule
     name: str
@@ -62,21 +61,13 @@ class FlowInputs(VLAModel, Compilable):
 
     @abstractmethod
     def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the prompts' token ids and mask (False at padding), [B, L]; `state` as in `_build_prefix`."""
-
-    @abstractmethod
-    def _run_backbone(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> BackboneFeatures:
-        """Run the vision-language model on images [B, cameras, 3, S, S] and prompts."""
-
-    @abstractmethod
-    def _build_prefix(self, seen: BackboneFeatures, state: Tensor) -> Any:
-        """Return the network's prefix of what the vision-language model made of images and prompts, and of the
-        normalised, padded state [B, S]."""
+        """Return the prompts' token ids and mask (False at padding), [B, L]; the
+        normalised, padded `state` [B, S] is for prompts that contain it."""
 
     def _encode_inputs(self, inputs: Mapping[str, Tensor]) -> BackboneFeatures:
         """Run the vision-language model on `_build_inputs`, without gradients if it is not trained."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._train_prefix):
-            return self._run_backbone(inputs["pixels"], inputs["ids"], inputs["mask"])
+            return self.module.run_backbone(inputs["pixels"], inputs["ids"], inputs["mask"])
 
     def _encode_observation(
         self, obs: Observation, dropout: bool = False, seen: BackboneFeatures | None = None
@@ -86,9 +77,9 @@ class FlowInputs(VLAModel, Compilable):
         self._set_dropout(dropout)
         if seen is not None:
             state = self._normalise_state(self._read_state(obs), len(obs))
-            return self._build_prefix(seen, state), state
+            return self.module.build_prefix(seen, state), state
         inputs = self._build_inputs(obs)
-        return self._build_prefix(self._encode_inputs(inputs), inputs["state"]), inputs["state"]
+        return self.module.build_prefix(self._encode_inputs(inputs), inputs["state"]), inputs["state"]
 
     def _build_inputs(self, obs: Observation) -> dict[str, Tensor]:
         """Return the "pixels", the "ids" and "mask" of prompts, and the "state"."""

@@ -143,6 +143,21 @@ class FlowModule(nn.Module, ABC):
         """Part of the module that a checkpoint holds: all but the heads."""
 
     @abstractmethod
+    def run_backbone(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> BackboneFeatures:
+        """Run the vision-language model. No trained weight influences the result with `train_expert_only`.
+
+        Args:
+            pixels: [B, cameras, 3, S, S] in [-1, 1].
+            ids: prompts, int64 [B, L].
+            mask: bool [B, L], False at padding.
+        """
+
+    @abstractmethod
+    def build_prefix(self, seen: BackboneFeatures, state: Tensor) -> Any:
+        """Return the expert's inputs that do not change with time, from `run_backbone`'s result and the normalised
+        state [B, S]."""
+
+    @abstractmethod
     def run_expert(self, prefix: Any, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """Return the expert's output for the action tokens.
 

@@ -97,7 +97,7 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
         x, steps = inputs["start"], self._schedule.steps
         rows, state = len(x), inputs["state"]
         seen = self._encode_inputs(inputs)
-        prefix = self._build_prefix(seen, state)
+        prefix = self.module.build_prefix(seen, state)
         draws = inputs.get("draws")
         step, log_probs = self._begin_denoising(x, inputs.get("step"))
         chain = [x]

@@ -68,7 +68,7 @@ class SteeredFlow(FlowPolicy, Steerable):
     def decide(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Denoise chunks. Without "normals" among the inputs the head takes its mode."""
         state = inputs["state"]
-        prefix = self._build_prefix(self._encode_inputs(inputs), state)
+        prefix = self.module.build_prefix(self._encode_inputs(inputs), state)
         distribution = self._head(self._compute_features(prefix, state), self._spread)
         unsquashed = distribution.sample(inputs.get("normals"))
         x = self._head.initial_noise(unsquashed)

@@ -17,6 +17,7 @@ from vla_rl.plugins.models.gr00t.network import TIED, GrootPrefix, QwenModule, e
 from vla_rl.toolkit.models.checkpoints import find_weights
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 from vla_rl.toolkit.models.flow_matching import FlowSchedule
+from vla_rl.toolkit.models.flow_network import BackboneFeatures
 from vla_rl.toolkit.models.heads import PrefixValueHead
 from vla_rl.toolkit.models.networks import fill_network
 
@@ -73,7 +74,7 @@ class Rows:
         mask = data["attention_mask"].bool()
         told = enumerate(modules)
         self.prefixes: list[GrootPrefix] = [
-            m.build_prefix(self.seen[[i]], mask[[i]], data["state"][i]) for i, m in told
+            m.build_prefix(BackboneFeatures(mask[[i]], hidden=self.seen[[i]]), data["state"][i]) for i, m in told
         ]
 
     def hidden(self, x: Tensor, time: Tensor) -> Tensor:

@@ -140,7 +140,7 @@ def test_a_row_gets_what_it_gets_alone() -> None:
     found = module.run_expert(together, state, x, time)
     for i, length in enumerate(mask.sum(1).tolist()):
         row = slice(i, i + 1)
-        alone = module.build_prefix(module.run_backbone(pixels[row], ids[row, :length]), mask[row, :length], state[row])
+        alone = module.build_prefix(module.run_backbone(pixels[row], ids[row, :length], mask[row, :length]), state[row])
         torch.testing.assert_close(together.summary[row], alone.summary, rtol=0, atol=1e-5)
         torch.testing.assert_close(
             found[row], module.run_expert(alone, state[row], x[row], time[row]), rtol=0, atol=1e-5

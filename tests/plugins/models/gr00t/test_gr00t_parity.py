@@ -17,6 +17,7 @@ from vla_rl.plugins.models.gr00t.network import TIED, EagleModule, GrootPrefix, 
 from vla_rl.toolkit.models.checkpoints import find_weights
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 from vla_rl.toolkit.models.flow_matching import FlowSchedule, log_density
+from vla_rl.toolkit.models.flow_network import BackboneFeatures
 from vla_rl.toolkit.models.heads import PrefixValueHead
 from vla_rl.toolkit.models.networks import fill_network
 
@@ -55,11 +56,11 @@ class Rows:
     def __init__(self, modules: list[EagleModule], data: dict[str, Tensor]) -> None:
         self.modules, self.data = modules, data
         pixels = data["pixel_values"].unflatten(0, (2, -1))
-        self.seen = modules[0].run_backbone(pixels, data["input_ids"])
+        self.seen = modules[0].run_towers(pixels, data["input_ids"])
         mask = data["attention_mask"].bool()
         told = enumerate(modules)
         self.prefixes: list[GrootPrefix] = [
-            m.build_prefix(self.seen[[i]], mask[[i]], data["state"][i]) for i, m in told
+            m.build_prefix(BackboneFeatures(mask[[i]], hidden=self.seen[[i]]), data["state"][i]) for i, m in told
         ]
 
     def hidden(self, x: Tensor, time: Tensor) -> Tensor:

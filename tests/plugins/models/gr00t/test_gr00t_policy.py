@@ -104,8 +104,8 @@ def test_a_row_gets_what_it_gets_alone() -> None:
     assert len(set(lengths)) == 2 and mask.shape[1] == max(lengths)
     for i, length in enumerate(lengths):
         row = slice(i, i + 1)
-        hidden = module.run_backbone(pixels[row], ids[row, :length])
-        alone = module.build_prefix(hidden, mask[row, :length], state[row])
+        seen = module.run_backbone(pixels[row], ids[row, :length], mask[row, :length])
+        alone = module.build_prefix(seen, state[row])
         torch.testing.assert_close(together.summary[row], alone.summary, rtol=0, atol=1e-5)
         torch.testing.assert_close(
             found[row], module.run_expert(alone, state[row], x[row], time[row]), rtol=0, atol=1e-5

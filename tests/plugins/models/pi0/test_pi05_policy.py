@@ -96,9 +96,7 @@ def told(model: Pi05Policy, obs: Any) -> list[str]:
     """The prompts that the network reads."""
     seen: list[torch.Tensor] = []
     see = model.module.run_backbone
-    model.module.run_backbone = lambda pixels, ids, mask, shown: (
-        seen.extend((ids, mask)) or see(pixels, ids, mask, shown)
-    )
+    model.module.run_backbone = lambda pixels, ids, mask: seen.extend((ids, mask)) or see(pixels, ids, mask)
     model.sample_chunk(obs, noise(len(obs)), True)
     ids, mask = seen
     assert ids.shape[1] % 16 == 0 or model.state_in_prompt == "none"

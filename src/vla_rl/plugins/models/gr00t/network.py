@@ -23,7 +23,7 @@ from vla_rl.plugins.models.gr00t.qwen import FRAMES, QwenTowers
 from vla_rl.toolkit.models import flow_network
 from vla_rl.toolkit.models.decoder import run_layers
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
-from vla_rl.toolkit.models.flow_network import FlowModule, mean_over
+from vla_rl.toolkit.models.flow_network import BackboneFeatures, FlowModule, mean_over
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
 
 EAGLE = "backbone.eagle_model.language_model"
@@ -98,7 +98,7 @@ def empty_network(sizes: GrootSizes, shape: FlowShape) -> Groot:
 
 
 class GrootModule(FlowModule):
-    """Network with all parameters of a policy. Subclasses define how a generation's towers run (`run_backbone`) and
+    """Network with all parameters of a policy. Subclasses define how a generation's towers run (`run_towers`) and
     what blocks attend to (`sources`)."""
 
     def __init__(
@@ -123,7 +123,7 @@ class GrootModule(FlowModule):
         return self.groot.backbone
 
     @abstractmethod
-    def run_backbone(self, pixels: Tensor, ids: Tensor) -> Tensor:
+    def run_towers(self, pixels: Tensor, ids: Tensor) -> Tensor:
         """Run the language model on [B, cameras, 3, S, S] in [-1, 1] and int64 [B, P], padded on the right; return [B,
         P, D]. Attention is causal, so padding changes nothing."""
 
@@ -132,11 +132,14 @@ class GrootModule(FlowModule):
         P]."""
         return [(mixed, mask)] * count
 
-    def build_prefix(self, hidden: Tensor, mask: Tensor, state: Tensor) -> GrootPrefix:
-        """Return the prefix: `run_backbone`'s output, bool [B, P] (False at padding) and the normalised state [B, S],
-        passed through the part of the head that precedes denoising."""
-        head, attention_mask = self.groot.action_head, mask[:, None, None]
-        mixed = head.refine_tokens(hidden, attention_mask)
+    def run_backbone(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> BackboneFeatures:
+        return BackboneFeatures(mask, hidden=self.run_towers(pixels, ids))
+
+    def build_prefix(self, seen: BackboneFeatures, state: Tensor) -> GrootPrefix:
+        """Return the prefix: images, prompt and state, passed through the part of the head that precedes denoising."""
+        assert seen.hidden is not None
+        head, mask, attention_mask = self.groot.action_head, seen.valid, seen.valid[:, None, None]
+        mixed = head.refine_tokens(seen.hidden, attention_mask)
         state_tokens = head.state_encoder(state[:, None], self.row)
         summary = None
         if isinstance(self.value_head, PrefixValueHead):
@@ -173,7 +176,7 @@ class EagleModule(GrootModule):
         eagle = self._towers["eagle_model"]
         return eagle["mlp1"](eagle["vision_model"](pixel_values=pixels).last_hidden_state)
 
-    def run_backbone(self, pixels: Tensor, ids: Tensor) -> Any:
+    def run_towers(self, pixels: Tensor, ids: Tensor) -> Any:
         language = self._towers["eagle_model"]["language_model"]["model"]
         features = self.embed_images(pixels.flatten(0, 1))
         embeds = language.embed_tokens(ids).masked_scatter((ids == self.image_token)[..., None], features)
@@ -197,7 +200,7 @@ class QwenModule(GrootModule):
         self._starts = starts
         self.register_buffer("_images", torch.tensor(at), persistent=False)
 
-    def run_backbone(self, pixels: Tensor, ids: Tensor) -> Any:
+    def run_towers(self, pixels: Tensor, ids: Tensor) -> Any:
         frames = pixels.flatten(0, 1)[:, :, None].expand(-1, -1, FRAMES, -1, -1)
         return self._towers.read(frames, ids, self._starts, self._images)
 

@@ -16,12 +16,11 @@ from vla_rl.core.types import Observation
 from vla_rl.plugins.models.gr00t.folder import N1_5, Generation
 from vla_rl.plugins.models.gr00t.head import HeadBlock, TimedBlock
 from vla_rl.plugins.models.gr00t.inputs import ChatPrompts
-from vla_rl.plugins.models.gr00t.network import GrootModule, GrootPrefix, public_name
+from vla_rl.plugins.models.gr00t.network import GrootModule, public_name
 from vla_rl.plugins.models.gr00t.processor import processor_of
 from vla_rl.plugins.models.gr00t.qwen import ImageBlock
 from vla_rl.plugins.models.gr00t.robots import Robot, metadata_of
 from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint, save_folder
-from vla_rl.toolkit.models.flow_network import BackboneFeatures
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
 from vla_rl.toolkit.models.scaling import GripperScaler
 
@@ -59,13 +58,6 @@ class GrootPolicy(FlowPolicy):
 
     def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
         return self.prompts.token_rows(obs.instructions)
-
-    def _run_backbone(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> BackboneFeatures:
-        return BackboneFeatures(mask, hidden=self.module.run_backbone(pixels, ids))
-
-    def _build_prefix(self, seen: BackboneFeatures, state: Tensor) -> GrootPrefix:
-        assert seen.hidden is not None
-        return self.module.build_prefix(seen.hidden, seen.valid, state)
 
     def save(self, folder: Path) -> None:
         """Save in NVIDIA's layout, with adapters merged into the weights."""

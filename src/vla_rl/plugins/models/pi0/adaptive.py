@@ -16,9 +16,10 @@ from transformers.initialization import no_init_weights
 from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer, GemmaModel
 from transformers.models.siglip.modeling_siglip import SiglipVisionEmbeddings
 
+from vla_rl.plugins.models.pi0.checkpoint import SLOTS
 from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix, empty_network
 from vla_rl.toolkit.models.decoder import CACHE
-from vla_rl.toolkit.models.flow_network import TimeEmbedding, initialise_flow
+from vla_rl.toolkit.models.flow_network import BackboneFeatures, TimeEmbedding, initialise_flow
 
 
 class AdaptiveNorm(nn.Module):
@@ -137,6 +138,11 @@ class Pi05Module(Pi0Module):
     def _select_counted(self, valid: Tensor, prompt: int) -> Tensor:
         return torch.cat([valid[:, :-prompt], torch.ones_like(valid[:, -prompt:])], 1) if self.pads else valid
 
+    def run_backbone(self, pixels: Tensor, ids: Tensor, mask: Tensor, shown: Tensor | None = None) -> BackboneFeatures:
+        if self.pads and shown is None:
+            pixels, shown = _pad_cameras(pixels)
+        return super().run_backbone(pixels, ids, mask, shown)
+
     def run_expert(self, prefix: PiPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """Return the expert's output for noisy actions x at `time`. `state` is unused: the prompt contains it."""
         embeds, condition = self._embed_suffix(x, time)
@@ -155,3 +161,12 @@ class Pi05Module(Pi0Module):
         AdaptiveNorm.forward,
         SiglipVisionEmbeddings.forward,
     )
+
+
+def _pad_cameras(pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return images with black, masked ones appended up to the number of the model's cameras, and bool [B, cameras],
+    False for masked ones. Padding tokens attend to masked images as well."""
+    rows, count = pixels.shape[:2]
+    is_camera = torch.arange(max(SLOTS, count), device=pixels.device).expand(rows, -1) < count
+    black = pixels.new_full((rows, is_camera.shape[1] - count, *pixels.shape[2:]), -1.0)
+    return torch.cat([pixels, black], dim=1), is_camera

@@ -136,8 +136,8 @@ class Pi0Module(FlowModule):
             mean_over(hidden, self._select_counted(layout.valid, ids.shape[1])) if self._summarises else None,
         )
 
-    def build_prefix(self, seen: BackboneFeatures) -> PiPrefix:
-        """Return the expert's inputs from `run_backbone`'s output."""
+    def build_prefix(self, seen: BackboneFeatures, state: Tensor | None = None) -> PiPrefix:
+        """Return the expert's inputs. `state` is unused: it is a token of the suffix, or in the prompt."""
         mask, rotation = self.lay_out_suffix(seen.valid)
         return PiPrefix([LentLayer(*pair) for pair in seen.pairs], mask, rotation, seen.hidden)
 

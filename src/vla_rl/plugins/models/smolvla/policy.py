@@ -15,12 +15,10 @@ from vla_rl.plugins.models.smolvla.network import (
     CrossAttentionLayer,
     ExpertLayer,
     SmolVLAModule,
-    SmolVLAPrefix,
     TextLayer,
 )
 from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.flow_checkpoint import save_folder
-from vla_rl.toolkit.models.flow_network import BackboneFeatures
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
 from vla_rl.toolkit.models.lerobot import model_config, write_processors
 from vla_rl.toolkit.models.networks import same_name
@@ -53,12 +51,6 @@ class SmolVLAPolicy(FlowPolicy):
 
     def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
         return self.prompts.token_rows(obs.instructions)
-
-    def _run_backbone(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> BackboneFeatures:
-        return self.module.run_backbone(pixels, ids, mask)
-
-    def _build_prefix(self, seen: BackboneFeatures, state: Tensor) -> SmolVLAPrefix:
-        return self.module.build_prefix(seen, state)
 
     def save(self, folder: Path) -> None:
         """Save in lerobot's layout, with adapters merged into the weights."""
