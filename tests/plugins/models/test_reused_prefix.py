@@ -25,6 +25,7 @@ from vla_rl.testing import check_model
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.flow_config import PrefixHeadConfig, SteeringConfig
 from vla_rl.toolkit.models.flow_network import RECORDED
+from vla_rl.toolkit.trainers.dummy_samples import dummy_sample
 
 MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "pi0": (pi0.plugin, Pi0Config, {}),
@@ -121,27 +122,44 @@ def test_what_cannot_be_kept_is_refused(config: Any) -> None:
         config(preset="tiny", reuse_prefix=True, steering=SteeringConfig())
 
 
+def play(folder: Path, reuse: bool, **sections: Any) -> list[dict[str, float]]:
+    """Train two steps, two epochs of each, and return the metrics of all lines but times."""
+    data = {
+        "name": "reuse",
+        "model": {"type": "pi0", "preset": "tiny", "denoise_steps": 2, "reuse_prefix": reuse},
+        "env": {"type": "tabletop", "num_envs": 4, "image_size": 32, "tasks": ["pick_red"]},
+        "rollout": {"chunk": 4, "episodes": 4, "group_size": 2, "max_steps": 8},
+        "algorithm": {"type": "ppo"},
+        "train": {"steps": 2, "lr": 1e-3, "micro_batch": 2, "global_batch": 4, "epochs": 2},
+        "eval": {"before": False, "episodes_per_task": 1},
+        "hooks": [{"type": "jsonl"}],
+    }
+    data["train"] |= sections.pop("train", {})
+    run(parse_spec(data | sections), folder, resume=False)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    kept = ("policy/", "value/", "rollout/", "update/")
+    return [{key: value for key, value in line.items() if key.startswith(kept)} for line in lines]
+
+
 def test_a_run_is_the_same_run(tmp_path: Path) -> None:
-    """Samples travel through the policy's store to the learner, two epochs of four minibatches, and are freed."""
-    histories = []
-    for reuse in (True, False):
-        spec = parse_spec(
-            {
-                "name": "reuse",
-                "model": {"type": "pi0", "preset": "tiny", "denoise_steps": 2, "reuse_prefix": reuse},
-                "env": {"type": "tabletop", "num_envs": 4, "image_size": 32, "tasks": ["pick_red"]},
-                "rollout": {"chunk": 4, "episodes": 4, "group_size": 2, "max_steps": 8},
-                "algorithm": {"type": "ppo"},
-                "runtime": {"backend": "local"},
-                "train": {"steps": 2, "lr": 1e-3, "micro_batch": 2, "global_batch": 2, "epochs": 2},
-                "eval": {"before": False, "episodes_per_task": 1},
-                "hooks": [{"type": "jsonl"}],
-            }
-        )
-        folder = tmp_path / str(reuse)
-        run(spec, folder, resume=False)
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        kept = ("policy/", "value/", "rollout/", "update/")
-        histories.append([{key: value for key, value in line.items() if key.startswith(kept)} for line in lines])
-    assert histories[0] == histories[1]
-    assert any(line["policy/grad_norm"] > 0 for line in histories[0] if "policy/grad_norm" in line)
+    """Samples travel through the policy's store to the learner, and are freed."""
+    found, wanted = (play(tmp_path / str(reuse), reuse, runtime={"backend": "local"}) for reuse in (True, False))
+    assert found == wanted
+    assert any(line["policy/grad_norm"] > 0 for line in found if "policy/grad_norm" in line)
+
+
+def test_dummy_samples_carry_it() -> None:
+    """A rank that scores a dummy gathers the same blocks as the others, and samples are counted with what they keep."""
+    model = build("pi0", reuse_prefix=True)
+    _, dummy = dummy_sample(model, ENV)
+    chunk = model.sample_chunk(observation(1), noise(1), False)
+    assert {key: extra.nbytes for key, extra in dummy.extras.items()} == {
+        key: extra.nbytes for key, extra in chunk.extras.items()
+    }
+
+
+@pytest.mark.ray
+def test_sharded_learners_keep_step(tmp_path: Path) -> None:
+    sections = {"placement": {"type": "collocated", "cpu_workers": 2}, "train": {"sharding": "full"}}
+    found, wanted = (play(tmp_path / str(reuse), reuse, **sections) for reuse in (True, False))
+    assert found == wanted

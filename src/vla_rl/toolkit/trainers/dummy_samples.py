@@ -19,6 +19,10 @@ def dummy_observation(info: EnvInfo) -> Observation:
 
 
 def dummy_sample(model: VLAModel, info: EnvInfo) -> tuple[Observation, Chunk]:
-    """Return one sample with black images, and the chunk that the model prefers for it (greedy), for dummy batches."""
+    """Return one sample with black images, and a chunk that the model samples for it, for dummy batches.
+
+    The chunk carries what those of a rollout carry, such as features: scoring takes the same path, and the bytes are
+    the same.
+    """
     obs = dummy_observation(info)
-    return obs, model.sample_chunk(obs, Noise(0, "blank", [0], [0], [0]), True)
+    return obs, model.sample_chunk(obs, Noise(0, "blank", [0], [0], [0]), False)
