@@ -114,7 +114,7 @@ class PolicyWorker(PolicyInterface):
             chosen = to_numpy(chunk.actions).astype(np.float32)
             self._check_chunk(chosen, chunk, mode.keep)
             if mode.keep:
-                # Samples wait in host memory, which `check_memory` counts: megabytes of features would fill the device.
+                # Samples wait in host memory: megabytes of features would fill the device.
                 chunk = evolve(chunk, extras={name: to_numpy(extra) for name, extra in chunk.extras.items()})
             start = 0
             for lane, request in busy:
