@@ -74,7 +74,7 @@ def test_a_prefix_in_a_cache_is_computed_once(decoder: Decoder) -> None:
     decoder.computed = 0
     decoder.run(0, PREFIX, recorded)
     for _ in range(2):
-        again = decoder.run(PREFIX, PREFIX + SUFFIX, [LentLayer(layer) for layer in recorded])
+        again = decoder.run(PREFIX, PREFIX + SUFFIX, [LentLayer(layer.keys, layer.values) for layer in recorded])
         torch.testing.assert_close(again, expected[:, PREFIX:])
     assert decoder.computed == PREFIX + 2 * SUFFIX
 
