@@ -14,7 +14,7 @@ and all other operators, which compilation fuses in large part. FP8 products cou
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,12 +85,12 @@ def show_case(case: str, gpu: GpuRates, rows: int, top: int) -> dict[str, float]
     figures: dict[str, float] = {}
     for call, operations in count_operations(case, rows).items():
         sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
-        by_name: Counter[str] = Counter()
+        by_name: defaultdict[str, float] = defaultdict(float)
         for operation, count in operations.items():
             kind, seconds = bound_operation(operation, gpu)
             row = (count, count * operation.flops / 1e12, count * operation.traffic / 1e9, count * seconds * 1e3)
             sums[kind] = [a + b for a, b in zip(sums[kind], row, strict=True)]
-            by_name[operation.name] += count * seconds * 1e3  # type: ignore[assignment]
+            by_name[operation.name] += count * seconds * 1e3
         sums["all"] = [sum(row[i] for row in sums.values()) for i in range(4)]
         table = Table(f"{case}, {call} of {rows}", "operators", "TFLOP", "GB", "ms", box=None, pad_edge=False)
         for column in range(1, 5):
@@ -100,7 +100,7 @@ def show_case(case: str, gpu: GpuRates, rows: int, top: int) -> dict[str, float]
             table.add_row(kind, f"{count:,.0f}", f"{flops:,.1f}", f"{traffic:,.0f}", f"{ms:,.0f}")
             figures[f"{case}, {call}, {kind}"] = ms
         Console(width=100).print(table)
-        largest = [f"{name} {ms:.0f}" for name, ms in by_name.most_common(top)]
+        largest = [f"{name} {ms:.0f}" for name, ms in sorted(by_name.items(), key=lambda item: -item[1])[:top]]
         print("ms by operator: " + ", ".join(largest) + "\n", flush=True)
     return figures
 

@@ -61,8 +61,8 @@ class FlowInputs(VLAModel, Compilable):
 
     @abstractmethod
     def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the prompts' token ids and mask (False at padding), [B, L]; the
-        normalised, padded `state` [B, S] is for prompts that contain it."""
+        """Return the prompts' token ids and mask (False at padding), [B, L]; `state` [B, S], normalised and padded, is
+        for prompts that contain it."""
 
     def _encode_inputs(self, inputs: Mapping[str, Tensor]) -> BackboneFeatures:
         """Run the vision-language model on `_build_inputs`, without gradients if it is not trained."""

@@ -35,8 +35,8 @@ NOWHERE = -1
 
 
 class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable):
-    """A flow-matching policy except for its prompt: a subclass defines how instructions become the prefix,
-    what `save` writes, and the `blocks` that are compiled. `flow_variants` has what settings add.
+    """A flow-matching policy except for its prompt: a subclass defines how instructions become tokens, what `save`
+    writes, and the `blocks` that are compiled. `flow_variants` has what settings add.
     """
 
     exact_time = False

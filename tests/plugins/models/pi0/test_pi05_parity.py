@@ -53,7 +53,7 @@ def inputs(data: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 @pytest.fixture(scope="module")
 def prefix(module: Pi05Module, data: dict[str, Tensor]) -> PiPrefix:
     with torch.no_grad():
-        return module.build_prefix(module.run_backbone(*inputs(data)))
+        return module.build_prefix(module.run_backbone(*inputs(data)), data["state"])
 
 
 @torch.no_grad()
@@ -107,7 +107,8 @@ def test_a_camera_that_is_left_out_is_a_masked_one(
 ) -> None:
     pixels, ids, mask, shown = inputs(data)
     for row in range(2):
-        alone = module.build_prefix(module.run_backbone(pixels[[row]][:, shown[row]], ids[[row]], mask[[row]]))
+        seen = module.run_backbone(pixels[[row]][:, shown[row]], ids[[row]], mask[[row]])
+        alone = module.build_prefix(seen, data["state"][[row]])
         args = (data["state"][[row]], data["x_t"][[row]], data["time"][[row]])
         assert_same_up_to(16, module.project_velocity(module.run_expert(alone, *args)), data["velocity"][[row]])
         assert alone.summary is not None and prefix.summary is not None

@@ -47,7 +47,7 @@ class Rows:
     def _see(self, row: int) -> PiPrefix:
         pixels = torch.stack([self.data[f"image_{i}"][row] for i in range(3) if self.data[f"image_mask_{i}"][row]])
         seen = self.module.run_backbone(pixels[None], self.data["tokens"][[row]], self.data["token_mask"][[row]])
-        return self.module.build_prefix(seen)
+        return self.module.build_prefix(seen, self.data["state"][[row]])
 
     def velocity(self, x: Tensor, time: Tensor) -> Tensor:
         parts = [(prefix, self.data["state"][[i]], x[[i]], time[[i]]) for i, prefix in enumerate(self.prefixes)]

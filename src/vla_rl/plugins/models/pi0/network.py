@@ -136,7 +136,7 @@ class Pi0Module(FlowModule):
             mean_over(hidden, self._select_counted(layout.valid, ids.shape[1])) if self._summarises else None,
         )
 
-    def build_prefix(self, seen: BackboneFeatures, state: Tensor | None = None) -> PiPrefix:
+    def build_prefix(self, seen: BackboneFeatures, state: Tensor) -> PiPrefix:
         """Return the expert's inputs. `state` is unused: it is a token of the suffix, or in the prompt."""
         mask, rotation = self.lay_out_suffix(seen.valid)
         return PiPrefix([LentLayer(*pair) for pair in seen.pairs], mask, rotation, seen.hidden)
