@@ -200,6 +200,14 @@ def test_fp8_is_refused_by_name_where_the_device_has_none() -> None:
     assert find_fp8_problem(torch.device("meta")) is None
 
 
+def test_fp8_asks_for_the_device_of_blocks_alone() -> None:
+    """Critics of flow models are initialised on the host, and moved to the GPU after the blocks were stored."""
+    with torch.device("meta"):
+        network = nn.ModuleDict({"blocks": nn.ModuleList([Block()])})
+    store_frozen_weights(nn.Sequential(nn.Linear(1, 1), network), (Block,), "fp8")
+    assert stored_names(network) == {"blocks.0.frozen"}
+
+
 @pytest.mark.parametrize(("capability", "works"), [((8, 0), False), ((8, 9), True), ((9, 0), True)])
 def test_gpus_without_fp8_are_named(capability: tuple[int, int], works: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)

@@ -225,11 +225,13 @@ def store_frozen_weights(module: nn.Module, blocks: Sequence[type[nn.Module]], k
     """
     if kind == "bf16":
         return
-    device = next(module.parameters()).device
-    problem = find_fp8_problem(device) if kind == "fp8" else None
-    if problem is not None:
-        raise MismatchError(f"model.frozen_weights: {problem}")
-    for block in find_blocks(module, blocks):
+    repeated = find_blocks(module, blocks)
+    if kind == "fp8":
+        # of the blocks alone: a critic may still be on the host, where it was initialised
+        for device in {next(block.parameters()).device for block in repeated}:
+            if (problem := find_fp8_problem(device)) is not None:
+                raise MismatchError(f"model.frozen_weights: {problem}")
+    for block in repeated:
         for path, part in list(block.named_modules()):
             for name, layer in list(part.named_children()):
                 if _is_storable(layer, kind) and "norm" not in f"{path}.{name}":

@@ -67,8 +67,10 @@ FIGURES = {
     ],
     ("oft_act", "pi0"): [
         *(f"oft_act: decision, {mode}, batch {rows}" for mode in MODES for rows in (1, 2)),
+        *(f"pi0: decision of 10 denoising steps, bf16, CUDA graphs, batch {n}" for n in (1, 2)),
         *(f"pi0: decision, {mode}, batch {n}" for mode in ("eager", "compiled blocks", "CUDA graphs") for n in (1, 2)),
         "pi0: learner step, compiled blocks, micro-batch 2",
+        "pi0: learner step, prefix kept, compiled blocks, micro-batch 2",
     ],
 }
 """Stages -> names of the figures that they measure, in order."""

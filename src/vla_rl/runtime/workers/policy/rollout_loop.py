@@ -54,7 +54,7 @@ class RolloutLoop(RolloutInterface):
         self._worker_of = {lane.index: worker for lane, worker in zip(assignment.served, assignment.homes, strict=True)}
         """Lane -> worker of its simulator."""
         self.queues = {"action": TicketQueue(assignment.served)}
-        """Purpose -> the tickets of its rollout."""
+        """Purpose -> the tickets of its rollout; see `queue_of`."""
 
     def roll_out(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
         self.queues["action"].begin_rollout(batches)
@@ -64,7 +64,7 @@ class RolloutLoop(RolloutInterface):
     def roll_out_in_background(
         self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str, role: str
     ) -> RolloutReport:
-        queue = self.queues.setdefault(purpose, TicketQueue(self._assignment.served))
+        queue = self.queue_of(purpose)
         queue.begin_rollout(batches)
         return self._drive_rollout(PolicyMode(purpose=purpose, greedy=False, keep=True), queue, role)
 
@@ -78,11 +78,17 @@ class RolloutLoop(RolloutInterface):
         return self._drive_rollout(PolicyMode(purpose=purpose, greedy=False, keep=False), queue, role)
 
     def add_tickets(self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str) -> bool:
-        return self.queues[purpose].add_tickets(batches)
+        return self.queue_of(purpose).add_tickets(batches)
 
     def wait_for_report(self, needed: Sequence[int], early: bool, purpose: str) -> RolloutReport:
         self._idle()
-        return self.queues[purpose].wait_for_report(needed, early)
+        return self.queue_of(purpose).wait_for_report(needed, early)
+
+    def queue_of(self, purpose: str) -> TicketQueue:
+        """Return the queue of a purpose. Whoever asks first creates it: tickets and the question for their report come
+        in separate threads, in any order.
+        """
+        return self.queues.setdefault(purpose, TicketQueue(self._assignment.served))
 
     def _drive_rollout(self, mode: PolicyMode, queue: TicketQueue, role: str = "sim") -> RolloutReport:
         """Roll out the tickets of the queue, and those that are added meanwhile, in the envs of a role. Return what was
