@@ -1,5 +1,5 @@
 """What this machine's GPU does with vla-rl, a table for each stage: no network, at most eight minutes or as many as
-you give. All stages take about 14 minutes on an H200, most of them for the compiler and random weights.
+you give. All stages take about 18 minutes on an H200, most of them for the compiler and random weights.
 
     python benchmarks/gpu.py [--only STAGE ...] [--json FILE] [--before FILE] [--minutes 8]
     python benchmarks/gpu.py --tiny                    # the same code on a CPU, which checks it and no more

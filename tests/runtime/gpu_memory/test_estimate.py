@@ -55,7 +55,7 @@ def test_another_card_and_another_model_are_not_calibrated():
     assert not estimate_job(spec_of(model=model), cluster, gpu_rates("h200")).calibrated
 
 
-def test_fp8_needs_a_card_that_has_it_and_is_counted_at_twice_the_rate():
+def test_fp8_needs_a_card_that_has_it_and_is_counted_at_its_measured_rate():
     fp8 = spec_of(model={**SPEC["model"], "frozen_weights": "fp8"})
     with pytest.raises(UserError, match=r"model.frozen_weights: fp8 needs a GPU .*the planned one does not; use int8"):
         estimate_job(fp8, cluster_of(1, None, None, 80), gpu_rates("a100"))
@@ -68,7 +68,7 @@ def test_fp8_needs_a_card_that_has_it_and_is_counted_at_twice_the_rate():
         ).device
         for kind in ("product", "fp8_product")
     }
-    assert seconds["product"] == pytest.approx(2 * seconds["fp8_product"], rel=1e-3)
+    assert seconds["product"] == pytest.approx(2.2 * seconds["fp8_product"], rel=1e-3)
 
 
 def test_a_public_checkpoint_has_the_size_of_its_model_and_keeps_its_other_keys():
