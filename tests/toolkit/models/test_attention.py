@@ -1,4 +1,4 @@
-"""Attention of queries that see nothing, compared with a softmax over equal scores."""
+"""Attention of heads that share keys, and of queries that see nothing, compared with a softmax."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from vla_rl.toolkit.models.attention import WITH_BLIND_QUERIES, added_to_scores
+from vla_rl.toolkit.models.attention import (
+    WITH_BLIND_QUERIES,
+    added_to_scores,
+    attend_to_shared_keys,
+    repeat_for_heads,
+)
 
 B, HEADS, GROUPS, QUERIES, KEYS, SIZE = 2, 4, 2, 5, 6, 8
 
@@ -66,3 +71,26 @@ def test_hidden_keys_change_nothing_for_queries_that_see() -> None:
     assert changed[0, 1] > 0.1, "the query that sees nothing attends to hidden keys too"
     changed[0, 1] = 0
     assert changed.max() == 0
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_heads_that_share_keys_attend_as_with_copies_of_them(key_heads: int) -> None:
+    rng = torch.Generator().manual_seed(0)
+    query = torch.randn(B, QUERIES, HEADS, SIZE, generator=rng).transpose(1, 2).requires_grad_()
+    pair = [torch.randn(B, key_heads, KEYS, SIZE, generator=rng).requires_grad_() for _ in range(2)]
+    seen = torch.rand(B, 1, QUERIES, KEYS, generator=rng) < 0.6
+    seen[..., 0] = True
+    groups = HEADS // key_heads
+    out = attend_to_shared_keys(query, *pair, repeat_for_heads(added_to_scores(seen, torch.float32), groups))
+    scores = query @ pair[0].repeat_interleave(groups, 1).transpose(2, 3) * SIZE**-0.5
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    expected = (weights @ pair[1].repeat_interleave(groups, 1)).transpose(1, 2)
+    torch.testing.assert_close(out, expected)
+    slopes = torch.randn(out.shape, generator=rng)
+    ours, theirs = (torch.autograd.grad((result * slopes).sum(), (query, *pair)) for result in (out, expected))
+    torch.testing.assert_close(ours, theirs)
+    with torch.no_grad():
+        alike = attend_to_shared_keys(query, *pair, added_to_scores(seen[:, :, :1], torch.float32), 1.0)
+        scores = query @ pair[0].repeat_interleave(groups, 1).transpose(2, 3)
+        weights = scores.masked_fill(~seen[:, :, :1], -torch.inf).softmax(-1)
+        torch.testing.assert_close(alike, (weights @ pair[1].repeat_interleave(groups, 1)).transpose(1, 2))

@@ -18,7 +18,7 @@ from transformers.initialization import no_init_weights
 from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer, GemmaRMSNorm, rotate_half
 from transformers.models.siglip.modeling_siglip import SiglipVisionEmbeddings
 
-from vla_rl.toolkit.models.attention import WITH_BLIND_QUERIES, added_to_scores
+from vla_rl.toolkit.models.attention import WITH_BLIND_QUERIES, WITH_SHARED_KEYS, added_to_scores, repeat_for_heads
 from vla_rl.toolkit.models.decoder import CACHE, LayerCache, LentLayer, RecordedLayer, Rotation, run_layers
 from vla_rl.toolkit.models.flow_network import BackboneFeatures, FlowModule, TimeEmbedding, mean_over
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
@@ -31,8 +31,8 @@ class PiPrefix:
     caches: list[LentLayer]
     """Keys and values of each layer."""
     mask: Tensor
-    """Mask [B, 1, 1 + H, P + 1 + H] added to attention scores: 0 where a token of the suffix sees, else very low. pi0.5
-    has no state token: H instead of 1 + H."""
+    """Mask [B, 1, (1 + H) * heads, P + 1 + H] of `attend_to_shared_keys`, added to attention scores: 0 where a token
+    of the suffix sees, else very low. pi0.5 has no state token: H instead of 1 + H."""
     rotation: Rotation
     """Rotary embedding of the suffix's tokens."""
     summary: Tensor | None = None
@@ -84,6 +84,7 @@ def empty_network(config: PI0Config) -> PI0ForConditionalGeneration:
     network.model.dit.embed_tokens.requires_grad_(False)  # in the files, but never used
     language: Any = network.model.vlm.language_model
     language.config._attn_implementation = WITH_BLIND_QUERIES
+    network.model.dit.config._attn_implementation = WITH_SHARED_KEYS
     last = len(language.layers) - 1
     with no_init_weights():
         language.layers[last] = LastLayer(language.config, last)
@@ -171,7 +172,8 @@ class Pi0Module(FlowModule):
         suffix = torch.cat([valid[:, None].expand(-1, tokens, -1), among.expand(len(valid), -1, -1)], dim=2)[:, None]
         positions = valid.sum(1, keepdim=True) + order
         rotation = self.pi0.model.dit.rotary_emb(valid.new_empty(0, dtype=self._dtype), position_ids=positions)
-        return self._mask_scores(suffix), rotation
+        groups = self.pi0.model.dit.layers[0].self_attn.num_key_value_groups
+        return repeat_for_heads(self._mask_scores(suffix), groups), rotation
 
     @property
     def blind_queries(self) -> bool:

@@ -21,7 +21,7 @@ from transformers.initialization import no_init_weights
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from vla_rl.plugins.models.smolvla.folder import SmolVLASizes
-from vla_rl.toolkit.models.attention import added_to_scores
+from vla_rl.toolkit.models.attention import added_to_scores, attend_to_shared_keys, repeat_for_heads
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 from vla_rl.toolkit.models.flow_network import BackboneFeatures, FlowModule, TimeEmbedding, mean_over
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
@@ -39,7 +39,7 @@ class SmolVLAPrefix:
     """Keys and values of each layer that the action tokens attend to, the state included; in odd layers after the
     expert's own projections."""
     own: Tensor
-    """Mask [B, 1, H, P + 1 + H], added to the attention scores of even layers."""
+    """Mask [B, 1, H * groups, P + 1 + H] of `attend_to_shared_keys`, added to the attention scores of even layers."""
     across: Tensor
     """Mask [B, 1, 1, P + 1], added to the attention scores of odd layers."""
     turns: tuple[Pair, Pair]
@@ -82,10 +82,8 @@ class _Layer(LlamaDecoderLayer):
     def _run_attention(self, x: Tensor, queries: Tensor, pair: Pair, mask: Tensor) -> Tensor:
         """Run the rest of the layer: attention of queries [B, heads, T, D], and the MLP. Scores are float32."""
         keys, values = pair
-        attended = F.scaled_dot_product_attention(
-            queries.float(), keys.float(), values.float(), attn_mask=mask, enable_gqa=True
-        )
-        x = x + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2).to(x.dtype))
+        attended = attend_to_shared_keys(queries.float(), keys.float(), values.float(), mask)
+        x = x + self.self_attn.o_proj(attended.flatten(2).to(x.dtype))
         result: Tensor = x + self.mlp(apply_rms_norm(self.post_attention_layernorm, x))
         return result
 
@@ -277,7 +275,9 @@ class SmolVLAModule(FlowModule):
         if seen.hidden is not None:
             summary = mean_over(torch.cat([seen.hidden, state_hidden], dim=1), valid)
         rotations = rotary_factors(count + ahead, self._dim), rotary_factors(ahead, self._dim)
-        return SmolVLAPrefix(pairs, self._mask_scores(causal), across, rotations, summary)
+        sizes = self.smolvla.sizes
+        own = repeat_for_heads(self._mask_scores(causal), sizes.heads // sizes.kv_heads)
+        return SmolVLAPrefix(pairs, own, across, rotations, summary)
 
     def run_expert(self, prefix: SmolVLAPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """Return the expert's output for noisy actions x at `time`. `state` is unused: the prefix contains it."""
