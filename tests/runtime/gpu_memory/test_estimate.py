@@ -137,8 +137,8 @@ def unread_flops(tokens, width, inner):
 )
 def test_the_operators_of_full_size_models_are_those_of_the_reference(name, model, chunk, rows, micro_batch):
     """Operators that tests/reference/gpu_times.json holds are what the code runs now; within a twentieth, since other
-    versions of the libraries call other ones. The card still computed the output of the last layer of pi0's language
-    model, which nothing but a critic that reads the prefix uses, and which is left out today."""
+    versions of the libraries call other ones. Two things of pi0 are left out today: the output of the last layer of its
+    language model, which nothing but a critic that reads the prefix uses, and the critic's own pass of the expert."""
     flow = name.startswith("pi")
     spec = spec_of(
         model={**model, "preset": "full", "dtype": "bfloat16"},
@@ -158,9 +158,10 @@ def test_the_operators_of_full_size_models_are_those_of_the_reference(name, mode
             flops -= batch * unread_flops(tokens=522, width=2048, inner=16384)
         assert counted.total_flops == pytest.approx(flops, rel=0.001)
         operators = sum(n for *_, n in call["operations"])
-        assert sum(counted.operations.values()) == pytest.approx(operators, rel=0.05)
+        left, bytes_left = (0.63, 0.93) if name == "pi0" and call["learns"] else (1.0, 1.0)
+        assert sum(counted.operations.values()) == pytest.approx(left * operators, rel=0.05)
         traffic = sum(t * n for _, _, t, n in call["operations"])
-        assert sum(o.traffic * n for o, n in counted.operations.items()) == pytest.approx(traffic, rel=0.05)
+        assert sum(o.traffic * n for o, n in counted.operations.items()) == pytest.approx(bytes_left * traffic, rel=0.05)
 
 
 def test_every_recipe_has_a_model_of_public_size_and_a_described_simulator():

@@ -169,6 +169,12 @@ class FlowModule(nn.Module, ABC):
         Returns: float32 [B, H, D].
         """
 
+    def run_expert_and_critic(
+        self, prefix: Any, state: Tensor, x: Tensor, time: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what `run_expert` and `estimate_values` do. A network may share a pass between both."""
+        return self.run_expert(prefix, state, x, time), self.estimate_values(prefix, state)
+
     @abstractmethod
     def project_velocity(self, hidden: Tensor) -> Tensor:
         """Return the velocity [B, H, A], from actions to noise, of the expert's output [B, H, D]."""

@@ -118,21 +118,26 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
         return 0
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
-        """Score recorded chunks. This takes one pass of the expert if one step was stochastic, K passes if all were;
-        the vision-language model runs once, or not at all where its output was recorded (`reuse_prefix`)."""
+        """Score recorded chunks. This takes one pass of the expert if one step was stochastic, K passes if all were,
+        and those of the critic; the vision-language model runs once, or not at all where its output was recorded
+        (`reuse_prefix`)."""
         prefix, state = self._encode_observation(obs, seen=BackboneFeatures.unpack(chunk.extras, self._device))
         chain, step = (as_tensor(chunk.extras[name], self._device) for name in ("chain", "step"))
         rows = torch.arange(len(step), device=self._device)
         indices = [i.expand_as(step) for i in self._schedule.indices] if self._every_step else [step.clamp(min=0)]
         log_probs = torch.zeros(len(step), self._chunk, 1, device=self._device)
-        spread = torch.zeros_like(log_probs)
-        for index in indices:
-            x = chain[rows, index]
-            hidden = self.module.run_expert(prefix, state, x, self._schedule.time[index])
-            log_probs, spread = self._add_density(hidden, x, chain[rows, index + 1], index, step, log_probs, spread)
+        spread, values = torch.zeros_like(log_probs), None
+        for i, index in enumerate(indices):
+            inputs = prefix, state, chain[rows, index], self._schedule.time[index]
+            if i:
+                hidden = self.module.run_expert(*inputs)
+            else:
+                hidden, values = self.module.run_expert_and_critic(*inputs)
+            following = chain[rows, index + 1]
+            log_probs, spread = self._add_density(hidden, inputs[2], following, index, step, log_probs, spread)
         # without a noise head the entropy is a constant, and callers differentiate it
         spread = spread + 0 * log_probs
-        return Scores(log_probs=log_probs, entropy=spread, values=self.module.estimate_values(prefix, state))
+        return Scores(log_probs=log_probs, entropy=spread, values=values)
 
     @torch.no_grad()
     def continue_chunk(

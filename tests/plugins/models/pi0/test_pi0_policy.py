@@ -210,8 +210,27 @@ def test_the_vision_language_model_runs_once_and_the_expert_as_often_as_needed()
             part.layers[-1].register_forward_hook(lambda _m, _i, out, name=name: calls[name].append(out.requires_grad))
         chunk = model.sample_chunk(obs, noise(2), False)
         assert calls == {"vlm": [False], "expert": [False] * 5}  # K = 4 and the critic's
-        model.chunk_log_probs(obs, chunk)
-        assert calls == {"vlm": [False] * 2, "expert": [False] * 5 + [True] * (passes + 1)}
+        model.chunk_log_probs(obs, chunk)  # the critic shares the first pass
+        assert calls == {"vlm": [False] * 2, "expert": [False] * 5 + [True] * passes}
+
+
+def test_a_pass_shared_with_the_critic_computes_what_two_passes_do() -> None:
+    model, obs = policy(context={"values": "action"}), observation(3)
+    module, trained = model.module, [p for p in model.module.parameters() if p.requires_grad]
+    rng = torch.Generator().manual_seed(0)
+    x, time = torch.randn(3, *module.shape, generator=rng), torch.rand(3, generator=rng)
+    inputs = *model._encode_observation(obs), x, time
+    shared = module.run_expert_and_critic(*inputs)
+    apart = module.run_expert(*inputs), module.estimate_values(*inputs[:2])
+    gradients = []
+    for hidden, values in (shared, apart):
+        loss = hidden.square().mean() + values.square().mean()
+        gradients.append(torch.autograd.grad(loss, trained, allow_unused=True, retain_graph=True))
+    torch.testing.assert_close(shared, apart)
+    for ours, theirs in zip(*gradients, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("expert_only", [True, False])

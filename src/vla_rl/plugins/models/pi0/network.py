@@ -38,6 +38,19 @@ class PiPrefix:
     summary: Tensor | None = None
     """float32 [B, D]: mean of the language model's output, for a critic that reads the prefix."""
 
+    def repeat_samples(self) -> PiPrefix:
+        """Return the prefix of all samples twice, one after the other."""
+        cosine, sine = self.rotation
+        return PiPrefix(
+            [LentLayer(_twice(cache.keys), _twice(cache.values)) for cache in self.caches],
+            _twice(self.mask),
+            (_twice(cosine), _twice(sine)),
+        )
+
+
+def _twice(tensor: Tensor) -> Tensor:
+    return torch.cat([tensor, tensor])
+
 
 class LastLayer(GemmaDecoderLayer):
     """Last layer of the language model. The expert attends to its keys and values, and most policies read nothing else
@@ -196,6 +209,18 @@ class Pi0Module(FlowModule):
         hidden = run_layers(self.pi0.model.dit, embeds, prefix.mask, prefix.rotation, prefix.caches)
         result: Tensor = hidden[:, 1:].float()
         return result
+
+    def run_expert_and_critic(
+        self, prefix: PiPrefix, state: Tensor, x: Tensor, time: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what `run_expert` and `estimate_values` do, in one pass where the critic takes one and its gradient
+        reaches the expert: on a GPU the host, which launches the layers, is the limit."""
+        head = self.value_head
+        if not isinstance(head, HorizonValueHead) or head.passes > 1 or head.detach:
+            return super().run_expert_and_critic(prefix, state, x, time)
+        noisy, times = torch.cat([x, torch.zeros_like(x)]), torch.cat([time, torch.ones_like(time)])
+        hidden, of_mean = self.run_expert(prefix.repeat_samples(), _twice(state), noisy, times).chunk(2)
+        return hidden, head(of_mean)
 
     def _embed_suffix(self, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """Return the embeddings [B, 1 + H, D] of state, noisy actions and time."""
