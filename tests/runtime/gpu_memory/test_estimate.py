@@ -161,7 +161,9 @@ def test_the_operators_of_full_size_models_are_those_of_the_reference(name, mode
         left, bytes_left = (0.63, 0.93) if name == "pi0" and call["learns"] else (1.0, 1.0)
         assert sum(counted.operations.values()) == pytest.approx(left * operators, rel=0.05)
         traffic = sum(t * n for _, _, t, n in call["operations"])
-        assert sum(o.traffic * n for o, n in counted.operations.items()) == pytest.approx(bytes_left * traffic, rel=0.05)
+        assert sum(o.traffic * n for o, n in counted.operations.items()) == pytest.approx(
+            bytes_left * traffic, rel=0.05
+        )
 
 
 def test_every_recipe_has_a_model_of_public_size_and_a_described_simulator():

@@ -56,14 +56,23 @@ class RecordedLayer:
 
 class LentLayer:
     """A prefix's keys and values, reused in one pass after the other. The suffix is attended to and not stored, so
-    nothing has to be cropped and no pass keeps another one's graph."""
+    nothing has to be cropped and no pass keeps another one's graph. A pass may have several suffixes of each sample,
+    all samples one after the other: its rows are a multiple of the prefix's."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys = keys
         self.values = values
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        return torch.cat([self.keys, key_states], dim=2), torch.cat([self.values, value_states], dim=2)
+        return _append_tokens(self.keys, key_states), _append_tokens(self.values, value_states)
+
+
+def _append_tokens(lent: Tensor, own: Tensor) -> Tensor:
+    """Return keys or values [n B, heads, P + T, D]: lent ones [B, heads, P, D], then a pass's [n B, heads, T, D]."""
+    if len(own) == len(lent):
+        return torch.cat([lent, own], dim=2)
+    by_suffix = own.unflatten(0, (-1, len(lent)))
+    return torch.cat([lent.expand(len(by_suffix), *lent.shape), by_suffix], dim=3).flatten(0, 1)
 
 
 class PreallocatedLayer:

@@ -97,8 +97,9 @@ class ValueHeadConfig:
     """The critic, built when the algorithm needs one: an MLP on the action expert's output."""
 
     reads: str = field(default="expert", validator=in_(("expert", "denoising")))
-    """Input of the critic. `expert`: the expert's output for the mean noise, one more pass. `denoising`: the average
-    over all denoising steps from there, at that many passes; pi_RL averages over the steps of the sampled chunk."""
+    """Input of the critic. `expert`: the expert's output for the mean noise, at most one more pass. `denoising`: the
+    average over all denoising steps from there, at that many passes; pi_RL averages over the steps of the sampled
+    chunk."""
     hidden: tuple[int, ...] = (512, 256, 128)
     """Widths of its hidden layers (ReLU between), as in RLinf."""
     detach: bool = False
@@ -112,8 +113,8 @@ class PrefixHeadConfig:
 
     reads: str = field(default="prefix", validator=in_(("prefix", "expert", "denoising")))
     """Input of the critic. `prefix`: the mean over images and prompt, padding left out. `expert`: the expert's output
-    for the mean noise, one more pass. `denoising`: the average over all denoising steps from there, at that many
-    passes."""
+    for the mean noise, at most one more pass. `denoising`: the average over all denoising steps from there, at that
+    many passes."""
     hidden: tuple[int, ...] = (1024, 512, 256)
     """Widths of its hidden layers (ReLU between), as in RLinf."""
     detach: bool = False

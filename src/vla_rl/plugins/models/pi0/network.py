@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 from transformers import PI0Config, PI0ForConditionalGeneration
 from transformers.initialization import no_init_weights
@@ -38,14 +38,10 @@ class PiPrefix:
     summary: Tensor | None = None
     """float32 [B, D]: mean of the language model's output, for a critic that reads the prefix."""
 
-    def repeat_samples(self) -> PiPrefix:
-        """Return the prefix of all samples twice, one after the other."""
+    def with_two_suffixes(self) -> PiPrefix:
+        """Return the prefix for a pass with two suffixes of each sample, all samples one after the other."""
         cosine, sine = self.rotation
-        return PiPrefix(
-            [LentLayer(_twice(cache.keys), _twice(cache.values)) for cache in self.caches],
-            _twice(self.mask),
-            (_twice(cosine), _twice(sine)),
-        )
+        return evolve(self, mask=_twice(self.mask), rotation=(_twice(cosine), _twice(sine)))
 
 
 def _twice(tensor: Tensor) -> Tensor:
@@ -219,7 +215,7 @@ class Pi0Module(FlowModule):
         if not isinstance(head, HorizonValueHead) or head.passes > 1 or head.detach:
             return super().run_expert_and_critic(prefix, state, x, time)
         noisy, times = torch.cat([x, torch.zeros_like(x)]), torch.cat([time, torch.ones_like(time)])
-        hidden, of_mean = self.run_expert(prefix.repeat_samples(), _twice(state), noisy, times).chunk(2)
+        hidden, of_mean = self.run_expert(prefix.with_two_suffixes(), _twice(state), noisy, times).chunk(2)
         return hidden, head(of_mean)
 
     def _embed_suffix(self, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
