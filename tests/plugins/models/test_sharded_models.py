@@ -14,6 +14,7 @@ import pytest
 import torch
 from model_cases import NAMES, noise, smallest
 
+from fp8 import KINDS
 from sharding import skip_where_torch_cannot_shard
 from vla_rl.runtime.workers.learner.parallel.fsdp import FullyShardedParallel
 from vla_rl.testing import synthetic
@@ -37,7 +38,7 @@ def test_a_sharded_model_computes_the_same(name: str, one_rank: None) -> None:
     check_sharded(smallest(name, ENV, CHUNK))
 
 
-@pytest.mark.parametrize("kind", ["int8", "nf4", "fp8"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_weights_in_fewer_bits_are_sharded_too(kind: str, one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frozen_weights, "find_fp8_problem", lambda device: None)
     check_sharded(smallest("openvla_oft", ENV, CHUNK, lora={"rank": 2}, frozen_weights=kind))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fp8
 from vla_rl.toolkit.models import frozen_weights
 from vla_rl.toolkit.models.fitting import MismatchError
 from vla_rl.toolkit.models.frozen_weights import FrozenLinear, count_weights, find_fp8_problem, store_frozen_weights
@@ -103,6 +104,7 @@ def test_autocast_computes_as_with_the_dequantised_weight(kind: str) -> None:
     assert relative_error(found, layer(x)) < 1.2 * ROUNDING[kind] + 0.01
 
 
+@fp8.needs_fp8
 @pytest.mark.parametrize("dtype", TYPES)
 def test_fp8_multiplies_forward_and_backward(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own FP8 product, which a CPU has too, slowly."""
@@ -142,7 +144,7 @@ def collect_kept(run: Any, x: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("backend", [None, "aot_eager_decomp_partition"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", fp8.KINDS)
 def test_no_weight_in_full_precision_waits_for_the_backward_pass(
     kind: str, backend: str | None, fresh_compiler: None
 ) -> None:
