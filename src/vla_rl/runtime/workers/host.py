@@ -154,7 +154,7 @@ class WorkerHost(HostInterface):
         if "policy" in self.assignment.slot.roles:
             self.roles["policy"] = self._builder.make_policy(
                 self._builder.make_engine(info, make_model),
-                on_version=self._rollouts.queues["action"].reach_version,
+                on_version=self._rollouts.queue_of("action").reach_version,
                 between_requests=self._calls.locks.between_requests,
             )
         if "learner" in self.assignment.slot.roles:

@@ -53,13 +53,14 @@ class RolloutLoop(RolloutInterface):
         self.progress = ProgressCounter()
         self._worker_of = {lane.index: worker for lane, worker in zip(assignment.served, assignment.homes, strict=True)}
         """Lane -> worker of its simulator."""
-        self.queues = {"action": TicketQueue(assignment.served)}
-        """Purpose -> the tickets of its rollout; see `queue_of`."""
+        self._queues: dict[str, TicketQueue] = {}
+        """Purpose -> the tickets of its rollout; `queue_of` adds them."""
 
     def roll_out(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
-        self.queues["action"].begin_rollout(batches)
+        queue = self.queue_of("action")
+        queue.begin_rollout(batches)
         with self._clients.through_channels():
-            return self._drive_rollout(PolicyMode(purpose="action", greedy=False, keep=True), self.queues["action"])
+            return self._drive_rollout(PolicyMode(purpose="action", greedy=False, keep=True), queue)
 
     def roll_out_in_background(
         self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str, role: str
@@ -88,7 +89,8 @@ class RolloutLoop(RolloutInterface):
         """Return the queue of a purpose. Whoever asks first creates it: tickets and the question for their report come
         in separate threads, in any order.
         """
-        return self.queues.setdefault(purpose, TicketQueue(self._assignment.served))
+        queue = self._queues.get(purpose)
+        return self._queues.setdefault(purpose, TicketQueue(self._assignment.served)) if queue is None else queue
 
     def _drive_rollout(self, mode: PolicyMode, queue: TicketQueue, role: str = "sim") -> RolloutReport:
         """Roll out the tickets of the queue, and those that are added meanwhile, in the envs of a role. Return what was
