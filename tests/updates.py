@@ -18,7 +18,7 @@ from vla_rl.core.types import Array, EnvInfo, Rollout
 from vla_rl.plugins.trainers.behaviour_cloning.impl import BehaviourCloning
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, batch_fields, find_samples
-from vla_rl.runtime.driver.samples.minibatches import RankShard, split_into_minibatches
+from vla_rl.runtime.driver.training.update import RankShard, split_into_minibatches
 from vla_rl.runtime.messages.learning import SampleRefs
 from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.workers.learner.learner import Learner

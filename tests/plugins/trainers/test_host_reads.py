@@ -28,9 +28,9 @@ from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.algorithms.settings import Decoupled, KLSettings, VTrace
+from vla_rl.toolkit.algorithms.statistics import MetricAccumulator
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.trainers.context import TrainerContext
-from vla_rl.toolkit.trainers.gradient_accumulator import MetricAccumulator
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 CHUNK, SAMPLES, MICRO_BATCH = 2, 4, 2

@@ -17,9 +17,8 @@ from vla_rl.runtime.checks.run import check_cameras, check_simulators
 from vla_rl.runtime.comm.backend import Backend
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.driver.collecting.collector import Collector
-from vla_rl.runtime.driver.collecting.episode_requests import EpisodeRequests
 from vla_rl.runtime.driver.collecting.restarts import Restarts
-from vla_rl.runtime.driver.collecting.rollouts import StepRollouts
+from vla_rl.runtime.driver.collecting.rollouts import EpisodeRequests, StepRollouts
 from vla_rl.runtime.driver.collecting.sample_memory import SampleMemory
 from vla_rl.runtime.driver.evaluation.evaluator import Evaluator
 from vla_rl.runtime.driver.lifecycle.startup import start_workers
@@ -30,9 +29,8 @@ from vla_rl.runtime.driver.reports.trace import Trace
 from vla_rl.runtime.driver.samples.sample_router import SampleRouter
 from vla_rl.runtime.driver.training.learners import RunLearners
 from vla_rl.runtime.driver.training.part import StepContext, StepPart
-from vla_rl.runtime.driver.training.step_samples import StepSamples
 from vla_rl.runtime.driver.training.streaming_update import StreamingUpdate
-from vla_rl.runtime.driver.training.update import StepUpdate, UpdateStrategy
+from vla_rl.runtime.driver.training.update import StepUpdate
 from vla_rl.runtime.placement.assignments import assign_workers
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.placement.hardware import smallest_gpu_memory
@@ -136,13 +134,12 @@ class Driver:
             on_collected=router.transfers.prefetch_inputs if router.transfers.prefetches else None,
         )
         requests = EpisodeRequests(spec, started.train_states, self.algorithm.needs)
-        strategy: UpdateStrategy = StepUpdate(spec, self.collector, router)
-        if self.shape.streaming:
-            strategy = StreamingUpdate(spec, self.algorithm, self.collector, router, trace)
         evaluator = Evaluator(restarts, spec, self.info, started.eval_states, fault_log)
         self.workers = RunWorkers(spec, self.info, self.collector, evaluator, memory, compilation, fault_log, trace)
         self.rollouts = StepRollouts(self.collector, requests, memory, spec, self.info, fault_log, trace)
-        self.samples = StepSamples(self.rollouts, router, strategy, self.parts, trace)
+        self.samples = StepUpdate(spec, self.rollouts, router, self.parts, trace)
+        if self.shape.streaming:
+            self.samples = StreamingUpdate(spec, self.algorithm, self.rollouts, router, self.parts, trace)
         self.learners = RunLearners(
             spec,
             self.collector,

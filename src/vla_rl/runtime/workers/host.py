@@ -55,8 +55,7 @@ from vla_rl.runtime.workers.env.env_worker import EnvWorker
 from vla_rl.runtime.workers.heartbeat import Heartbeats
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.offload import Offload
-from vla_rl.runtime.workers.policy.env_clients import EnvClients
-from vla_rl.runtime.workers.policy.rollout_loop import RolloutLoop
+from vla_rl.runtime.workers.policy.rollout_loop import EnvClients, RolloutLoop
 from vla_rl.runtime.workers.role_builder import RoleBuilder
 from vla_rl.runtime.workers.role_calls import RoleCalls
 from vla_rl.toolkit.data.mixture import MixedDemonstrations

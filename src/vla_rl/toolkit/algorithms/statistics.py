@@ -1,5 +1,6 @@
 """Mergeable statistics, exact under any split over micro-batches, ranks and optimiser steps: each is a vector of sums
-that is added up, and read once at the end. NaN in entries outside the mask does no harm."""
+that is added up, and read once at the end. NaN in entries outside the mask does no harm. `MetricAccumulator` adds up
+what the losses of micro-batches return."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
+from attrs import define, field
 from torch import Tensor
 
+from vla_rl.core.trainers import UpdateMetrics
 from vla_rl.core.types import Statistic
 from vla_rl.toolkit.algorithms.checks import check_shapes
 from vla_rl.toolkit.algorithms.functional import LOG_RATIO_LIMIT
@@ -93,3 +96,48 @@ def read_all(parts: Sequence[Mapping[str, Statistic]]) -> dict[str, float]:
         first, *others = [part[name] for part in parts if name in part]
         metrics |= sum(others, start=first).read(name)
     return metrics
+
+
+@define(eq=False)
+class MetricAccumulator:
+    """Metrics of losses: sums, maxima and statistics over micro-batches."""
+
+    sums: dict[str, Tensor] = field(factory=dict)
+    maxima: dict[str, Tensor] = field(factory=dict)
+    statistics: dict[str, Statistic] = field(factory=dict)
+
+    def add_sums(self, metrics: Mapping[str, Tensor], divisor: float = 1.0) -> None:
+        for name, value in metrics.items():
+            self.sums[name] = self.sums.get(name, torch.zeros((), device=value.device)) + value / divisor
+
+    def add(self, maxima: Mapping[str, Tensor], statistics: Mapping[str, Statistic]) -> None:
+        for name, value in maxima.items():
+            self.maxima[name] = torch.maximum(self.maxima[name], value) if name in self.maxima else value
+        for name, statistic in statistics.items():
+            earlier = self.statistics.get(name)
+            self.statistics[name] = statistic if earlier is None else earlier + statistic
+
+    def read_metrics(self, seconds: float) -> UpdateMetrics:
+        """Return the metrics as numbers, of an update that took these seconds."""
+        on_host = self.on_host()
+        return UpdateMetrics(
+            sums={name: float(value) for name, value in on_host.sums.items()},
+            maxima={name: float(value) for name, value in on_host.maxima.items()},
+            statistics=on_host.statistics,
+            seconds=seconds,
+        )
+
+    def on_host(self) -> MetricAccumulator:
+        """Return the metrics in host memory, in float64, by one copy from the device."""
+        statistics = [statistic.sums for statistic in self.statistics.values()]
+        tensors = [*self.sums.values(), *self.maxima.values(), *statistics]
+        if not tensors:
+            return MetricAccumulator()
+        device = tensors[0].device
+        flat = torch.cat([tensor.detach().reshape(-1).to(device, torch.float64) for tensor in tensors]).cpu()
+        values = iter(flat.split([tensor.numel() for tensor in tensors]))
+        return MetricAccumulator(
+            sums={name: next(values) for name in self.sums},
+            maxima={name: next(values) for name in self.maxima},
+            statistics={name: type(statistic)(next(values)) for name, statistic in self.statistics.items()},
+        )

@@ -18,56 +18,12 @@ from attrs import define, evolve, field, frozen
 from torch import nn
 
 from vla_rl.core.errors import PluginError
-from vla_rl.core.trainers import ModelInputs, OptimizerStep, SampleFields, UpdateMetrics
-from vla_rl.core.types import Array, Batch, Loss, Scores, Statistic
+from vla_rl.core.trainers import ModelInputs, OptimizerStep, SampleFields
+from vla_rl.core.types import Array, Batch, Loss, Scores
+from vla_rl.toolkit.algorithms.statistics import MetricAccumulator
 
 LINEAR = 1e-3
 """Tolerance of the linearity check, relative to the size of the terms: rounding of sums."""
-
-
-@define(eq=False)
-class MetricAccumulator:
-    """Metrics of losses: sums, maxima and statistics over micro-batches."""
-
-    sums: dict[str, torch.Tensor] = field(factory=dict)
-    maxima: dict[str, torch.Tensor] = field(factory=dict)
-    statistics: dict[str, Statistic] = field(factory=dict)
-
-    def add_sums(self, metrics: Mapping[str, torch.Tensor], divisor: float = 1.0) -> None:
-        for name, value in metrics.items():
-            self.sums[name] = self.sums.get(name, torch.zeros((), device=value.device)) + value / divisor
-
-    def add(self, maxima: Mapping[str, torch.Tensor], statistics: Mapping[str, Statistic]) -> None:
-        for name, value in maxima.items():
-            self.maxima[name] = torch.maximum(self.maxima[name], value) if name in self.maxima else value
-        for name, statistic in statistics.items():
-            earlier = self.statistics.get(name)
-            self.statistics[name] = statistic if earlier is None else earlier + statistic
-
-    def read_metrics(self, seconds: float) -> UpdateMetrics:
-        """Return the metrics as numbers, of an update that took these seconds."""
-        on_host = self.on_host()
-        return UpdateMetrics(
-            sums={name: float(value) for name, value in on_host.sums.items()},
-            maxima={name: float(value) for name, value in on_host.maxima.items()},
-            statistics=on_host.statistics,
-            seconds=seconds,
-        )
-
-    def on_host(self) -> MetricAccumulator:
-        """Return the metrics in host memory, in float64, by one copy from the device."""
-        statistics = [statistic.sums for statistic in self.statistics.values()]
-        tensors = [*self.sums.values(), *self.maxima.values(), *statistics]
-        if not tensors:
-            return MetricAccumulator()
-        device = tensors[0].device
-        flat = torch.cat([tensor.detach().reshape(-1).to(device, torch.float64) for tensor in tensors]).cpu()
-        values = iter(flat.split([tensor.numel() for tensor in tensors]))
-        return MetricAccumulator(
-            sums={name: next(values) for name in self.sums},
-            maxima={name: next(values) for name in self.maxima},
-            statistics={name: type(statistic)(next(values)) for name, statistic in self.statistics.items()},
-        )
 
 
 @frozen(eq=False)

@@ -380,7 +380,7 @@ def test_a_part_that_fails_leaves_no_trace(piecemeal, algorithm, error, message)
         assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(runtime).items())
         assert any(p.grad is not None for p in learner.trained.parameters.values())
         learner.trainers.collected._component._algorithm._component.calls = 10**6
-        runtime.samples.strategy.finish_update(True)
+        runtime.samples.finish_update(True)
         piecemeal.held.clear()
         runtime.flow = flow_of(runtime.spec, State(tickets=Ledger(first=16)))
         advance(runtime, 2)

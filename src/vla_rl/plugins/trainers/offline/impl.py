@@ -27,6 +27,7 @@ from vla_rl.core.randomness import derived_seed
 from vla_rl.core.trainers import DemonstrationsData, ImitationStep, Trainer, UpdateMetrics
 from vla_rl.core.types import Array, Observation
 from vla_rl.plugins.trainers.offline.config import IQL, OfflineConfig
+from vla_rl.toolkit.algorithms.statistics import MetricAccumulator
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.context import TrainerContext
@@ -41,7 +42,6 @@ from vla_rl.toolkit.trainers.critics import (
     update_target,
 )
 from vla_rl.toolkit.trainers.demonstration_reader import read_ahead, read_samples
-from vla_rl.toolkit.trainers.gradient_accumulator import MetricAccumulator
 from vla_rl.toolkit.trainers.recorded_returns import RecordedReturns, read_returns
 
 CRITICS = 2

@@ -21,10 +21,10 @@ from vla_rl.core.trainers import (
 )
 from vla_rl.core.types import Batch, Scores
 from vla_rl.plugins.trainers.policy_gradient.config import PolicyGradientConfig
-from vla_rl.toolkit.algorithms.statistics import Mean
+from vla_rl.toolkit.algorithms.statistics import Mean, MetricAccumulator
 from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.context import TrainerContext
-from vla_rl.toolkit.trainers.gradient_accumulator import GradientAccumulator, MetricAccumulator
+from vla_rl.toolkit.trainers.gradient_accumulator import GradientAccumulator
 from vla_rl.toolkit.trainers.micro_batches import MicroBatches
 
 
@@ -52,12 +52,10 @@ class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
 
     def restart(self) -> None:
         """Begin a training step without samples, and free the samples of the last one."""
-        train = self._trained.train
         self._comparison = MetricAccumulator()
         """Comparison of recomputed log-probs with those of acting, over the samples of the first optimiser step."""
-        self._accumulator = GradientAccumulator(
-            self._trained.parameters, self._algorithm.loss, keep_samples=train.epochs > 1
-        )
+        self._accumulator: GradientAccumulator | None = None
+        """Gradients of the parts that came before `update`; None: all samples come with `update`."""
 
     def update(self, data: TrajectoryData) -> UpdateMetrics:
         """Make all optimiser steps of one training step. Sums are means over the optimiser steps once they are added
@@ -68,18 +66,19 @@ class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
         fields = data.fields
         steps = data.steps
         before = perf_counter()
-        seconds_before = 0.0
+        accumulator = self._accumulator
         trained = self._trained
         metrics = MetricAccumulator({"loss/total": torch.zeros((), device=trained.device)})
         norms: list[torch.Tensor] = []
         with trained.released():
             optimizer.set_rates(trained.optimizer, trained.train, trained.train.factor(step))
-            if any(optimizer_step.accumulated for optimizer_step in steps):
-                seconds_before = self._accumulator.seconds
-                inputs, fields, steps = self._accumulator.plan_epochs(steps)
+            if accumulator is not None:
+                before -= accumulator.seconds
+                inputs, fields, steps = accumulator.plan_epochs(steps)
             for index, optimizer_step in enumerate(steps):
                 if optimizer_step.accumulated:
-                    loss = self._accumulator.normalise_gradients(optimizer_step, metrics, len(steps))
+                    assert accumulator is not None
+                    loss = accumulator.normalise_gradients(optimizer_step, metrics, len(steps))
                 else:
                     loss = self._run_passes(
                         data.version, inputs, fields, optimizer_step, metrics, len(steps), first=index == 0
@@ -87,11 +86,12 @@ class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
                 critic_only = step <= trained.train.critic_warmup_steps
                 norms.append(trained.optimizer_step(f"step {step}", loss, critic_only))
             metrics.add({}, self._comparison.statistics)
-            self._accumulator.check_linear()
+            if accumulator is not None:
+                accumulator.check_linear()
             trained.check_finite()
             self.restart()
         metrics.maxima["policy/grad_norm"] = torch.stack([torch.zeros((), device=trained.device), *norms]).max()
-        return metrics.read_metrics(seconds_before + perf_counter() - before)
+        return metrics.read_metrics(perf_counter() - before)
 
     def accumulate(self, data: TrajectoryPart) -> None:
         version = data.version
@@ -101,17 +101,22 @@ class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
         if data.first:
             self._trained.optimizer.zero_grad(set_to_none=True)
             self.restart()
-        part = self._accumulator.accumulate_part(data.inputs, fields, micro_batches, data.passes)
+            self._accumulator = GradientAccumulator(
+                self._trained.parameters, self._algorithm.loss, keep_samples=self._trained.train.epochs > 1
+            )
+        accumulator = self._accumulator
+        assert accumulator is not None, "the first part of a training step comes first"
+        part = accumulator.accumulate_part(data.inputs, fields, micro_batches, data.passes)
         with part, self._trained.adapters_cast_once():
             for batch in self.batches.iterate_batches(data.inputs, fields, micro_batches, UNNORMALISED, version):
                 self._heartbeat()
                 scores = self._trained.scores(batch)
                 self._add_comparison(scores, batch)
-                self._accumulator.add_batch(scores, batch)
+                accumulator.add_batch(scores, batch)
             for _ in range(self._trained.dummy_passes(data.passes, len(micro_batches))):
                 self._heartbeat()
                 batch = self.batches.build_dummy(fields, UNNORMALISED, version)
-                self._accumulator.add_batch(self._trained.scores(batch), batch, counts=False)
+                accumulator.add_batch(self._trained.scores(batch), batch, counts=False)
 
     def _run_passes(
         self,

@@ -29,12 +29,12 @@ from vla_rl.core.types import Array, Observation
 from vla_rl.plugins.trainers.recap.config import RecapConfig
 from vla_rl.plugins.trainers.recap.label import NEGATIVE, POSITIVE
 from vla_rl.plugins.trainers.recap.value_network import build_value_network, categorical_targets, expected_values
+from vla_rl.toolkit.algorithms.statistics import MetricAccumulator
 from vla_rl.toolkit.models.instructions import without_suffix
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.demonstration_reader import read_ahead, read_samples
-from vla_rl.toolkit.trainers.gradient_accumulator import MetricAccumulator
 from vla_rl.toolkit.trainers.recorded_returns import RecordedReturns, read_returns
 
 

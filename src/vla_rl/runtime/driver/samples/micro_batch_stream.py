@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from vla_rl.core.types import Array
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import LearnerInterface
-from vla_rl.runtime.driver.samples.minibatches import round_robin
 from vla_rl.runtime.driver.samples.ordered_samples import OrderedSamples
 
 
@@ -55,3 +55,9 @@ class MicroBatchStream:
             method = LearnerInterface.forward_backward
             version = self.fleet.version
             self.calls.append(learner.call(method, version, references, shard.fields, micro_batches, passes, first))
+
+
+def round_robin(count: int, world: int, micro_batch: int) -> list[list[Array]]:
+    """Distribute samples 0 .. count - 1 round-robin: micro-batches of each rank, int64 [B] each."""
+    parts = [np.arange(start, min(start + micro_batch, count)) for start in range(0, count, micro_batch)]
+    return [parts[rank::world] for rank in range(world)]

@@ -4,7 +4,7 @@ inputs moved to the learners and scored there, and has everything freed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from attrs import evolve
@@ -12,11 +12,14 @@ from attrs import evolve
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Array, Requirements, Rollout
-from vla_rl.runtime.comm.handles import Fleet
-from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, join_batches
+from vla_rl.runtime.comm.backend import Ref
+from vla_rl.runtime.comm.handles import Fleet, by_reference
+from vla_rl.runtime.comm.interfaces import HostInterface, LearnerInterface, PolicyInterface
+from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, find_samples, join_batches
 from vla_rl.runtime.driver.samples.replay import NoReplay, Replay, ReplayBuffer, ReplayIndex
 from vla_rl.runtime.driver.samples.rescoring import rescore_rollout
-from vla_rl.runtime.driver.samples.sample_transfers import SampleTransfers
+from vla_rl.runtime.messages.reports import TrajectoryResult
+from vla_rl.runtime.placement.assignments import ranks_of
 
 
 class SampleRouter:
@@ -78,6 +81,105 @@ class SampleRouter:
         return rescore_rollout(
             self.fleet, batch, values=values, log_probs=log_probs, version=version, size=self.score_batch
         )
+
+
+class SampleTransfers:
+    """Moves the model inputs of a step's samples from the policies that made them to the learners, and knows which are
+    already there.
+    """
+
+    def __init__(self, fleet: Fleet, *, runs_ahead: bool, replays: bool) -> None:
+        """Create the transfers.
+
+        Args:
+            runs_ahead: rollouts run ahead of training.
+            replays: learners keep samples for later steps.
+        """
+        self.fleet = fleet
+        self.replays = replays
+        self.prefetches = runs_ahead and len(fleet.learners) == 1
+        """True where model inputs move as soon as their tickets are collected. With several learners the rank of a
+        sample is known only when the step is complete, since all ranks get equally many.
+        """
+        self.policy_of_worker = {policy.worker_index: policy for policy in fleet.policies}
+        self._unsent: dict[int, list[TrajectoryResult]] = {}
+        """Policy worker -> tickets collected since its model inputs moved last."""
+        self._sent: set[int] = set()
+        """Tickets whose model inputs are on the learner, or on their way."""
+        self._pending: list[Ref[None]] = []
+
+    def prefetch_inputs(self, worker: int, trajectories: Sequence[TrajectoryResult]) -> None:
+        """Move the model inputs of these collected tickets from the policy's worker to the learner, in portions of as
+        many tickets as the worker has envs, since each move costs it time.
+        """
+        unsent = self._unsent.setdefault(worker, [])
+        unsent.extend(trajectories)
+        if len(unsent) >= self.policy_of_worker[worker].assignment.envs_served:
+            self._send_tickets(worker)
+
+    def move_samples(self, batch: RolloutBatch, ranks: Array | None) -> RolloutBatch:
+        """Move all samples to their learners, and wait for it. Return the batch with the rank of each sample.
+
+        `ranks`: int64 [S], learner rank of each sample in time-major order; None: chosen so that samples stay in the
+        worker that made them where possible.
+        """
+        for worker in list(self._unsent):
+            self._send_tickets(worker)
+        samples = find_samples(batch.rollout, np.arange(len(batch.numbers)), batch)
+        rank_of_worker = {learner.worker_index: rank for rank, learner in enumerate(self.fleet.learners)}
+        if ranks is None:
+            ranks = ranks_of(samples.workers, rank_of_worker)
+        unsent = ~np.isin(batch.numbers[samples.columns], list(self._sent))
+        for rank in rank_of_worker.values():
+            to_rank = unsent & (ranks == rank)
+            sources = np.unique(samples.workers[to_rank]).tolist()
+            for worker in sources:
+                sample_ids = samples.sample_ids[to_rank & (samples.workers == worker)]
+                self._move_to_learner(rank, worker, sample_ids, several_sources=len(sources) > 1)
+        self.wait_for_transfers()
+        rank_of_sample = np.zeros(batch.sample_ids.shape, np.int64)
+        rank_of_sample[samples.steps, samples.columns] = ranks
+        return evolve(batch, ranks=rank_of_sample)
+
+    def wait_for_transfers(self) -> None:
+        """Wait until all transfers have arrived."""
+        pending = self._pending
+        self._pending = []
+        self.fleet.get_all(pending)
+
+    def free_samples(self, tickets: Iterable[int], sample_ids: Mapping[int, Array]) -> list[int]:
+        """Let the learners free these samples (worker -> sample ids), and forget these tickets. Return the bytes that
+        each learner still holds.
+        """
+        self.wait_for_transfers()
+        self._sent.difference_update(tickets)
+        return self.fleet.get_all(
+            [learner.call(LearnerInterface.release_samples, sample_ids) for learner in self.fleet.learners]
+        )
+
+    def _send_tickets(self, worker: int) -> None:
+        """Move the model inputs of the unsent tickets of this worker."""
+        trajectories = self._unsent.pop(worker)
+        tickets = [trajectory.env_part.number for trajectory in trajectories]
+        self._move_to_learner(
+            0, worker, np.concatenate([trajectory.policy_part["sample"] for trajectory in trajectories])
+        )
+        self._sent.update(tickets)
+        self._pending.append(self.policy_of_worker[worker].call(PolicyInterface.release_tickets, tickets))
+
+    def _move_to_learner(self, rank: int, worker: int, sample_ids: Array, several_sources: bool = False) -> None:
+        """Move samples that the policy of `worker` made to a learner. `several_sources`: the learner holds samples of
+        other policies too.
+        """
+        learner = self.fleet.learners[rank]
+        sample_ids = np.sort(sample_ids)
+        if learner.worker_index == worker:
+            host = several_sources or self.replays
+            self._pending.append(self.fleet.worker_of(learner).call(HostInterface.share_samples, sample_ids, host))
+            return
+        samples = by_reference(self.policy_of_worker[worker].call(PolicyInterface.take_samples, sample_ids))
+        copied = self.prefetches or self.replays
+        self._pending.append(learner.call(LearnerInterface.receive, worker, samples, copied))
 
 
 def _joined_ids(parts: Sequence[dict[int, Array]]) -> dict[int, Array]:

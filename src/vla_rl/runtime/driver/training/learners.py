@@ -14,12 +14,12 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, Rollout
 from vla_rl.runtime.comm.interfaces import LearnerInterface, PolicyInterface
 from vla_rl.runtime.driver.collecting.collector import Collector
-from vla_rl.runtime.driver.collecting.episode_requests import EpisodeRequests
+from vla_rl.runtime.driver.collecting.rollouts import EpisodeRequests
 from vla_rl.runtime.driver.reports.compilation_monitor import CompilationMonitor
 from vla_rl.runtime.driver.reports.trace import Trace, traced
 from vla_rl.runtime.driver.training.behaviour_cloning import ImitationTrainer, clone_expert, start_behaviour_cloning
 from vla_rl.runtime.driver.training.part import StepPart
-from vla_rl.runtime.driver.training.step_samples import StepSamples
+from vla_rl.runtime.driver.training.update import StepUpdate
 
 logger = logging.getLogger(__name__)
 WEIGHTS = "learner.pt"
@@ -35,7 +35,7 @@ class RunLearners:
         spec: Spec,
         collector: Collector,
         requests: EpisodeRequests,
-        samples: StepSamples,
+        update: StepUpdate,
         parts: Sequence[StepPart],
         *,
         recorded_samples: Sequence[int],
@@ -49,7 +49,7 @@ class RunLearners:
         self.fleet = collector.fleet
         self.collector = collector
         self.requests = requests
-        self.samples = samples
+        self.update = update
         self.parts = parts
         self.recorded_samples = recorded_samples
         self.compilation = compilation
@@ -59,15 +59,15 @@ class RunLearners:
     @traced
     def train(self, prepared: Rollout, advantages: Advantages) -> dict[str, float]:
         start = perf_counter()
-        samples = self.samples
-        assert samples.prepared is not None
-        batch = evolve(samples.prepared, rollout=prepared)
-        samples.prepared = None
+        update = self.update
+        assert update.prepared is not None
+        batch = evolve(update.prepared, rollout=prepared)
+        update.prepared = None
         for part in self.parts:
             batch, advantages = part.add_samples(batch, advantages)
-        metrics = samples.strategy.run_update(batch, advantages)
-        seconds = samples.prepare_seconds + perf_counter() - start
-        return {**samples.router.metrics, **metrics, "time/update": seconds}
+        metrics = update.run_update(batch, advantages)
+        seconds = update.prepare_seconds + perf_counter() - start
+        return {**update.router.metrics, **metrics, "time/update": seconds}
 
     @traced
     def publish(self, version: int, changed: bool = True) -> dict[str, float]:

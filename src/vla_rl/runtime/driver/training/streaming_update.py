@@ -23,27 +23,30 @@ from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, assemble_rollout, find_samples, join_batches
-from vla_rl.runtime.driver.collecting.collector import Collector
+from vla_rl.runtime.driver.collecting.rollouts import StepRollouts
 from vla_rl.runtime.driver.reports.trace import Trace, traced
 from vla_rl.runtime.driver.samples.micro_batch_stream import MicroBatchStream
 from vla_rl.runtime.driver.samples.ordered_samples import OrderedSamples
 from vla_rl.runtime.driver.samples.sample_router import SampleRouter
+from vla_rl.runtime.driver.training.part import StepPart
 from vla_rl.runtime.driver.training.scope_check import OTHER_SELECTION, check_parts, scope_error
-from vla_rl.runtime.driver.training.update import UpdateStrategy, log_warnings, update_metrics
+from vla_rl.runtime.driver.training.update import StepUpdate, log_warnings, update_metrics
 
 
-class StreamingUpdate(UpdateStrategy):
+class StreamingUpdate(StepUpdate):
     """Update that begins with the first groups of a step while others are still rolled out."""
 
     def __init__(
-        self, spec: Spec, algorithm: Algorithm, collector: Collector, router: SampleRouter, trace: Trace
+        self,
+        spec: Spec,
+        algorithm: Algorithm,
+        rollouts: StepRollouts,
+        router: SampleRouter,
+        parts: Sequence[StepPart],
+        trace: Trace,
     ) -> None:
-        self.spec = spec
+        super().__init__(spec, rollouts, router, parts, trace)
         self.algorithm = algorithm
-        self.collector = collector
-        self.fleet = collector.fleet
-        self.router = router
-        self.trace = trace
         self.stream = MicroBatchStream(self.fleet, spec.train.micro_batch)
         self._scored_tickets: list[int] = []
         """Tickets of the running step whose groups were scored already; they are its first ones."""
@@ -52,7 +55,7 @@ class StreamingUpdate(UpdateStrategy):
         self._scored_samples: list[OrderedSamples] = []
         """Samples of each scored part."""
 
-    def begin_update(self, step: int, tickets: Sequence[int]) -> None:
+    def begin(self, step: int, tickets: Sequence[int]) -> None:
         """Score the groups that are not scored yet, once they fill a micro-batch of every rank, and let learners begin
         with them. Does not wait.
         """

@@ -1,68 +1,89 @@
-"""Update of the weights with the samples of a step, which learners hold: it splits them into the optimiser steps of
-each rank, and merges the ranks' metrics.
+"""Samples of a training step and the update with them: they are prepared on the learners, split into the optimiser
+steps of each rank, trained on, and freed.
 """
 
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from time import perf_counter
 
 import numpy as np
+from attrs import field, frozen
 
+from vla_rl.core.randomness import generator
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.trainers import UpdateMetrics
+from vla_rl.core.trainers import OptimizerStep, UpdateMetrics
 from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.comm.interfaces import LearnerInterface
-from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, SampleIndex, batch_fields, find_samples
-from vla_rl.runtime.driver.collecting.collector import Collector
-from vla_rl.runtime.driver.samples.minibatches import RankShard, split_into_minibatches
+from vla_rl.runtime.driver.collecting.assembler import (
+    RolloutBatch,
+    SampleIndex,
+    batch_fields,
+    find_samples,
+    join_batches,
+)
+from vla_rl.runtime.driver.collecting.rollouts import StepRollouts
+from vla_rl.runtime.driver.reports.trace import Trace, traced
 from vla_rl.runtime.driver.samples.sample_router import SampleRouter
+from vla_rl.runtime.driver.training.part import StepPart
 from vla_rl.toolkit.algorithms.statistics import read_all
 
 logger = logging.getLogger(__name__)
 
 
-class UpdateStrategy(ABC):
-    """When learners get a step's samples, and what each optimiser step consists of."""
+class StepUpdate:
+    """Prepares what a step trains on, runs the update, and frees the samples: the `Samples` of a runtime.
 
-    @abstractmethod
-    def begin_update(self, step: int, tickets: Sequence[int]) -> None:
-        """Let learners begin with these collected tickets, the first of all that the step consumes, if they can. Does
-        not wait.
-        """
+    The update begins when all samples of the step are there; that of `StreamingUpdate` begins earlier.
+    """
 
-    @abstractmethod
+    def __init__(
+        self, spec: Spec, rollouts: StepRollouts, router: SampleRouter, parts: Sequence[StepPart], trace: Trace
+    ) -> None:
+        self.spec = spec
+        self.rollouts = rollouts
+        self.collector = rollouts.collector
+        self.fleet = rollouts.fleet
+        self.router = router
+        self.parts = parts
+        self.trace = trace
+        self.prepared: RolloutBatch | None = None
+        """What is trained on next."""
+        self.prepare_seconds = 0.0
+
+    def begin(self, step: int, tickets: Sequence[int]) -> None:
+        """Do nothing: the step is incomplete."""
+
+    @traced
+    def prepare(self, selected: Rollout, columns: Array) -> Rollout:
+        start = perf_counter()
+        self.collector.reset_work()
+        self.prepared = self.prepare_batch(self.rollouts.current_batch, selected, columns)
+        self.prepare_seconds = perf_counter() - start
+        return self.prepared.rollout
+
+    def release(self, trained: bool) -> dict[str, float]:
+        batch = self.rollouts.current_batch
+        self.prepared = None
+        self.finish_update(trained)
+        self.rollouts.finish_rollout()
+        collected = [part.batch for part in self.parts if part.batch is not None]
+        metrics = self.router.free_unused(join_batches([*collected, batch]), trained)
+        for part in self.parts:
+            part.finish_step(trained)
+        if not trained:
+            self.collector.reset_work()
+        return metrics
+
     def prepare_batch(self, batch: RolloutBatch, selected: Rollout, columns: Array) -> RolloutBatch:
         """Return what is trained on, moved to the learners: replayed groups first, then the columns (indices) of a
         step's rollout that `selected` consists of.
         """
-
-    @abstractmethod
-    def run_update(self, prepared: RolloutBatch, advantages: Advantages) -> dict[str, float]:
-        """Train on all samples of `prepared`. Return metrics."""
-
-    @abstractmethod
-    def finish_update(self, trained: bool) -> None:
-        """End the step. `trained`: False where it had nothing to train on."""
-
-
-class StepUpdate(UpdateStrategy):
-    """Update that begins when all samples of the step are there."""
-
-    def __init__(self, spec: Spec, collector: Collector, router: SampleRouter) -> None:
-        self.spec = spec
-        self.fleet = collector.fleet
-        self.collector = collector
-        self.router = router
-
-    def begin_update(self, step: int, tickets: Sequence[int]) -> None:
-        """Do nothing: the step is incomplete."""
-
-    def prepare_batch(self, batch: RolloutBatch, selected: Rollout, columns: Array) -> RolloutBatch:
         return self.router.prepare_samples(batch, selected, columns)
 
     def run_update(self, prepared: RolloutBatch, advantages: Advantages) -> dict[str, float]:
+        """Train on all samples of `prepared`. Return metrics."""
         samples = find_samples(prepared.rollout, np.arange(len(prepared.numbers)), prepared)
         fields = batch_fields(prepared.rollout, advantages, samples)
         assert prepared.ranks is not None
@@ -79,7 +100,7 @@ class StepUpdate(UpdateStrategy):
         return update_metrics(len(samples.steps), len(shards[0].steps), results)
 
     def finish_update(self, trained: bool) -> None:
-        """Do nothing: nothing is kept from one step to the next."""
+        """Forget the update. `trained`: False where the step had nothing to train on. Nothing is kept here."""
 
     def _split_shards(
         self, step: int, samples: SampleIndex, ranks: Array, fields: dict[str, Array | None]
@@ -130,3 +151,65 @@ def _merge_metrics(results: Sequence[UpdateMetrics]) -> dict[str, float]:
         for name, value in result.maxima.items():
             metrics[name] = max(metrics.get(name, value), value)
     return metrics | read_all([result.statistics for result in results])
+
+
+@frozen(kw_only=True, eq=False)
+class RankShard:
+    """Shard of one learner rank: its samples in the rank's own order, and its micro-batches of each optimiser step."""
+
+    samples: Array
+    """Indices into all samples, int64."""
+    steps: list[OptimizerStep] = field(factory=list)
+
+
+def split_into_minibatches(
+    ranks: Array,
+    order: Array,
+    fields: dict[str, Array | None],
+    *,
+    world: int,
+    seed: int,
+    step: int,
+    epochs: int,
+    global_batch: int | None,
+    micro_batch: int,
+) -> list[RankShard]:
+    """Split the samples into the optimiser steps of one iteration.
+
+    Which sample is in which step depends on (seed, step, epoch) alone, never on the number of ranks. Divisors count all
+    ranks of a step.
+
+    Args:
+        ranks: int64 [S], learner rank of each sample.
+        order: int64 [S], sort key of a sample within its rank.
+        fields: batch fields of the samples, [S, ...], with their counts.
+    """
+    count = len(ranks)
+    size = global_batch or count
+    counts = fields["counts"]
+    value_counts = fields["value_counts"]
+    assert counts is not None and value_counts is not None
+    shards = [
+        RankShard(samples=np.lexsort((order, ranks != rank))[: int((ranks == rank).sum())]) for rank in range(world)
+    ]
+    position = np.zeros(count, np.int64)
+    for shard in shards:
+        position[shard.samples] = np.arange(len(shard.samples))
+    for epoch in range(epochs):
+        shuffled = generator(seed, "mini-batches", step, epoch).permutation(count)
+        for start in range(0, count, size):
+            members = shuffled[start : start + size]
+            passes = -(-int(np.bincount(ranks[members]).max()) // micro_batch)
+            for rank, shard in enumerate(shards):
+                shard_members = position[members[ranks[members] == rank]]
+                shard.steps.append(
+                    OptimizerStep(
+                        micro_batches=tuple(
+                            shard_members[i : i + micro_batch] for i in range(0, len(shard_members), micro_batch)
+                        ),
+                        passes=passes,
+                        divisor=max(float(counts[members].sum()), 1e-8),
+                        value_divisor=max(float(value_counts[members].sum()), 1e-8),
+                    )
+                )
+    return shards

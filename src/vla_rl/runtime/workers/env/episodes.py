@@ -32,15 +32,14 @@ from vla_rl.core.randomness import derived_seeds
 from vla_rl.core.types import Array, ChunkResult, Observation
 from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest, StepRequest
 from vla_rl.runtime.workers.env.auto_reset import StreamPositions
+from vla_rl.runtime.workers.env.episode_records import ACTIONS, EpisodeStatistics, RunningTrajectories, StepCounts
 from vla_rl.runtime.workers.env.expert import LABELS, LaneExpert
 from vla_rl.runtime.workers.env.fault_recovery import FaultRecovery
 from vla_rl.runtime.workers.env.observer import RolloutObserver
 from vla_rl.runtime.workers.env.recording import EpisodeRecorder, FrameRecorder, RecordingStore
 from vla_rl.runtime.workers.env.reward_scorer import RewardScorer
 from vla_rl.runtime.workers.env.simulator import LaneSimulator
-from vla_rl.runtime.workers.env.statistics import EpisodeStatistics, StepCounts
 from vla_rl.runtime.workers.env.stream_replay import StreamReplay
-from vla_rl.runtime.workers.env.trajectories import ACTIONS, RunningTrajectories
 from vla_rl.runtime.workers.env.waiting_tickets import WaitingTickets
 from vla_rl.toolkit.data.recording import RecordSettings
 

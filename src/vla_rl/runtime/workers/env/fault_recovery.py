@@ -8,8 +8,8 @@ import numpy as np
 
 from vla_rl.core.types import Array
 from vla_rl.runtime.workers.env.auto_reset import StreamPositions
+from vla_rl.runtime.workers.env.episode_records import RunningTrajectories
 from vla_rl.runtime.workers.env.simulator import LaneSimulator
-from vla_rl.runtime.workers.env.trajectories import RunningTrajectories
 
 
 class FaultRecovery:

@@ -11,10 +11,10 @@ from attrs import evolve
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import ActionSource, Array, ChunkResult, EnvInfo, Observation, to_numpy
 from vla_rl.runtime.workers.env.checked import checked_actions, checked_observation, checked_result
+from vla_rl.runtime.workers.env.episode_records import StepCounts
 from vla_rl.runtime.workers.env.one_by_one import one_by_one
 from vla_rl.runtime.workers.env.recording import EpisodeRecorder
 from vla_rl.runtime.workers.env.reward_scorer import RewardScorer
-from vla_rl.runtime.workers.env.statistics import StepCounts
 
 
 class LaneSimulator:

@@ -10,9 +10,9 @@ from vla_rl.core.types import Array, Observation
 from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.runtime.workers.env.auto_reset import StreamPositions
 from vla_rl.runtime.workers.env.checked import not_deterministic
+from vla_rl.runtime.workers.env.episode_records import EpisodeStatistics, StepCounts
 from vla_rl.runtime.workers.env.fault_recovery import FaultRecovery
 from vla_rl.runtime.workers.env.simulator import LaneSimulator
-from vla_rl.runtime.workers.env.statistics import EpisodeStatistics, StepCounts
 
 
 class StreamReplay:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vla_rl.core.types import ResetState
 from vla_rl.runtime.messages.requests import EpisodeRequest
-from vla_rl.runtime.workers.env.trajectories import ACTIONS, RunningTrajectories
+from vla_rl.runtime.workers.env.episode_records import ACTIONS, RunningTrajectories
 
 ENVS = 3
 REQUEST = EpisodeRequest(state=ResetState(id=0, task="a"), number=0)
