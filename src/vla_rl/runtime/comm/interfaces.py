@@ -193,14 +193,16 @@ class RolloutInterface(ABC):
 
     @remote(track="none", group="concurrent")
     @abstractmethod
-    def add_tickets(self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str) -> bool:
-        """Add tickets to the running rollout. Return False where it has ended; then they are not taken."""
+    def add_tickets(self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str, rollout: int) -> bool:
+        """Add tickets to the rollout of this purpose and number (from 1), which may not have begun yet. Return False
+        where it has ended; then they are not taken.
+        """
 
     @remote(track="none", group="waiting")
     @abstractmethod
-    def wait_for_report(self, needed: Sequence[int], early: bool, purpose: str) -> RolloutReport:
-        """Wait until these tickets are finished (`early`: until any one ticket is), or the rollout ends. Return what
-        has not been returned before.
+    def wait_for_report(self, needed: Sequence[int], early: bool, purpose: str, rollout: int) -> RolloutReport:
+        """Wait until these tickets are finished (`early`: until any one ticket is), or the rollout of this purpose and
+        number ends. Return what has not been returned before.
         """
 
     @remote(phase="act", track="none")

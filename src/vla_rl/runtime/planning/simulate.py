@@ -172,8 +172,9 @@ class Simulation:
             self._worker_of_ticket[request.number] = worker
             self._held_tickets[worker] += 1
         for worker, requests in coming.items():
-            if not self._queues[worker].add_tickets([requests]):
-                self._queues[worker].begin_rollout([requests])
+            queue = self._queues[worker]
+            if not queue.add_tickets([requests], queue.begun):
+                queue.begin_rollout([requests])
                 self._schedule_action(self.now, lambda worker=worker: self._advance_worker(worker))  # type: ignore[misc]
 
     def _begin_update(self) -> None:

@@ -48,6 +48,10 @@ class TicketQueue:
         """Create a queue that starts with `batches`, if any."""
         self.lanes = len(lanes)
         self.running = False
+        self.begun = 0
+        """Number of rollouts that have begun, so the number of the running or last one."""
+        self._early: list[Sequence[EpisodeRequest]] = []
+        """Tickets of the next rollout, which has not begun."""
         self._changed = Condition()
         self._batches: deque[_Batch] = deque()
         """Tickets that any env may take."""
@@ -78,23 +82,33 @@ class TicketQueue:
         """Start a rollout with these tickets; call it before the first one is taken."""
         with self._changed:
             self.running = True
-            self._queue_batches(batches)
+            self.begun += 1
+            self._queue_batches([*batches, *self._early])
+            self._early = []
 
-    def add_tickets(self, batches: Iterable[Sequence[EpisodeRequest]]) -> bool:
-        """Add tickets. Return whether they will be rolled out; False means that the rollout has ended and has to begin
-        again.
+    def add_tickets(self, batches: Iterable[Sequence[EpisodeRequest]], rollout: int) -> bool:
+        """Add tickets to the rollout of this number (from 1); they wait where it has not begun. Return whether they
+        will be rolled out; False means that it has ended and another one has to begin.
         """
         with self._changed:
+            if rollout > self.begun:
+                self._early += batches
+                return True
             if self.running:
                 self._queue_batches(batches)
             return self.running
 
-    def wait_for_report(self, needed: Collection[int], early: bool) -> RolloutReport:
-        """Wait until all these tickets are finished (`early`: one of all), or the rollout has ended. Return what was
-        not reported before.
+    def wait_for_report(self, needed: Collection[int], early: bool, rollout: int) -> RolloutReport:
+        """Wait until all these tickets are finished (`early`: one of all), or the rollout of this number has ended.
+        Return what was not reported before.
         """
+
+        def has_news() -> bool:
+            done = bool(self._done) if early else self._done.issuperset(needed)
+            return self.begun >= rollout and (done or not self.running)
+
         with self._changed:
-            self._changed.wait_for(lambda: not self.running or (self._done if early else self._done.issuperset(needed)))
+            self._changed.wait_for(has_news)
             report = self._report
             self._report = RolloutReport()
             self._done.clear()

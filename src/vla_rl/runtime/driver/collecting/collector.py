@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from time import perf_counter
@@ -63,6 +63,10 @@ class Collector:
     """Collected tickets that `wait_for_tickets` has not returned yet."""
     _rollouts: dict[int, Ref[RolloutReport]] = field(factory=dict, init=False)
     """Worker -> its running rollout."""
+    _rollout_numbers: Counter[int] = field(factory=Counter, init=False)
+    """Worker -> number of its running or last rollout. Calls of different concurrency groups overtake each other, so
+    they say which rollout they mean.
+    """
     _reports: dict[int, Ref[RolloutReport]] = field(factory=dict, init=False)
     """Worker -> report that its running rollout was asked for."""
 
@@ -157,10 +161,13 @@ class Collector:
         self._assigned[worker] |= {request.number: request for batch in batches for request in batch}
         handle = self.fleet.rollouts[worker]
         if worker in self._rollouts:
-            if self.fleet.get(handle.call(RolloutInterface.add_tickets, self._with_cursors(batches), self.purpose)):
+            placed = self._with_cursors(batches)
+            number = self._rollout_numbers[worker]
+            if self.fleet.get(handle.call(RolloutInterface.add_tickets, placed, self.purpose, number)):
                 return
             self._store_report(worker, self.fleet.get(self._rollouts.pop(worker)))
         placed = self._with_cursors(batches)
+        self._rollout_numbers[worker] += 1
         if self.role == "sim":
             self._rollouts[worker] = handle.call(RolloutInterface.roll_out, placed)
         else:
@@ -194,8 +201,13 @@ class Collector:
         for worker in self._rollouts:
             needed_there = [number for number in self._assigned[worker] if number in needed]
             if worker not in self._reports and (early or (self.runs_ahead and needed_there)):
-                handle = self.fleet.rollouts[worker]
-                self._reports[worker] = handle.call(RolloutInterface.wait_for_report, needed_there, early, self.purpose)
+                self._reports[worker] = self._ask_for_report(worker, needed_there, early)
+
+    def _ask_for_report(self, worker: int, needed: Sequence[int], early: bool) -> Ref[RolloutReport]:
+        """Call `wait_for_report` of a worker's running or last rollout."""
+        handle = self.fleet.rollouts[worker]
+        number = self._rollout_numbers[worker]
+        return handle.call(RolloutInterface.wait_for_report, needed, early, self.purpose, number)
 
     def _store_report(self, worker: int, report: RolloutReport) -> None:
         """Store the trajectories of a report."""
@@ -222,10 +234,7 @@ class Collector:
                 if worker in reports:
                     with suppress(WorkerDied):
                         self._store_report(worker, self.fleet.get(reports.pop(worker)))
-            handle = self.fleet.rollouts[worker]
-            self._store_report(
-                worker, self.fleet.get(handle.call(RolloutInterface.wait_for_report, (), False, self.purpose))
-            )
+            self._store_report(worker, self.fleet.get(self._ask_for_report(worker, (), False)))
             lost_tickets = self._assigned[worker]
             self._assigned[worker] = {}
             self.fleet.get(policy.call(PolicyInterface.release_tickets, list(lost_tickets)))

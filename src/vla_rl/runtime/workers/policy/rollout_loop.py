@@ -82,12 +82,12 @@ class RolloutLoop(RolloutInterface):
         queue = TicketQueue(self._assignment.served, [tickets])
         return self._drive_rollout(PolicyMode(purpose=purpose, greedy=False, keep=False), queue, role)
 
-    def add_tickets(self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str) -> bool:
-        return self.queue_of(purpose).add_tickets(batches)
+    def add_tickets(self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str, rollout: int) -> bool:
+        return self.queue_of(purpose).add_tickets(batches, rollout)
 
-    def wait_for_report(self, needed: Sequence[int], early: bool, purpose: str) -> RolloutReport:
+    def wait_for_report(self, needed: Sequence[int], early: bool, purpose: str, rollout: int) -> RolloutReport:
         self._idle()
-        return self.queue_of(purpose).wait_for_report(needed, early)
+        return self.queue_of(purpose).wait_for_report(needed, early, rollout)
 
     def queue_of(self, purpose: str) -> TicketQueue:
         """Return the queue of a purpose. Whoever asks first creates it: tickets and the question for their report come
@@ -136,7 +136,7 @@ class RolloutLoop(RolloutInterface):
                         pass  # nothing to do at a yield: `value_of` and `ready` wait by themselves
             finally:
                 queue.end_rollout()
-        return queue.wait_for_report((), False)
+        return queue.wait_for_report((), False, queue.begun)
 
     def _work_of(self, lanes: Sequence[int], requests: Sequence[StepRequest]) -> RolloutReport:
         """Return the simulators' work that these requests report."""
