@@ -361,7 +361,7 @@ class LearnerInterface(ABC):
     def release_samples(self, sample_ids: Mapping[int, Array]) -> int:
         """Free those of these samples (worker -> sample ids) that this rank holds. Return the bytes that are left."""
 
-    @remote()
+    @remote(phase="learn")
     @abstractmethod
     def sample_bytes(self) -> int:
         """Return the bytes of one sample's model inputs."""

@@ -320,7 +320,8 @@ def test_a_run_that_does_not_fit_ends_before_it_plays(train, monkeypatch):
     monkeypatch.setattr(LocalBackend, "cluster_resources", lambda self: Cluster(cpus=2, gpus=0, memory=5000))
     with pytest.raises(UserError, match="32 trajectories may be on the learners at once"):
         train(**GIPO, **replaying(2), eval=SHORT)
-    train("once", **GIPO, eval=SHORT, train={"steps": 1})
+    with pytest.raises(UserError, match="16 trajectories .* lower rollout.episodes, or the pixels"):
+        train("once", **GIPO, eval=SHORT, train={"steps": 1})
 
 
 # --------------------------------------------------------------------------------------------------------------- Ray
