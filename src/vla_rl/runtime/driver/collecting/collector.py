@@ -69,6 +69,10 @@ class Collector:
     """
     _reports: dict[int, Ref[RolloutReport]] = field(factory=dict, init=False)
     """Worker -> report that its running rollout was asked for."""
+    _failure: Exception | None = field(default=None, init=False)
+    """What ended a rollout (a stop, or an error). It is raised when tickets are given or waited for, and not by
+    `wait_for`: an update that is under way is finished first, since a checkpoint is between two updates.
+    """
 
     def __attrs_post_init__(self) -> None:
         self._assigned = {policy.worker_index: {} for policy in self.fleet.policies}
@@ -83,6 +87,7 @@ class Collector:
         """Have these tickets rolled out, earlier batches first. Does not wait."""
         start = perf_counter()
         self._queue.extend(deque(batch) for batch in batches if batch)
+        self._raise_failure()
         self._dispatch_tickets()
         self.wait_seconds += perf_counter() - start  # with the local backend the rollout runs within this call
 
@@ -92,6 +97,7 @@ class Collector:
         """
         start = perf_counter()
         while not self._new:
+            self._raise_failure()
             self._wait_and_dispatch(needed)
         self.wait_seconds += perf_counter() - start
         new = self._new
@@ -142,7 +148,12 @@ class Collector:
             self._wait_for_news(needed, pending)
         except WorkerDied as exc:
             self._recover_from_death(exc)
-        self._dispatch_tickets()
+        if self._failure is None:
+            self._dispatch_tickets()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _dispatch_tickets(self) -> None:
         """Give waiting tickets to the workers that may hold more."""
@@ -191,7 +202,13 @@ class Collector:
                 self.fleet.get(reference)
         for reports in (self._reports, self._rollouts):
             for worker in [worker for worker, reference in reports.items() if id(reference) in ready]:
-                report = self.fleet.get(reports[worker])
+                try:
+                    report = self.fleet.get(reports[worker])
+                except WorkerDied:
+                    raise
+                except Exception as exc:
+                    self._failure = self._failure or exc
+                    report = RolloutReport()
                 del reports[worker]
                 self._store_report(worker, report)
 
