@@ -36,9 +36,12 @@ class WorkerDied(UserError):
     """A worker's process ended while it was needed."""
 
 
-class SafetyStop(UserError):
-    """A person stopped the robot, no one is there to stop it, or it is not there itself. The run saves what it has, and
-    ends."""
+class StopAndSave(UserError):
+    """Episodes cannot continue. The run saves its last finished step, and ends."""
+
+
+class SafetyStop(StopAndSave):
+    """A person stopped the robot, no one is there to stop it, or it is not there itself."""
 
 
 class NobodyAnswered(SafetyStop):

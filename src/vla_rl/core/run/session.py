@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from attrs import Factory, define, field
 
 from vla_rl.core.catalogue import build, hook_modules
-from vla_rl.core.errors import CheckpointError, HookFailed, SafetyStop, UserError, WorkerDied
+from vla_rl.core.errors import CheckpointError, HookFailed, StopAndSave, UserError, WorkerDied
 from vla_rl.core.events import Run
 from vla_rl.core.hookspecs import RunEvents
 from vla_rl.core.installation import console_command
@@ -219,7 +219,7 @@ class Session(ABC):
             if not self.interrupts.worth_saving:
                 raise
             raise self._save_and_stop() from None
-        except SafetyStop as exc:
+        except StopAndSave as exc:
             self.interrupts.stop_because(exc)
             if not self.interrupts.worth_saving:
                 raise

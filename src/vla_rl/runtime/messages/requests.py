@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import StopAndSave, UserError, format_count
 from vla_rl.core.reset_states import TaskWeights
 from vla_rl.core.types import Array, Episode, Observation, ResetState
 
@@ -179,6 +179,8 @@ class PolicyMode:
     keep: bool
 
 
-def too_many_faults(count: int, limit: int, env: str, last: str) -> EnvError:
+def too_many_faults(count: int, limit: int, env: str, last: str) -> StopAndSave:
     """Return the error for more than `runtime.max_faults` faults; `last`: text of the last one."""
-    return EnvError(f"env {env!r} broke {count} times (runtime.max_faults: {limit}); the last time:\n{last}")
+    return StopAndSave(
+        f"env {env!r} broke {format_count(count, 'time')} (runtime.max_faults: {limit}); the last time:\n{last}"
+    )

@@ -15,9 +15,8 @@ from fragile import FragileConfig
 from scripted_runs import read_metrics, scripted_spec
 
 from vla_rl.core.contexts import EnvContext
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import StopAndSave, UserError
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.messages.requests import EnvError
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_env
 from vla_rl.toolkit.envs.settings import Processes
@@ -98,8 +97,20 @@ def test_demonstrations_survive_a_fault(train, tmp_path):
     assert metrics[0]["bc_warmup/loss"] == calm[0]["bc_warmup/loss"]
 
 
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_an_env_that_breaks_too_often_ends_the_run_which_is_saved_and_continues(train, tmp_path, calm, backend):
+    spec = fragile_spec(tmp_path, "raise", env={"at_step": TRAINING}, runtime={"max_faults": 0, "backend": backend})
+    with pytest.raises(
+        StopAndSave, match=r"broke 1 time \(runtime.max_faults: 0\)(.|\n)*the gripper fell off"
+    ) as error:
+        train(**spec)
+    assert "saved in" in str(error.value.__notes__) and "--resume" in str(error.value.__notes__)
+    _, metrics = train(resume=True, **spec)
+    assert without_faults(metrics) == without_faults(calm[1])
+
+
 def test_an_env_that_always_breaks_ends_the_run_with_its_own_words(train, tmp_path):
-    with pytest.raises(EnvError, match=r"broke 4 times \(runtime.max_faults: 3\)(.|\n)*the gripper fell off"):
+    with pytest.raises(StopAndSave, match=r"broke 4 times \(runtime.max_faults: 3\)(.|\n)*the gripper fell off"):
         train(**fragile_spec(tmp_path, "raise", env={"always": True}, runtime={"max_faults": 3}))
 
 

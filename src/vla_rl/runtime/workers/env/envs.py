@@ -48,7 +48,7 @@ class EnvLanes:
         return evolve(request, faults=tuple(faults)) if faults else request
 
     def on_fault(self, text: str) -> None:
-        """Count a fault of an env. Raises EnvError when there were too many."""
+        """Count a fault of an env. Raises StopAndSave when there were too many."""
         with self._counting:
             self.fault_count += 1
             self.faults.append(text)
