@@ -260,7 +260,7 @@ def serve(
     sample: Annotated[bool, typer.Option("--sample", help="Draw actions; else act greedily.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU, if available.")] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Requests that are inferred together.")] = 16,
-    max_wait_s: Annotated[float, typer.Option(min=0, help="Milliseconds that a request waits for others.")] = 2.0,
+    max_wait_ms: Annotated[float, typer.Option(min=0, help="Milliseconds that a request waits for others.")] = 2.0,
     record: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Append sessions to a data set in LeRobot's format.")
     ] = None,
@@ -294,7 +294,7 @@ def serve(
             greedy=not sample,
             device=device,
             max_batch=max_batch,
-            max_wait_s=max_wait_s / 1e3,
+            max_wait_s=max_wait_ms / 1e3,
             record=record,
             allow_hosts=allow_host or (),
             allow_origins=allow_origin or (),
@@ -410,8 +410,8 @@ def new_plugin(
     kind: Annotated[
         str,
         typer.Argument(
-            help="model, env, single_env (an env of one scene), algorithm, placement, data, world_model, reward_model "
-            "or hook."
+            help="model, env, single_env (an env of one scene), algorithm, trainer, engine, placement, data, "
+            "world_model, reward_model or hook."
         ),
     ],
     name: Annotated[str, typer.Argument(help="Its name in specs.")],

@@ -83,6 +83,19 @@ def test_what_makes_it_another_run_is_refused(changes, tmp_path, changed, line):
     assert "another --folder" in lines[3] and f"model.checkpoint={tmp_path}/checkpoints/step_000004/model" in lines[3]
 
 
+def test_the_checkpoint_that_a_run_began_with_may_be_elsewhere_and_not_left_out(changes, tmp_path):
+    """Its statistics scale the actions."""
+
+    def change(old, new):
+        begun = {"model": {"type": "film_resnet", "checkpoint": old, "network": {}}}
+        return changes(before=begun, model={**begun["model"], "checkpoint": new})
+
+    refuse_changes(change("clone/model", "moved/model"), tmp_path, None)
+    for old, new in (("clone/model", None), (None, "clone/model")):
+        with pytest.raises(UserError, match="model.checkpoint: .* statistics(.|\n)*in place of the spec"):
+            refuse_changes(change(old, new), tmp_path, None)
+
+
 @pytest.mark.parametrize(
     ("changed", "line"),
     [

@@ -315,8 +315,8 @@ class RuntimeSpec:
     """Number of times a run survives the death of workers: sim workers are restarted and the rollout is collected
     again; if a policy or learner dies, the run resumes from its last checkpoint. Ray only."""
     max_faults: int = field(default=10, validator=number_between(0, UPDATES))
-    """Env faults in a run before it is saved and ends. An env that broke (died, hung, raised, returned garbage) is replaced, and
-    its episode is run again."""
+    """Env faults in a run before it is saved and ends. An env that broke (died, hung, raised, returned garbage) is
+    replaced, and its episode is run again."""
 
 
 @frozen(kw_only=True)

@@ -28,7 +28,7 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "seed": (ANOTHER_RUN, "all randomness is a function of it"),
     "plugins": (NUMBERS, "files may be elsewhere; what they wrap may be another"),
     "model": (ANOTHER_RUN, "the saved weights and optimiser are this model's"),
-    "model.checkpoint": (NUMBERS, "it may be elsewhere; weights that are not trained come from there"),
+    "model.checkpoint": (NUMBERS, "it may be elsewhere; statistics and weights that are not trained come from there"),
     "model.tokenizer": (NUMBERS, "it may be elsewhere"),
     "model.recompute": (NONE, "memory for time"),
     "model.frozen_weights": (NUMBERS, "weights that are not trained are rounded in another way"),
@@ -118,6 +118,8 @@ class Change:
         there.
         """
         in_both = NOTHING_THERE not in (self.before, self.now)
+        if self.key == "model.checkpoint" and None in (self.before, self.now):
+            return ANOTHER_RUN  # the statistics that scale actions would be others, and every action wrong
         return self.key_rule[0] if in_both or self.key_rule[0] is NONE else NUMBERS
 
 
