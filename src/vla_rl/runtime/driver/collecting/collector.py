@@ -176,7 +176,9 @@ class Collector:
             number = self._rollout_numbers[worker]
             if self.fleet.get(handle.call(RolloutInterface.add_tickets, placed, self.purpose, number)):
                 return
-            self._store_report(worker, self.fleet.get(self._rollouts.pop(worker)))
+            self._read_report(self._rollouts, worker)
+            if self._failure is not None:
+                return
         placed = self._with_cursors(batches)
         self._rollout_numbers[worker] += 1
         if self.role == "sim":
@@ -202,15 +204,7 @@ class Collector:
                 self.fleet.get(reference)
         for reports in (self._reports, self._rollouts):
             for worker in [worker for worker, reference in reports.items() if id(reference) in ready]:
-                try:
-                    report = self.fleet.get(reports[worker])
-                except WorkerDied:
-                    raise
-                except Exception as exc:
-                    self._failure = self._failure or exc
-                    report = RolloutReport()
-                del reports[worker]
-                self._store_report(worker, report)
+                self._read_report(reports, worker)
 
     def _request_reports(self, needed: frozenset[int]) -> None:
         """Ask running rollouts for a report where it is of use before their end."""
@@ -225,6 +219,18 @@ class Collector:
         handle = self.fleet.rollouts[worker]
         number = self._rollout_numbers[worker]
         return handle.call(RolloutInterface.wait_for_report, needed, early, self.purpose, number)
+
+    def _read_report(self, reports: dict[int, Ref[RolloutReport]], worker: int) -> None:
+        """Store the report of a worker and remove its call; keep what ended the rollout instead. Raises WorkerDied."""
+        try:
+            report = self.fleet.get(reports[worker])
+        except WorkerDied:
+            raise
+        except Exception as exc:
+            self._failure = self._failure or exc
+            report = RolloutReport()
+        del reports[worker]
+        self._store_report(worker, report)
 
     def _store_report(self, worker: int, report: RolloutReport) -> None:
         """Store the trajectories of a report."""
@@ -250,7 +256,8 @@ class Collector:
             for reports in (self._rollouts, self._reports):
                 if worker in reports:
                     with suppress(WorkerDied):
-                        self._store_report(worker, self.fleet.get(reports.pop(worker)))
+                        self._read_report(reports, worker)
+                    reports.pop(worker, None)
             self._store_report(worker, self.fleet.get(self._ask_for_report(worker, (), False)))
             lost_tickets = self._assigned[worker]
             self._assigned[worker] = {}
