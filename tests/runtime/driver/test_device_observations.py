@@ -48,7 +48,9 @@ class Seeing(LinearModel):
     """Acts on images that are on the device, and on no others."""
 
     def sample_chunk(self, obs, noise, greedy):
-        assert all(isinstance(image, OnDevice) for image in obs.images.values())
+        images = obs.images.values()
+        blank = all(isinstance(image, np.ndarray) and not image.any() for image in images)  # the run measures its size
+        assert blank or all(isinstance(image, OnDevice) for image in images)
         return super().sample_chunk(obs, noise, greedy)
 
     def values(self, obs):

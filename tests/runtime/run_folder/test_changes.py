@@ -84,7 +84,7 @@ def test_what_makes_it_another_run_is_refused(changes, tmp_path, changed, line):
 
 
 def test_the_checkpoint_that_a_run_began_with_may_be_elsewhere_and_not_left_out(changes, tmp_path):
-    """Its statistics scale the actions."""
+    """The statistics of that checkpoint scale the actions."""
 
     def change(old, new):
         begun = {"model": {"type": "film_resnet", "checkpoint": old, "network": {}}}
