@@ -19,16 +19,17 @@ class Effect(Enum):
 
     NONE = "what is learned does not depend on it (beyond the order of floating-point sums)"
     NUMBERS = "legitimate, and the numbers are others from here on: said, and the earlier spec is kept"
+    PLACE = "where it is may change, as NUMBERS; whether there is one may not, as ANOTHER_RUN"
     ANOTHER_RUN = "refused"
 
 
-NONE, NUMBERS, ANOTHER_RUN = Effect
+NONE, NUMBERS, PLACE, ANOTHER_RUN = Effect
 RULES: Mapping[str, tuple[Effect, str]] = {
     "name": (NONE, "a label"),
     "seed": (ANOTHER_RUN, "all randomness is a function of it"),
     "plugins": (NUMBERS, "files may be elsewhere; what they wrap may be another"),
     "model": (ANOTHER_RUN, "the saved weights and optimiser are this model's"),
-    "model.checkpoint": (NUMBERS, "it may be elsewhere; statistics and weights that are not trained come from there"),
+    "model.checkpoint": (PLACE, "it may be elsewhere; statistics and weights that are not trained come from there"),
     "model.tokenizer": (NUMBERS, "it may be elsewhere"),
     "model.recompute": (NONE, "memory for time"),
     "model.frozen_weights": (NUMBERS, "weights that are not trained are rounded in another way"),
@@ -114,13 +115,14 @@ class Change:
 
     @property
     def effect(self) -> Effect:
-        """Effect of the change. A key that only one of the specs has is from another version, and has its default
-        there.
+        """Effect of the change: any but PLACE. A key that only one of the specs has is from another version, and has
+        its default there.
         """
+        effect = self.key_rule[0]
+        if effect is PLACE:
+            effect = ANOTHER_RUN if None in (self.before, self.now) else NUMBERS
         in_both = NOTHING_THERE not in (self.before, self.now)
-        if self.key == "model.checkpoint" and None in (self.before, self.now):
-            return ANOTHER_RUN  # the statistics that scale actions would be others, and every action wrong
-        return self.key_rule[0] if in_both or self.key_rule[0] is NONE else NUMBERS
+        return effect if in_both or effect is NONE else NUMBERS
 
 
 def rule_of(key: str) -> tuple[Effect, str]:

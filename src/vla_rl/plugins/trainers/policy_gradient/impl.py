@@ -73,7 +73,7 @@ class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
         with trained.released():
             optimizer.set_rates(trained.optimizer, trained.train, trained.train.factor(step))
             if accumulator is not None:
-                before -= accumulator.seconds
+                before -= accumulator.seconds  # the parts' passes belong to the update
                 inputs, fields, steps = accumulator.plan_epochs(steps)
             for index, optimizer_step in enumerate(steps):
                 if optimizer_step.accumulated:
