@@ -10,8 +10,8 @@ from typing import IO
 
 import pytest
 
-DISK = 2 * 2**30
-"""Bytes that the tests write to the folder for temporary files at most; they were seen to write 1.4 GB."""
+DISK = 2**30
+"""Bytes that the tests write to the folder for temporary files at most; 0.4 GB were seen."""
 
 _locks: list[IO[str]] = []
 

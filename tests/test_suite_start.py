@@ -11,8 +11,8 @@ import suite_start
 
 def test_a_full_disk_is_named() -> None:
     suite_start.check_disk(Path("/tmp"), suite_start.DISK)
-    with pytest.raises(pytest.exit.Exception, match=r"up to 2 GiB to /tmp, which has 1.0 free: .* TMPDIR="):
-        suite_start.check_disk(Path("/tmp"), 2**30)
+    with pytest.raises(pytest.exit.Exception, match=r"up to 1 GiB to /tmp, which has 0.5 free: .* TMPDIR="):
+        suite_start.check_disk(Path("/tmp"), 2**29)
 
 
 def test_two_suites_in_one_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,6 @@ class JobModel:
     """Worker -> its server."""
     tickets: int
     """Tickets of a training step, for these workers."""
-    several_policies: bool
-    """True where the job has several policy workers."""
     publishes: bool
     """True where some policies are in other workers than the learners."""
     moving: float
@@ -89,7 +87,6 @@ def reduce_job(
         learners=tuple(assignment for assignment in assignments if assignment.rank >= 0),
         servers=servers,
         tickets=math.ceil(tickets * simulated_envs / envs / fold),
-        several_policies=len(policies) > 1,
         publishes=any(assignment.rank < 0 for assignment in policies),
         moving=moving,
         widths=widths,

@@ -1,5 +1,5 @@
-"""Simulation of a run on virtual time: the run's own `Flow`, `TicketQueue` and `drive_lanes`, with workers that take
-virtual seconds.
+"""Simulation of a run on virtual time: the run's own `Flow`, `distribute_tickets`, `TicketQueue` and `drive_lanes`,
+with workers that take virtual seconds.
 
 A worker runs one call after another, in the order in which they were issued, as a Ray actor does. So the end of a call
 is known as soon as it is issued, and a reference is that time. The driver issues tickets, hands them out, waits for
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from itertools import count
+from itertools import chain, count
 from random import Random
 from typing import Any
 
@@ -23,9 +23,8 @@ from vla_rl.runtime.messages.requests import EpisodeRequest, PolicyMode
 from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
 from vla_rl.runtime.planning.job_model import JobModel, Server
 from vla_rl.runtime.planning.profile import Profile
-from vla_rl.runtime.scheduling.admission import most_held
 from vla_rl.runtime.scheduling.batching import Driving, Lane, drive_lanes
-from vla_rl.runtime.scheduling.ticket_queue import TicketQueue
+from vla_rl.runtime.scheduling.ticket_queue import TicketQueue, distribute_tickets
 
 ROLES = ("sim", "policy", "learner")
 TICK = 1e-9
@@ -108,8 +107,8 @@ class Simulation:
     _envs: dict[int, _Envs] = field(init=False, factory=dict)
     _queues: dict[int, TicketQueue] = field(init=False)
     _drives: dict[int, Driving] = field(init=False, factory=dict)
-    _waiting: deque[EpisodeRequest] = field(init=False, factory=deque)
-    """Tickets that no worker holds."""
+    _waiting: deque[deque[EpisodeRequest]] = field(init=False, factory=deque)
+    """Tickets that no worker holds, in the batches in which they were issued."""
     _held_tickets: dict[int, int] = field(init=False)
     """Worker -> number of tickets that it holds."""
     _worker_of_ticket: dict[int, int] = field(init=False, factory=dict)
@@ -144,7 +143,8 @@ class Simulation:
 
     def _begin_step(self) -> None:
         self._step_start = self.now
-        self._waiting.extend(EpisodeRequest(state=STATE, number=ticket.number) for ticket in self.flow.issue_tickets())
+        tickets = self.flow.issue_tickets()
+        self._waiting.append(deque(EpisodeRequest(state=STATE, number=ticket.number) for ticket in tickets))
         self._most_held = max(self._most_held, self.flow.groups_held * self.job.fold)
         self._dispatch_tickets()
         self._begin_update()
@@ -160,21 +160,18 @@ class Simulation:
             self._train_if_ready()
 
     def _dispatch_tickets(self) -> None:
-        """Give tickets to the worker that holds the fewest for each of its envs, as `Collector` does."""
         envs = {p.index: p.envs_served for p in self.job.policy_workers}
-        coming: dict[int, list[EpisodeRequest]] = {}
-        while self._waiting:
-            worker = min(envs, key=lambda worker: self._held_tickets[worker] / envs[worker])
-            if self._held_tickets[worker] >= most_held(envs[worker], self.job.several_policies, self.max_lag > 0):
-                break
-            request = self._waiting.popleft()
-            coming.setdefault(worker, []).append(request)
-            self._worker_of_ticket[request.number] = worker
-            self._held_tickets[worker] += 1
-        for worker, requests in coming.items():
+        runs_ahead = self.max_lag > 0
+        assigned = distribute_tickets(
+            self._waiting, held=self._held_tickets, envs=envs, policy_of_env={}, runs_ahead=runs_ahead
+        )
+        for worker, batches in assigned.items():
+            for request in chain.from_iterable(batches):
+                self._worker_of_ticket[request.number] = worker
+                self._held_tickets[worker] += 1
             queue = self._queues[worker]
-            if not queue.add_tickets([requests], queue.begun):
-                queue.begin_rollout([requests])
+            if not queue.add_tickets(batches, queue.begun):
+                queue.begin_rollout(batches)
                 self._schedule_action(self.now, lambda worker=worker: self._advance_worker(worker))  # type: ignore[misc]
 
     def _begin_update(self) -> None:

@@ -1,9 +1,9 @@
-"""Queue of the tickets that a policy's worker has to roll out, and the report of what it has finished."""
+"""Tickets of policy workers: which worker gets which, the queue of each, and the report of what it has finished."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from threading import Condition
 
 from vla_rl.runtime.messages.reports import RolloutReport
@@ -12,8 +12,60 @@ from vla_rl.runtime.messages.stream_cursors import StreamCursors
 from vla_rl.runtime.placement.assignments import LaneSlice
 from vla_rl.runtime.scheduling.batching import Lane
 
+Batches = list[list[EpisodeRequest]]
+"""Tickets in the batches in which they were issued."""
+
+HELD = 2
+"""Tickets that a worker holds for each of its envs if the run has several workers. Tickets that it does not hold can
+go to another worker.
+"""
 LOOK_S = 0.5
 """Seconds between two checks of whether to stop, where no ticket may start yet."""
+
+
+def distribute_tickets(
+    queue: deque[deque[EpisodeRequest]],
+    *,
+    held: Mapping[int, int],
+    envs: Mapping[int, int],
+    policy_of_env: Mapping[int, int],
+    runs_ahead: bool,
+) -> dict[int, Batches]:
+    """Remove tickets from the queue and give each to the worker that holds the fewest for each of its envs; tickets of
+    a persistent stream go to the worker of their env. Return worker -> its new tickets.
+
+    Args:
+        queue: tickets that no worker holds, in the batches in which they were issued.
+        held: worker -> number of tickets that it holds.
+        envs: worker -> number of envs that it acts for.
+        policy_of_env: env (index in the run) -> worker of its policy.
+        runs_ahead: rollouts run ahead of training, so workers may hold any number of tickets.
+    """
+    counts = dict(held)
+    # No limit where rollouts run ahead of training: the driver may be waiting for learners when an env becomes free.
+    most_held = HELD if len(envs) > 1 and not runs_ahead else float("inf")
+    assigned: dict[int, Batches] = {worker: [] for worker in envs}
+
+    def has_room() -> bool:
+        return any(counts[worker] < most_held * envs[worker] for worker in envs)
+
+    while queue and has_room():
+        batch = queue[0]
+        shares = {worker: list[EpisodeRequest]() for worker in envs}
+        while batch and has_room():
+            request = batch.popleft()
+            if request.env_id is None:
+                worker = min(envs, key=lambda worker: counts[worker] / envs[worker])
+            else:
+                worker = policy_of_env[request.env_id]
+            shares[worker].append(request)
+            counts[worker] += 1
+        for worker, share in shares.items():
+            if share:
+                assigned[worker].append(share)
+        if not batch:
+            queue.popleft()
+    return {worker: batches for worker, batches in assigned.items() if batches}
 
 
 class _Batch:
