@@ -183,3 +183,49 @@ def test_a_stop_in_the_middle_of_an_update_loses_nothing(train, tmp_path, stream
     simulated, found = weights_in(tmp_path / "simulated"), weights_in(tmp_path / "stopped")
     for name, weights in simulated.items():  # streamed sums are added up in another order; a step moves them by 3e-2
         torch.testing.assert_close(found[name], weights, rtol=0, atol=1e-3)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("lag", "moment"),
+    [
+        (1, "@hookimpl\ndef on_update_end(step):\n    kill_simulator(step)\n"),
+        (
+            0,
+            "@hookimpl(wraps='algorithm')\ndef select(rollout):\n    kill_simulator(rollout.step)\n    return (yield)\n",
+        ),
+    ],
+    ids=["ahead", "recorded"],
+)
+def test_a_simulator_that_dies_after_a_rollout_is_started_again(train, tmp_path, lag, moment):
+    """With lag 1 its rollout has ended before the next tickets are given; with lag 0 its recordings are lost."""
+    (tmp_path / "dying_simulator.py").write_text(
+        "import os, signal, time\n"
+        "from pathlib import Path\n"
+        "from vla_rl import hookimpl\n"
+        f"PROCESS = Path({str(tmp_path / 'process')!r})\n"
+        "@hookimpl(wraps='env')\n"
+        "def chunk_step():\n"
+        "    if not PROCESS.exists():\n"
+        "        PROCESS.write_text(str(os.getpid()))\n"
+        "    return (yield)\n"
+        "def kill_simulator(step):\n"
+        "    if step == 2 and PROCESS.exists():\n"
+        "        os.kill(int(PROCESS.read_text()), signal.SIGKILL)\n"
+        "        time.sleep(2)\n" + moment
+    )
+    steps = {"train": {"steps": 4}, "algorithm": {"type": "gipo"}}
+    train("simulated", rollout={"lag": lag}, **steps)
+    folder = tmp_path / "recorded"
+    changes = {
+        "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(tmp_path / "dying_simulator.py")],
+        "asynchrony": {"max_lag": {"pinned": 1}} if lag else {},
+        "env": {"latency_s": 0.3 * lag},
+        "hooks": [{"type": "jsonl"}, {"type": "lerobot", "what": "rollout", "rows": "chunks", "folder": str(folder)}],
+    }
+    results, _ = train("died", **changes, **steps, **APART)
+    assert results["faults"] == 1
+    simulated, found = weights_in(tmp_path / "simulated"), weights_in(tmp_path / "died")
+    assert all(torch.equal(simulated[name], found[name]) for name in simulated)
+    recorded = (folder / "meta" / "vla_rl.jsonl").read_text().splitlines()
+    assert len(recorded) == (64 if lag else 48), "those of a step that the dead worker had not sent are missing"

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from attrs import frozen
 
+from vla_rl.core.errors import WorkerDied
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Array, EnvInfo
 from vla_rl.runtime.comm.backend import Backend, Ref
@@ -73,9 +74,9 @@ class Phases:
     half.
     """
 
-    def __init__(self, offload: frozenset[str], workers: Sequence[Handle[HostInterface]], get_all: Any):
+    def __init__(self, offload: frozenset[str], workers: Sequence[Handle[HostInterface]], get_from_living: Any):
         self.offload = offload
-        self.get_all = get_all
+        self.get_from_living = get_from_living
         self.moving = [worker for worker in workers if offload & set(worker.assignment.slot.roles)]
         self.now: Phase | None = None
         self.seconds = 0.0
@@ -88,9 +89,10 @@ class Phases:
         if phase in (None, self.now) or not self.moving:
             return
         before = perf_counter()
-        self.freed += sum(self.get_all([worker.call(HostInterface.offload_for, phase) for worker in self.moving]))
-        self.get_all([worker.call(HostInterface.reload_for, phase) for worker in self.moving])
-        self.now = phase  # set last: if a worker dies before, all of it is repeated
+        freed = self.get_from_living([worker.call(HostInterface.offload_for, phase) for worker in self.moving])
+        self.freed += sum(filter(None, freed))
+        self.get_from_living([worker.call(HostInterface.reload_for, phase) for worker in self.moving])
+        self.now = phase  # set last: if a call raises before, all of it is repeated
         self.seconds += perf_counter() - before
 
     def take_metrics(self) -> dict[str, float]:
@@ -129,7 +131,7 @@ class Fleet:
         """Version of the weights that was published last: the number of finished training steps."""
         self.through_store = False
         """True where weights reach them through the object store."""
-        self.phases = Phases(offload, self.workers, self.get_all)
+        self.phases = Phases(offload, self.workers, self.get_from_living)
 
     def send_call(self, handle: Handle[Any], method: Callable[..., Any], arguments: Sequence[Any], returns: int) -> Any:
         """Call a method of a handle's role, in the phase and the concurrency group that the method declares."""
@@ -148,6 +150,19 @@ class Fleet:
     def get_all(self, references: Sequence[Ref[T]]) -> list[T]:
         """Wait for all results. The first error is raised even if others never return."""
         return self.backend.get_all(references)
+
+    def get_from_living(self, references: Sequence[Ref[T]]) -> list[T | None]:
+        """Wait for all results; None stands for that of a worker that has died. For calls between rollouts and updates:
+        the next of these, which needs the worker, starts it again or ends the run.
+        """
+
+        def get_if_alive(reference: Ref[T]) -> T | None:
+            try:
+                return self.backend.get(reference)
+            except WorkerDied:
+                return None
+
+        return [get_if_alive(reference) for reference in references]
 
     def worker_of(self, handle: Handle[Any]) -> Handle[HostInterface]:
         """Return the handle of the worker that hosts a role."""

@@ -174,7 +174,10 @@ class Collector:
             number = self._rollout_numbers[worker]
             if self.fleet.get(handle.call(RolloutInterface.add_tickets, placed, self.purpose, number)):
                 return
-            self._read_report(self._rollouts, worker)
+            try:
+                self._read_report(self._rollouts, worker)
+            except WorkerDied:  # the next wait meets it, too, and queues all tickets of this rollout again
+                return
             if self._failure is not None:
                 return
         placed = self._with_cursors(batches)

@@ -22,7 +22,7 @@ class FetchedRecordings:
     """Recorded episodes of a rollout or an evaluation, in the order of their tickets.
 
     When the iteration ends, all that was recorded up to its last ticket is forgotten. Steps consume tickets in the
-    order of their numbers, so earlier ones are not asked for again.
+    order of their numbers, so earlier ones are not asked for again. Those of a worker that has died are left out.
     """
 
     fleet: Fleet
@@ -32,19 +32,22 @@ class FetchedRecordings:
     keys: Sequence[RecordingKey]
 
     def __iter__(self) -> Iterator[Recording]:
-        sims = self.fleet.sims
-        keys_of_sims = self.fleet.get_all([sim.call(EnvInterface.recorded_keys, self.what) for sim in sims])
-        sim_of = {key: sim for sim, keys in zip(sims, keys_of_sims, strict=True) for key in keys}
+        fleet = self.fleet
+        sims = fleet.sims
+        keys_of_sims = fleet.get_from_living([sim.call(EnvInterface.recorded_keys, self.what) for sim in sims])
+        sim_of = {key: sim for sim, keys in zip(sims, keys_of_sims, strict=True) for key in keys or ()}
         try:
             for key in self.keys:
-                if key in sim_of:
-                    recording = self.fleet.get(sim_of[key].call(EnvInterface.get_recording, self.what, key))
+                if key not in sim_of:
+                    continue
+                (recording,) = fleet.get_from_living([sim_of[key].call(EnvInterface.get_recording, self.what, key)])
+                if recording is not None:
                     number, episode = key
                     identity = f"{self.what} {self.step}, ticket {number}, episode {episode}, {recording.identity}"
                     yield evolve(recording, identity=identity)
         finally:
             last = max((number for number, _ in self.keys), default=-1) if self.what == "rollout" else None
-            self.fleet.get_all([sim.call(EnvInterface.forget_recordings, self.what, last) for sim in sims])
+            fleet.get_from_living([sim.call(EnvInterface.forget_recordings, self.what, last) for sim in sims])
 
 
 def with_recordings(rollout: Rollout, fleet: Fleet, spec: Spec, tickets: Sequence[int]) -> Rollout:
