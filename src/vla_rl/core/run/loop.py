@@ -16,11 +16,10 @@ from attrs import Factory, define, field
 
 from vla_rl.core.run.flow import Flow
 from vla_rl.core.run.runtime import Runtime
-from vla_rl.core.run.selection import Selection, take_columns
+from vla_rl.core.run.selection import Selection, select_trajectories, take_columns
 from vla_rl.core.run.session import Session
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.run.state import State
-from vla_rl.core.run.takeovers import end_at_takeovers
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Rollout
 
@@ -104,7 +103,6 @@ class ReinforcementLearning(Session):
 def collect_rollout(runtime: Runtime, flow: Flow, step: int) -> tuple[Rollout, torch.Tensor, dict[str, float]]:
     """Collect the groups of a step, in the order of their numbers, and further groups in place of those that the
     filters drop. Return (rollout, kept trajectories as bool [N], metrics)."""
-    algorithm = runtime.algorithm
     consumed = list[int]()
     while True:
         runtime.rollouts.issue(step, flow.issue_tickets())
@@ -114,10 +112,7 @@ def collect_rollout(runtime: Runtime, flow: Flow, step: int) -> tuple[Rollout, t
                 flow.record_ticket(number)
         consumed += flow.tickets_of(groups)
         rollout, metrics = runtime.rollouts.assemble(step, consumed)
-        if not algorithm.needs.takeovers:
-            rollout = end_at_takeovers(rollout)
-        rollout = algorithm.shape_rewards(rollout)
-        keep = algorithm.select(rollout) & rollout.samples.any(0)
+        rollout, keep = select_trajectories(rollout, runtime.algorithm)
         flow.keep_groups(rollout.groups[keep].unique().tolist())
         if not flow.groups_wanted:
             return rollout, keep, metrics

@@ -9,6 +9,8 @@ import attrs
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.fields import ROLLOUT, arrange_fields, read_field
+from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.run.takeovers import end_at_takeovers
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Array, Rollout
 
@@ -67,6 +69,15 @@ class Selection:
             f"the filters of algorithm {self.spec.algorithm.type!r} left nothing to train on in {limit} training steps "
             f"in a row (train.max_skipped):\n{lines}\n  {advice}; widen the filters, or give rollout.resample"
         )
+
+
+def select_trajectories(rollout: Rollout, algorithm: Algorithm) -> tuple[Rollout, torch.Tensor]:
+    """Return (the rollout with the algorithm's rewards, the trajectories that it keeps as bool [N]). Episodes end at
+    takeovers, unless the algorithm learns from them."""
+    if not algorithm.needs.takeovers:
+        rollout = end_at_takeovers(rollout)
+    rollout = algorithm.shape_rewards(rollout)
+    return rollout, algorithm.select(rollout) & rollout.samples.any(0)
 
 
 def groups_in(rollout: Rollout, keep: torch.Tensor) -> int:

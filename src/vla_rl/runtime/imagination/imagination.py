@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import evolve
 
-from vla_rl.core.run.selection import take_columns
+from vla_rl.core.run.selection import select_trajectories, take_columns
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, ResetState
 from vla_rl.runtime.checks.imagination import check_episodes
@@ -143,8 +143,7 @@ class Imagination(StepPart):
         """
         start = perf_counter()
         batch = self.rollouts.collect_groups(step, states, world_version)
-        shaped = self.algorithm.shape_rewards(batch.rollout)
-        keep = self.algorithm.select(shaped)
+        shaped, keep = select_trajectories(batch.rollout, self.algorithm)
         self.rollouts.keep_groups(shaped.groups[keep].unique().tolist())
         columns = keep.nonzero().flatten().numpy()
         metrics: dict[str, float] = {}

@@ -15,8 +15,7 @@ from attrs import evolve
 
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.run.selection import take_columns
-from vla_rl.core.run.takeovers import end_at_takeovers
+from vla_rl.core.run.selection import select_trajectories, take_columns
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.trainers import OptimizerStep
 from vla_rl.core.types import Advantages, Array, Rollout
@@ -71,8 +70,7 @@ class StreamingUpdate(StepUpdate):
         trajectories = [self.collector.trajectories[number] for number in tickets]
         batch = assemble_rollout(step, trajectories, self.spec.rollout.group_size)
         self._scored_tickets += batch.numbers.tolist()
-        rollout = self.algorithm.shape_rewards(end_at_takeovers(batch.rollout))
-        keep = self.algorithm.select(rollout) & rollout.samples.any(0)
+        rollout, keep = select_trajectories(batch.rollout, self.algorithm)
         columns = keep.nonzero().flatten().numpy()
         if not len(columns):
             return
