@@ -198,7 +198,9 @@ def test_a_stop_in_the_middle_of_an_update_loses_nothing(train, tmp_path, stream
     ids=["ahead", "recorded"],
 )
 def test_a_simulator_that_dies_after_a_rollout_is_started_again(train, tmp_path, lag, moment):
-    """With lag 1 its rollout has ended before the next tickets are given; with lag 0 its recordings are lost."""
+    """With lag 1 its rollout has ended before the next tickets are given; with lag 0 its recordings are lost, and it was to
+    be offloaded.
+    """
     (tmp_path / "dying_simulator.py").write_text(
         "import os, signal, time\n"
         "from pathlib import Path\n"
@@ -223,7 +225,8 @@ def test_a_simulator_that_dies_after_a_rollout_is_started_again(train, tmp_path,
         "env": {"latency_s": 0.3 * lag},
         "hooks": [{"type": "jsonl"}, {"type": "lerobot", "what": "rollout", "rows": "chunks", "folder": str(folder)}],
     }
-    results, _ = train("died", **changes, **steps, **APART)
+    placement = {"type": "disaggregated", "offload": {"sim": not lag}}
+    results, _ = train("died", **changes, **steps, **APART | {"placement": placement})
     assert results["faults"] == 1
     simulated, found = weights_in(tmp_path / "simulated"), weights_in(tmp_path / "died")
     assert all(torch.equal(simulated[name], found[name]) for name in simulated)

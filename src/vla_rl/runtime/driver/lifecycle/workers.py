@@ -81,8 +81,12 @@ class RunWorkers:
                 trace.clock_offsets[worker.worker_index] = clock_ahead(partial(self._read_clock, worker))
             trace.sizes = self.memory.measure_sizes()
         drained = fleet.get_from_living([worker.call(HostInterface.drain_trace) for worker in fleet.workers])
-        events = {w.worker_index: events for w, events in zip(fleet.workers, drained, strict=True) if events}
-        trace.add_events(kind, step, env_steps, events)
+        of_living = {
+            worker.worker_index: events
+            for worker, events in zip(fleet.workers, drained, strict=True)
+            if events is not None
+        }
+        trace.add_events(kind, step, env_steps, of_living)
         trace.write_file(folder, final=final)
 
     def time_shares(self) -> dict[str, dict[str, Any]]:
