@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -16,12 +17,12 @@ from attrs import asdict, frozen
 
 from vla_rl.core.installation import OWN_DIST, pip_arguments
 from vla_rl.core.requirements import install_command, keep_build, missing_requirements, unmet_base
+from vla_rl.runtime.comm.backends.reservation import LEAST_SHARED, SHARED
 from vla_rl.toolkit.envs.mujoco_installation import find_damage
 from vla_rl.toolkit.envs.rendering import FIXES, ProbeResult, probe_rendering
 
 State = Literal["ok", "missing", "broken"]
 GIB = 2**30
-SHM = Path("/dev/shm")  # noqa: S108
 VERSIONS = ("torch", "ray", "numpy", "transformers", "peft", "mujoco", "gymnasium", "attrs", "cattrs", "pluggy")
 
 
@@ -88,14 +89,15 @@ def _check_machine() -> Iterator[Finding]:
         detail=f"{free / GIB:.1f} of {total / GIB:.1f} GiB free",
         fix="close other programs, or lower env.num_envs" if tight else "",
     )
-    shm = shutil.disk_usage(SHM).total if SHM.is_dir() else 0
-    small = shm < 2 * GIB
+    shm = shutil.disk_usage(SHARED).free if SHARED.is_dir() else 0
+    small = shm < LEAST_SHARED
+    files = f"; Ray takes files in {tempfile.gettempdir()} instead, slower where there are many" if small else ""
     yield Finding(
         area="machine",
-        what=str(SHM),
+        what=str(SHARED),
         state="missing" if small else "ok",
-        detail=f"{shm / GIB:.1f} GiB, for rollouts that move between processes",
-        fix="mount -o remount,size=8G /dev/shm   (docker run: --shm-size=8g)" if small else "",
+        detail=f"{shm / GIB:.1f} GiB free, for samples on their way to learners in other workers{files}",
+        fix=f"docker run --shm-size=8g, or mount -o remount,size=8G {SHARED}" if small else "",
     )
 
 

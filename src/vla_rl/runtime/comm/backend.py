@@ -66,6 +66,10 @@ class Backend(ABC):
     def cluster_resources(self) -> Cluster: ...
 
     @abstractmethod
+    def check_store(self, size: int) -> None:
+        """Raise UserError where results that are passed on, of this many bytes at once, have no room on the way."""
+
+    @abstractmethod
     def launch_workers(self, spec: Spec, assignments: Sequence[Assignment]) -> None: ...
 
     @abstractmethod

@@ -7,19 +7,20 @@ import inspect
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import gymnasium
+import cloudpickle
 import numpy as np
 import psutil
-from attrs import Factory, define, frozen
-from gymnasium.vector import AsyncVectorEnv
+from attrs import Factory, define
 
 from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.types import Array
@@ -50,11 +51,10 @@ class ChunkAnswer(NamedTuple):
     """(`ActionSource` of each action, int8 [C]; executed actions, float32 [C, A]); None: all were the policy's."""
 
 
-class _Served(gymnasium.Env[Any, Any]):
+class _Served:
     """Envs behind one method that never raises: errors are returned as replies."""
 
     def __init__(self, make: MakeEnv, first: int, chunk: int) -> None:
-        self.observation_space = self.action_space = gymnasium.spaces.Discrete(1)  # unused, but required by gymnasium
         self._make = make
         self._first = first
         self._chunk = chunk
@@ -207,16 +207,22 @@ class Inline:
 
 
 class SeparateProcess:
-    """Envs in a separate process, which ends with its owner, however that ends."""
+    """Envs in a separate process, which ends with its owner, however that ends. A pipe is all that they share, since
+    locks and queues of processes need /dev/shm, which a container may lack.
+    """
 
     def __init__(self, make: MakeEnv, first: int, chunk: int) -> None:
-        multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
-        make_served = _MakeServed(make, first, chunk, os.getpid())
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        ours, theirs = context.Pipe()
+        self._pipe = ours
+        arguments = cloudpickle.dumps(make), first, chunk, theirs
+        self._process = context.Process(target=_serve_requests, args=arguments, daemon=True)
         try:
             with delay_signals():  # a signal to the whole job reaches neither the fork server nor the envs
-                self._vector: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
-                    [make_served], shared_memory=False, context="forkserver"
-                )
+                self._process.start()
+                theirs.close()
+                self._pipe.recv()
         except (EOFError, OSError, RuntimeError):
             call = unguarded_call()
             if not call:
@@ -225,16 +231,17 @@ class SeparateProcess:
                 f"the processes of envs import the script that starts them, and would start the run again: put the "
                 f'call at {call} below `if __name__ == "__main__":`'
             ) from None
-        self._process = self._vector.processes[0]
         Finalize(self, self._process.kill, exitpriority=0)  # multiprocessing would ask it to end in vain, and wait
         self.pid = self._process.pid or 0
 
     def send_requests(self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]) -> None:
-        self._vector.call_async("answer", method, requests, to_recreate)
+        self._pipe.send((method, requests, to_recreate))
 
     def receive_answers(self, timeout: float) -> dict[int, Answer]:
         try:
-            answers: dict[int, Answer] = self._vector.call_wait(timeout)[0]
+            if not self._pipe.poll(timeout):
+                raise TimeoutError
+            answers: dict[int, Answer] = self._pipe.recv()
         except (EOFError, ConnectionError) as exc:
             self._process.join(5)
             code = self._process.exitcode
@@ -249,9 +256,18 @@ class SeparateProcess:
         for process in begun:  # started by envs, such as a game engine's server: nothing else ends them
             with suppress(psutil.Error):
                 process.kill()
-        self._vector.closed = True
-        for pipe in self._vector.parent_pipes:
-            pipe.close()
+        self._pipe.close()
+
+
+def _serve_requests(make: bytes, first: int, chunk: int, pipe: Connection[Any, Any]) -> None:
+    """Answer the owner's requests until it closes the pipe."""
+    ignore_signals()  # they are the owner's to handle
+    leave_with_parent()
+    served = _Served(pickle.loads(make), first, chunk)  # noqa: S301 - from our owner
+    pipe.send(None)
+    with suppress(EOFError):
+        while True:
+            pipe.send(served.answer(*pipe.recv()))
 
 
 def _find_descendants(pid: int) -> list[psutil.Process]:
@@ -260,21 +276,6 @@ def _find_descendants(pid: int) -> list[psutil.Process]:
         return list(psutil.Process(pid).children(recursive=True))
     except psutil.Error:
         return []
-
-
-@frozen
-class _MakeServed:
-    make: MakeEnv
-    first: int
-    chunk: int
-    owner: int
-    """Process id of the batch's owner."""
-
-    def __call__(self) -> _Served:
-        if os.getpid() != self.owner:
-            ignore_signals()  # they are the owner's to handle
-            leave_with_parent()
-        return _Served(self.make, self.first, self.chunk)
 
 
 @define
@@ -329,7 +330,7 @@ class EnvProcess:
             return self._unsent
         try:
             return self._process.receive_answers(timeout)
-        except multiprocessing.TimeoutError:
+        except TimeoutError:
             return f"no answer for {deadline:g} s (processes.deadline_s)"
         except ConnectionError as exc:
             return str(exc)

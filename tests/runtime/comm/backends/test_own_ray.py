@@ -9,6 +9,7 @@ import pytest
 
 from vla_rl.core.errors import UserError
 from vla_rl.runtime.comm.backends.own_ray import OwnRay
+from vla_rl.runtime.comm.backends.private_folder import PrivateFolder
 
 ray = pytest.importorskip("ray")
 NICENESS = "RAY_worker_niceness"
@@ -77,3 +78,13 @@ def test_a_start_that_fails_is_tried_once_more(monkeypatch, own, failures, caplo
 def test_a_cluster_that_is_not_there(train):
     with pytest.raises(UserError, match=r"runtime.address='127.0.0.1:1'"):
         train(runtime={"backend": "ray", "address": "127.0.0.1:1"})
+
+
+def test_samples_that_have_no_room_on_their_way_are_refused_with_their_size(tmp_path, caplog):
+    own = OwnRay(folder=PrivateFolder(tmp_path), shared=2**28)
+    own.check_store(2**28)
+    assert not caplog.text
+    own.check_store(2**28 + 1)
+    assert "up to 0.3 GiB of samples move to the learners in a step, and Ray keeps 0.2 GiB in /dev/shm" in caplog.text
+    with pytest.raises(UserError, match=r"up to 1048576.0 GiB of samples .* 0.2 GiB in /dev/shm and for .* RAY_TMPDIR"):
+        own.check_store(2**50)

@@ -34,6 +34,9 @@ class LocalBackend(Backend):
     def cluster_resources(self) -> Cluster:
         return machine_resources()
 
+    def check_store(self, size: int) -> None:
+        """Do nothing: results stay in this process."""
+
     def launch_workers(self, spec: Spec, assignments: Sequence[Assignment]) -> None:
         self._listening.enter_context(listen_to_work(self._tick_if_due))
         self.worker = self._make_host(spec, assignments[0], self._tick_if_due)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import threading
@@ -20,11 +21,12 @@ from attrs import define, field
 from vla_rl.core.errors import UserError
 from vla_rl.core.paths import explain_path_errors
 from vla_rl.runtime.comm.backends.private_folder import PrivateFolder
-from vla_rl.runtime.comm.backends.reservation import object_store
+from vla_rl.runtime.comm.backends.reservation import LEAST_SHARED, SHARED, choose_store
 from vla_rl.toolkit.processes import delay_signals
 
 logger = logging.getLogger(__name__)
 
+GIB = 2**30
 END_S = 10.0
 """Seconds that the system gets to end Ray's processes after they were killed."""
 LOOPBACK = "127.0.0.1"
@@ -52,6 +54,8 @@ class OwnRay:
     """Environment variables that were set for it."""
     folder: PrivateFolder | None = None
     """Folder of its sockets and logs. Ray's default folder is readable by all users of the machine."""
+    shared: int = 0
+    """Bytes of shared memory that its object store takes at most; 0: the object store is files of its folder."""
 
     def start(self, **options: Any) -> None:
         """Start Ray, with a second try: on a busy machine its processes may start too late. Raises UserError where both
@@ -76,19 +80,20 @@ class OwnRay:
     def _try_start(self, **options: Any) -> None:
         import ray
 
-        store = object_store()
         options["_system_config"] = {name: value for name, value in SYSTEM.items() if f"RAY_{name}" not in os.environ}
         parent = Path(os.environ.get(TEMPORARY, "/tmp"))  # noqa: S108 - paths of sockets are short
         with explain_path_errors(f"the variable {TEMPORARY}, for Ray's files,", parent):
             self.folder = PrivateFolder(parent)
+        store = choose_store(self.folder.path)
+        self.shared = 0 if "_plasma_directory" in store else store.get("object_store_memory", 0)
         self._make_token()
         try:
             with _listen_on_loopback(), _signals_kept():
                 ray.init(
                     address="local",
-                    object_store_memory=store,
                     include_dashboard=False,
                     _temp_dir=str(self.folder.path / "ray"),
+                    **store,
                     **options,
                 )
         except (ConnectionError, TimeoutError):  # subclasses of OSError, but they say nothing of the folder
@@ -107,6 +112,30 @@ class OwnRay:
                 "this version of Ray listens on %s, not on the loopback only; see docs/explanation/security.md", where
             )
         warn_without_token("the Ray of this run")
+
+    def check_store(self, size: int) -> None:
+        """Raise UserError where messages of this many bytes fit neither into the object store nor onto the disk that
+        takes the rest. Log a warning where they travel through files.
+        """
+        assert self.folder is not None
+        parent = self.folder.path.parent
+        disk = shutil.disk_usage(parent).free
+        if size > self.shared + disk:
+            raise UserError(
+                f"up to {size / GIB:.1f} GiB of samples move to the learners in a step, and Ray has room for "
+                f"{self.shared / GIB:.1f} GiB in {SHARED} and for {disk / GIB:.1f} GiB in {parent}; lower "
+                f"rollout.episodes or the pixels of cameras, set {TEMPORARY} to a folder with more room, or place "
+                f"policies in the learners' workers (placement.type: collocated)"
+            )
+        if size > max(self.shared, LEAST_SHARED):
+            logger.warning(
+                "up to %.1f GiB of samples move to the learners in a step, and Ray keeps %.1f GiB in %s, the rest in "
+                "files in %s, which is slower; enlarge it (docker run --shm-size)",
+                size / GIB,
+                self.shared / GIB,
+                SHARED,
+                parent,
+            )
 
     def ended_processes(self) -> list[str]:
         """Return the names of vital processes that have ended."""

@@ -93,6 +93,10 @@ class RayBackend(Backend):
             nodes=nodes,
         )
 
+    def check_store(self, size: int) -> None:
+        if self.own:
+            self.own.check_store(size)
+
     def launch_workers(self, spec: Spec, assignments: Sequence[Assignment]) -> None:
         self.spec = spec
         self.assignments = tuple(assignments)

@@ -6,19 +6,21 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-import psutil
-
-from vla_rl.core.errors import UserError, format_count
+from vla_rl.core.errors import format_count
 from vla_rl.core.plan import DoesNotFit, Node, Slot
 
 SHARED = Path("/dev/shm")  # noqa: S108 - where Ray keeps what processes share
-# 256 MiB. Docker gives a container 64 MiB by default.
 LEAST_SHARED = 2**28
+"""256 MiB; Docker gives a container 64 MiB by default."""
+STORE_SHARE, LARGEST_FILE = 0.3, 10**10
+"""As Ray chooses itself where it is not told."""
 PATIENCE_S = 60.0
 """Seconds that other work on the cluster gets to end, and a lost node to come back."""
 NODE_LABEL = "ray.io/node-id"
@@ -109,21 +111,17 @@ def is_node_alive(ray: Any, group: Any, bundle: int) -> bool:
     return any(node == identity for identity, _ in nodes_of(ray))
 
 
-def object_store(shared: Path = SHARED) -> int | None:
-    """Return the size in bytes for Ray's object store on this machine; None: Ray's own choice.
-
-    Raises UserError when shared memory is too small: Ray would use files instead, which is slow.
+def choose_store(folder: Path) -> dict[str, Any]:
+    """Return the options of Ray's object store on this machine: in shared memory, or in files of `folder` where there
+    is too little, as in a container that Docker starts by default. In both cases Ray writes what does not fit to files.
     """
-    if not shared.is_dir():
-        return None
-    free = shutil.disk_usage(shared).free
-    if free < LEAST_SHARED:
-        raise UserError(
-            f"{shared} has {free / 2**20:.0f} MiB free, and workers need {LEAST_SHARED / 2**20:.0f} MiB at least to "
-            f"exchange observations; enlarge it (docker run --shm-size=8g, or mount -o remount,size=8g {shared}), or "
-            f"set runtime.backend to local"
-        )
-    return int(0.9 * free) if free < 0.35 * psutil.virtual_memory().total else None
+    if sys.platform != "linux":
+        return {}
+    share = int(STORE_SHARE * import_module("ray._private.utils").estimate_available_memory())
+    free = shutil.disk_usage(SHARED).free if SHARED.is_dir() else 0
+    if free >= LEAST_SHARED:
+        return {"object_store_memory": min(share, int(0.9 * free))}
+    return {"object_store_memory": min(share, LARGEST_FILE), "_plasma_directory": str(folder)}
 
 
 def rounded_down(cpus: float) -> float:

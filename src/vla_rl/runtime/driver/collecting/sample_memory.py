@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from vla_rl.core.plan import Plan
+from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.comm.handles import Fleet
@@ -28,11 +29,14 @@ class SampleMemory:
         return self.fleet.get(self.fleet.learners[0].call(LearnerInterface.sample_bytes))
 
     def check_samples_fit(self) -> None:
-        """Raise UserError where the samples that learners may hold at once do not fit into memory. Checks once, before
-        the first ticket.
+        """Raise UserError where the samples that learners may hold at once do not fit into memory, or those of a step
+        have no room on their way there. Checks once, before the first ticket.
         """
         if not self._checked:
             check_memory(self.spec, self.plan, self.fleet.backend.cluster_resources(), self.info, self.sample_bytes)
+            if self.fleet.remote_policies:
+                tickets = RunShape.from_spec(self.spec).tickets_per_step
+                self.fleet.backend.check_store(tickets * trajectory_bytes(self.spec, self.info, self.sample_bytes))
             self._checked = True
 
     def measure_sizes(self) -> dict[str, float]:
