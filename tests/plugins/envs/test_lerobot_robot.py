@@ -554,7 +554,7 @@ def test_a_run_whose_device_is_unplugged_saves_and_resumes(ports, monkeypatch):
 @pytest.fixture
 def robots_python(tmp_path):
     """An interpreter that alone finds lerobot."""
-    folder = tmp_path / "venv"
+    folder = tmp_path / "robot's venv"
     venv.create(folder, with_pip=False, symlinks=True)
     own = sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)})
     shared = [path for path in sys.path if path.endswith(("site-packages", "src"))]

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
+import textwrap
+import venv
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +78,38 @@ def test_a_start_that_fails_is_tried_once_more(monkeypatch, own, failures, caplo
             own.start(num_cpus=1)
         assert own.folder is None
     assert len(tried) == 2
+
+
+@pytest.mark.parametrize("name", ["my work", "it's(a\\b)&$c"])
+def test_the_environment_is_in_a_folder_with_characters_that_a_shell_interprets(tmp_path, name):
+    folder = tmp_path / name
+    venv.create(folder, symlinks=True)
+    own = next((folder / "lib").glob("python*/site-packages"))
+    own.rmdir()
+    own.symlink_to(Path(ray.__file__).parents[1])
+    start = """
+        import os
+        import sys
+        import ray
+        from vla_rl.runtime.comm.backends.own_ray import OwnRay
+
+        class Actor:
+            def describe(self):
+                return sys.executable, os.path.abspath(ray.__file__), os.getcwd(), os.environ["PYTHONPATH"]
+
+        own = OwnRay()
+        own.start(num_cpus=1, runtime_env={"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}})
+        print(*ray.get(ray.remote(num_cpus=0)(Actor).remote().describe.remote(), timeout=100), sep="\\n")
+        own.stop()
+        """
+    source = next(path for path in sys.path if path.endswith("src"))
+    python, path = folder / "bin" / "python", os.pathsep.join([source, str(folder)])
+    done = subprocess.run(
+        [python, "-c", textwrap.dedent(start)],
+        env=os.environ | {"PYTHONPATH": path}, cwd=folder, capture_output=True, text=True, timeout=200, check=True,
+    )  # fmt: skip
+    used = own / "ray" / "__init__.py"
+    assert done.stdout.splitlines() == [str(python), str(used), str(folder), path]
 
 
 def test_a_cluster_that_is_not_there(train):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -21,7 +22,7 @@ NUMPY = "1.26.4"
 @pytest.fixture(scope="session")
 def second_python(tmp_path_factory):
     """A virtual environment with an old NumPy; everything else it sees in this one, but pyarrow, which needs NumPy 2."""
-    folder = tmp_path_factory.mktemp("second")
+    folder = tmp_path_factory.mktemp("a second")
     venv.create(folder, with_pip=False, symlinks=True)
     own = sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)})
     installed = subprocess.run(
@@ -69,7 +70,7 @@ def test_a_relative_interpreter_is_of_the_folder_where_the_run_starts(monkeypatc
     python = Path(sys.executable).absolute()
     monkeypatch.chdir(python.parent)
     assert interpreter_problems(Path(python.name)) == []
-    assert _interpreter_environment(Path(python.name))["py_executable"] == str(python)
+    assert shlex.split(_interpreter_environment(Path(python.name))["py_executable"]) == [str(python)]
 
 
 def test_the_local_backend_has_one_interpreter(train, tmp_path):

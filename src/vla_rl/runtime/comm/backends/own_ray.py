@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -80,6 +83,8 @@ class OwnRay:
     def _try_start(self, **options: Any) -> None:
         import ray
 
+        # quoted, as Ray hands it to a shell
+        options["runtime_env"] = {"py_executable": shlex.quote(sys.executable)} | options.get("runtime_env", {})
         options["_system_config"] = {name: value for name, value in SYSTEM.items() if f"RAY_{name}" not in os.environ}
         parent = Path(os.environ.get(TEMPORARY, "/tmp"))  # noqa: S108 - paths of sockets are short
         with explain_path_errors(f"the variable {TEMPORARY}, for Ray's files,", parent):
@@ -88,7 +93,7 @@ class OwnRay:
         self.shared = 0 if "_plasma_directory" in store else store.get("object_store_memory", 0)
         self._make_token()
         try:
-            with _listen_on_loopback(), _signals_kept():
+            with _listen_on_loopback(), _commands_quoted(), _signals_kept():
                 ray.init(
                     address="local",
                     include_dashboard=False,
@@ -221,6 +226,18 @@ def _listen_on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _commands_quoted() -> Iterator[None]:
+    """Make Ray quote the commands of its workers as a shell does: its raylet reads them so, and Ray quotes them as
+    Windows does, which differs for an apostrophe and a backslash.
+    """
+    before, subprocess.list2cmdline = subprocess.list2cmdline, shlex.join  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        subprocess.list2cmdline = before
 
 
 @contextmanager

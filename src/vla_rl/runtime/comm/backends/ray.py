@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -331,5 +332,5 @@ class RayBackend(Backend):
 
 
 def _interpreter_environment(python: Path) -> dict[str, Any]:
-    """Return Ray's runtime environment for another interpreter."""
-    return {"py_executable": str(python.absolute()), "env_vars": {"PYTHONPATH": module_path()}}
+    """Return Ray's runtime environment for another interpreter, whose path Ray hands to a shell."""
+    return {"py_executable": shlex.quote(str(python.absolute())), "env_vars": {"PYTHONPATH": module_path()}}
