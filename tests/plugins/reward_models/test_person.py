@@ -10,6 +10,7 @@ import struct
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Thread
@@ -224,6 +225,27 @@ def test_a_request_that_is_aborted_prints_nothing(panel, capfd):
                 connection.sendall(request.encode())
     assert Browser(panel.address).state()["question"] == 0
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_closed_page_answers_nothing(panel):
+    """Browsers open connections ahead of requests; the server's thread of such a connection waits for one."""
+    panel.show_text("how was it?", ("success", "failure"))
+    stop = f"POST /press HTTP/1.1\r\nHost: 127.0.0.1:{panel.port}\r\nX-Token: {panel.token}\r\nContent-Length: 4\r\n\r\nstop"
+    with ExitStack() as opened:
+        address = ("127.0.0.1", panel.port)
+        ahead = [opened.enter_context(socket.create_connection(address, timeout=30)) for _ in range(3)]
+        assert Browser(panel.address).state()["question"] == 1, "so the server has accepted the earlier ones"
+        ahead[1].sendall(stop[:40].encode())
+        panel.close()
+        for connection, request in zip(ahead, (stop, stop[40:], ""), strict=True):
+            reply = b""
+            with suppress(ConnectionError):
+                connection.sendall(request.encode())
+                reply = connection.recv(1000)
+            assert reply == b""
+    assert not panel.request_stop()
+    assert not panel.press_button(1, "success")
+    assert panel.take_answer(0.0) is None
 
 
 def test_the_address_is_written_for_this_user_alone(tmp_path):

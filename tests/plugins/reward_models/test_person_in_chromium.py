@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,14 @@ class Tab:
             self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
 
 
+def wait_for_connections(number: int) -> None:
+    """Wait until the page's server serves as many connections, each with a thread."""
+    end = time.monotonic() + PATIENCE_S
+    while sum("process_request_thread" in thread.name for thread in threading.enumerate()) != number:
+        assert time.monotonic() < end, threading.enumerate()
+        time.sleep(0.02)
+
+
 @pytest.fixture
 def panel() -> Iterator[PagePanel]:
     panel = PagePanel(0, None, "rewards")
@@ -71,7 +80,14 @@ def panel() -> Iterator[PagePanel]:
 def tab(tmp_path: Path) -> Iterator[Tab]:
     connect = pytest.importorskip("websockets.sync.client").connect
     assert CHROMIUM is not None
-    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-port=0"]
+    options = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        "--remote-debugging-port=0",
+    ]
     command = [CHROMIUM, *options, f"--user-data-dir={tmp_path}", "about:blank"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -139,6 +155,22 @@ def test_a_page_whose_run_has_ended_says_so(panel, tab):
 def test_a_stop_that_does_not_arrive_says_so(panel, tab):
     tab.open(panel.address)
     tab.wait_for("byId('text').textContent", "")
+    panel.close()
+    tab.click("byId('stop')")
+    tab.wait_for("byId('notice').textContent", "THE STOP DID NOT REACH THE RUN: use the robot's emergency stop")
+
+
+def test_a_stop_over_a_connection_that_was_opened_ahead_says_so(panel, tab):
+    """Chromium opens connections ahead of requests. One that the server has accepted outlives its listening socket."""
+    tab.open(panel.address)
+    tab.wait_for("byId('text').textContent", "")
+    tab.value("polls = true; look = () => { polls = false; }")
+    tab.wait_for("polls", False)
+    wait_for_connections(0)
+    tab.value(
+        "document.head.append(Object.assign(document.createElement('link'), {rel: 'preconnect', href: location.origin}))"
+    )
+    wait_for_connections(1)
     panel.close()
     tab.click("byId('stop')")
     tab.wait_for("byId('notice').textContent", "THE STOP DID NOT REACH THE RUN: use the robot's emergency stop")

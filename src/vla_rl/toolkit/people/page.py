@@ -16,10 +16,12 @@ from hmac import compare_digest
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socket import SHUT_RDWR
 from string import Template
 from threading import Condition, Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+from weakref import WeakSet
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
@@ -61,6 +63,7 @@ class PagePanel(Panel):
         self._taken = False
         """Whether `take` has returned the answer."""
         self._stopped = False
+        self._closed = False
         self._image: Array | None = None
         self._num_images = 0
         """Number of images that were shown; the page recognises a new one by it."""
@@ -125,17 +128,20 @@ class PagePanel(Panel):
         """Return whether an answer waits for `take`."""
         return self._answer is not None and not self._taken
 
-    def request_stop(self) -> None:
-        """Take the stop, which is of no question."""
+    def request_stop(self) -> bool:
+        """Take the stop, which is of no question. Return whether somebody reads it: the page is not closed."""
         with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
+            if not self._closed:
+                self._stopped = True
+                self._changed.notify_all()
+            return not self._closed
 
     def press_button(self, question: int, answer: str) -> bool:
         """Take the answer of a button to a question. Return whether it counts: the first one to the question that is
-        shown, if it is offered."""
+        shown, if it is offered and the page is not closed."""
         with self._changed:
-            counts = question == self._question and answer in self._answers and self._answer is None
+            is_asked = question == self._question and answer in self._answers
+            counts = is_asked and self._answer is None and not self._closed
             if counts:
                 self._answer = answer  # type: ignore[assignment] # one of `_answers`
                 self._changed.notify_all()
@@ -160,6 +166,8 @@ class PagePanel(Panel):
         return None if image is None else encode_png(image)
 
     def close(self) -> None:
+        with self._changed:
+            self._closed = True
         self._server.shutdown()
         self._server.server_close()
         if self._address_file is not None:
@@ -185,9 +193,24 @@ def _check_address_file(file: Path, path: str) -> None:
 
 
 class _PageServer(ThreadingHTTPServer):
-    """Says nothing of a browser that left, or was silent, in the middle of a request."""
+    """Says nothing of a browser that left, or was silent, in the middle of a request. Connections, which browsers open
+    ahead of requests, end with the server."""
 
     daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._connections: WeakSet[Any] = WeakSet()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def server_close(self) -> None:
+        super().server_close()
+        for connection in list(self._connections):
+            with suppress(OSError):
+                connection.shutdown(SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
@@ -227,9 +250,8 @@ class _PageHandler(BaseHTTPRequestHandler):
             self._send_reply(400, b"expected at /press: stop, or QUESTION ANSWER, such as 3 success", "text/plain")
             return
         question, _, answer = self.rfile.read(int(length)).decode(errors="replace").partition(" ")
-        counts = True
         if question == "stop":
-            self.page.request_stop()
+            counts = self.page.request_stop()
         else:
             counts = question.isdecimal() and self.page.press_button(int(question), answer)
         self._send_reply(200 if counts else 409, json.dumps(self.page.page_state()).encode(), "application/json")
