@@ -2,7 +2,7 @@
 #                  runs/quickstart; ARGS="train.steps=12" for a shorter run
 # make test        install everything tests need, then `make check`, the documentation and the tests of all that a change
 #                  can break; on as many cores as there are, at most 8 (some 2 GB each): JOBS=2 for fewer;
-#                  `make -j2 test` installs GL beside the packages
+#                  `make -j2 test` installs GL and Chromium beside the packages
 # make test-rest   the other tests (tests/exhaustive.txt): kills at random moments, whole suites of simulators, full recipes,
 #                  each model with the compiler; PART=0/3 for a third of them
 # make test-all    test, test-rest, test-lowest and test-newest
@@ -36,14 +36,14 @@ SUITE := -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python $(SUITE)
 BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-.PHONY: quickstart test test-rest test-all test-times test-changed test-lowest test-newest renderers kernels gymnasium-packages libero-warp \
+.PHONY: quickstart test test-rest test-all test-times test-changed test-lowest test-newest renderers browser kernels gymnasium-packages libero-warp \
   robotwin check docs format release base-checkpoint progress-encoder clean
 
 quickstart: $(VENV)/.run
 	@mkdir -p runs/quickstart-$(STAMP) && ln -sfn quickstart-$(STAMP) runs/quickstart
 	$(BIN)/vla-rl run examples/tabletop_grpo.yaml --folder runs/quickstart-$(STAMP) $(ARGS)
 
-test: check renderers
+test: check browser
 	$(BUILD_DOCS)
 	$(PYTEST) -m "not exhaustive"
 
@@ -55,7 +55,7 @@ test-all: test
 	$(MAKE) test-lowest
 	$(MAKE) test-newest
 
-test-times: $(VENV)/.test renderers
+test-times: $(VENV)/.test browser
 	rm -rf build/test-times
 	PYTHONPATH=tools $(PYTEST) -m "not exhaustive" -p time_tests
 	$(BIN)/python tools/time_tests.py > docs/reference/test-times.md
@@ -67,6 +67,9 @@ test-changed:
 renderers:
 	sh tools/install_gl.sh
 	sh tools/install_vulkan.sh
+
+browser: renderers
+	sh tools/install_chromium.sh
 
 # What compares floats. Ray is left out: its workers compute with the same kernels.
 NUMERICAL := tests/plugins/models tests/plugins/algorithms tests/toolkit/algorithms tests/runtime \
