@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import slow_model
 import torch
@@ -15,6 +16,9 @@ from vla_rl.core.errors import SpecError
 from vla_rl.core.interrupts import RunStopped
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.checks.run import check_spec
+from vla_rl.runtime.comm.interfaces import LearnerInterface, PolicyInterface
+from vla_rl.runtime.driver.lifecycle.workers import RunWorkers
+from vla_rl.runtime.messages.ids import SampleId
 from vla_rl.runtime.run_folder.folder import RunFolder
 from vla_rl.runtime.start import evaluate
 
@@ -80,6 +84,81 @@ def test_no_chunk_is_older_than_was_promised(train, tmp_path, lag):
     )
     assert sum(line["groups/kept"] for line in steps) == ledger["trained"] / 4
     assert results["success"]["n"] == 64
+
+
+SKIPPING = (
+    "from vla_rl import hookimpl\n"
+    "@hookimpl(wraps='algorithm')\n"
+    "def select(rollout):\n"
+    "    keep = yield\n"
+    "    return keep & (rollout.step in (3, 6))\n"
+)
+"""Module that leaves nothing to train on in the other steps."""
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """What a run has not freed in the end: tickets on the driver, inferences on the policies, bytes on the learners."""
+    found = {}
+    close = RunWorkers.close
+
+    def look_and_close(self):
+        fleet = self.collector.fleet
+        if not found:
+            found["driver"] = list(self.collector.trajectories)
+            found["policies"] = [n for policy in fleet.policies for n in range(200) if holds(fleet, policy, n)]
+            found["learners"] = fleet.get_all([o.call(LearnerInterface.release_samples, {}) for o in fleet.learners])
+        close(self)
+
+    monkeypatch.setattr(RunWorkers, "close", look_and_close)
+    return found
+
+
+def holds(fleet, policy, inference):
+    try:
+        fleet.get(policy.call(PolicyInterface.take_samples, SampleId.pack(inference, np.arange(1))))
+    except KeyError:
+        return False
+    return True
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("placement", "asynchrony"),
+    [
+        ({"type": "disaggregated"}, {"max_lag": 2}),
+        ({"type": "disaggregated"}, {"max_lag": {"pinned": 2}}),
+        ({"type": "disaggregated"}, {"max_lag": 2, "streaming_update": True}),
+        ({"type": "disaggregated"}, {"max_lag": 2, "replay": {"uses": 2}}),
+        ({"type": "hybrid", "sim": "0-1", "policy": "2", "learner": "3"}, {"max_lag": 2}),
+        ({"type": "slots", "sim": 2, "policy": 2}, {"max_lag": 2}),
+        ({"type": "slots", "learner": 2}, {"max_lag": 2}),
+    ],
+    ids=["disaggregated", "pinned", "streaming", "replay", "hybrid", "two policies", "two learners"],
+)
+def test_steps_that_train_on_nothing_free_what_they_collected(train, tmp_path, held, placement, asynchrony):
+    """Each step collects fewer tickets than there are envs, so that their model inputs have not moved when it ends."""
+    (tmp_path / "skipping.py").write_text(SKIPPING)
+    changes = {
+        "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(tmp_path / "skipping.py")],
+        "env": {"num_envs": 64, "length": 3, "max_steps": 6},
+        "algorithm": {"type": "gipo", "normalize_advantages": None},
+        "train": {"steps": 7, "global_batch": None, "epochs": 1, "max_skipped": 3},
+        "eval": {"before": False, "episodes_per_task": 1},
+    }
+    results, metrics = train(
+        "asynchronous", asynchrony=asynchrony, placement=placement, runtime={"backend": "ray"}, **changes
+    )
+    steps = [line for line in metrics if "rollout/episodes" in line]
+    assert [line["step"] for line in steps if "update/samples" in line] == [3, 6]
+    assert results["tickets"] == {"step": 7, "first": 28, "trained": 32, "filtered": 80, "discarded": 0}
+    replays = "replay" in asynchrony
+    assert held["driver"] == held["policies"] == []
+    assert replays == any(held["learners"]), "only the replay buffer holds samples"
+    if "max_lag" in asynchrony and not isinstance(asynchrony["max_lag"], int):
+        train("simulated", rollout={"lag": 2}, **changes)
+        simulated, found = weights_in(tmp_path / "simulated"), weights_in(tmp_path / "asynchronous")
+        assert all(torch.equal(simulated[name], found[name]) for name in simulated)
 
 
 @pytest.mark.ray

@@ -4,7 +4,7 @@ inputs moved to the learners and scored there, and has everything freed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from attrs import evolve
@@ -102,8 +102,8 @@ class SampleTransfers:
         sample is known only when the step is complete, since all ranks get equally many.
         """
         self.policy_of_worker = {policy.worker_index: policy for policy in fleet.policies}
-        self._unsent: dict[int, list[TrajectoryResult]] = {}
-        """Policy worker -> tickets collected since its model inputs moved last."""
+        self._unsent: dict[int, dict[int, Array]] = {}
+        """Policy worker -> tickets collected since its model inputs moved last, with their sample ids."""
         self._sent: set[int] = set()
         """Tickets whose model inputs are on the learner, or on their way."""
         self._pending: list[Ref[None]] = []
@@ -112,8 +112,8 @@ class SampleTransfers:
         """Move the model inputs of these collected tickets from the policy's worker to the learner, in portions of as
         many tickets as the worker has envs, since each move costs it time.
         """
-        unsent = self._unsent.setdefault(worker, [])
-        unsent.extend(trajectories)
+        unsent = self._unsent.setdefault(worker, {})
+        unsent |= {trajectory.env_part.number: trajectory.policy_part["sample"] for trajectory in trajectories}
         if len(unsent) >= self.policy_of_worker[worker].assignment.envs_served:
             self._send_tickets(worker)
 
@@ -147,25 +147,26 @@ class SampleTransfers:
         self._pending = []
         self.fleet.get_all(pending)
 
-    def free_samples(self, tickets: Iterable[int], sample_ids: Mapping[int, Array]) -> list[int]:
+    def free_samples(self, tickets: Sequence[int], sample_ids: Mapping[int, Array]) -> list[int]:
         """Let the learners free these samples (worker -> sample ids), and forget these tickets. Return the bytes that
         each learner still holds.
         """
         self.wait_for_transfers()
         self._sent.difference_update(tickets)
+        for unsent in self._unsent.values():  # a step that trained on nothing has moved nothing
+            for ticket in tickets:
+                unsent.pop(ticket, None)
         return self.fleet.get_all(
             [learner.call(LearnerInterface.release_samples, sample_ids) for learner in self.fleet.learners]
         )
 
     def _send_tickets(self, worker: int) -> None:
         """Move the model inputs of the unsent tickets of this worker."""
-        trajectories = self._unsent.pop(worker)
-        tickets = [trajectory.env_part.number for trajectory in trajectories]
-        self._move_to_learner(
-            0, worker, np.concatenate([trajectory.policy_part["sample"] for trajectory in trajectories])
-        )
-        self._sent.update(tickets)
-        self._pending.append(self.policy_of_worker[worker].call(PolicyInterface.release_tickets, tickets))
+        unsent = self._unsent.pop(worker)
+        if unsent:
+            self._move_to_learner(0, worker, np.concatenate(list(unsent.values())))
+            self._sent.update(unsent)
+            self._pending.append(self.policy_of_worker[worker].call(PolicyInterface.release_tickets, list(unsent)))
 
     def _move_to_learner(self, rank: int, worker: int, sample_ids: Array, several_sources: bool = False) -> None:
         """Move samples that the policy of `worker` made to a learner. `several_sources`: the learner holds samples of
