@@ -11,7 +11,7 @@ import pytest
 
 from vla_rl.core.catalogue import KINDS, Kind
 from vla_rl.core.declarations import Declaration, EnvPlugin
-from vla_rl.core.errors import HookFailed, PluginError, UserError
+from vla_rl.core.errors import HookFailed, PluginError, UserError, WorkerDied
 from vla_rl.core.hookspecs import Algorithm, PolicyEngine, RunEvents, SimEnv, VLAModel, hookspec
 from vla_rl.core.interrupts import StopAtOnce
 from vla_rl.core.manager import broadcast, check_module, hook_names, hookimpl, unwrap_component, wrap
@@ -466,8 +466,8 @@ def test_a_listener_that_fails_is_reported_and_the_others_hear_the_event():
     assert isinstance(told[0].__cause__, OSError)
 
 
-@pytest.mark.parametrize("interrupt", [StopAtOnce, KeyboardInterrupt])
-def test_an_interrupt_by_the_user_is_not_a_failure_of_the_listener_that_it_meets(interrupt):
+@pytest.mark.parametrize("interrupt", [StopAtOnce, KeyboardInterrupt, WorkerDied])
+def test_an_interrupt_by_the_user_or_a_death_is_not_a_failure_of_the_listener_that_it_meets(interrupt):
     class Slow(RunEvents):
         def on_checkpoint(self, step):
             raise interrupt

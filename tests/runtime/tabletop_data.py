@@ -10,7 +10,6 @@ from vla_rl import EnvContext, build, generator, load, to_numpy
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.runtime.workers.env.episodes import Episodes
-from vla_rl.runtime.workers.env.recording import EpisodeRecorder, RecordingStore
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
 from vla_rl.toolkit.data.recording import RecordSettings
 
@@ -27,12 +26,12 @@ def tabletop_data(
     plugin = load("env", "tabletop")
     config = plugin.config(image_size=pixels, tasks=tasks)
     env = build("env", "tabletop", config, EnvContext(num_envs=ENVS, chunk=CHUNK))
-    store = RecordingStore()
-    recorder = EpisodeRecorder(env.info, RecordSettings(what="rollout", final_frame=final_frame), store)
-    episodes = Episodes(env, name="tabletop", seed=0, chunk=CHUNK, recorder=recorder)
+    record = RecordSettings(what="rollout", final_frame=final_frame)
+    episodes = Episodes(env, name="tabletop", seed=0, chunk=CHUNK, record=record)
     states = env.reset_states("train")
     tickets = [EpisodeRequest(state=states[i % len(states)], number=i, recorded=True) for i in range(count)]
     request = episodes.step(None, tickets)
+    finished = list(request.finished)
     while request.obs is not None:
         actions = to_numpy(env.expert_chunk())[request.positions]
         noise = [
@@ -40,7 +39,9 @@ def tabletop_data(
             for number, chunk in zip(request.ticket_numbers, request.chunk_numbers, strict=True)
         ]
         request = episodes.step(np.clip(actions + np.stack(noise), -1, 1).astype(np.float32))
+        finished += request.finished
     with LeRobotWriter(folder, fps=10, robot="tabletop") as writer:
-        for key in sorted(store.keys()):
-            writer.add(store.get(key))
+        for trajectory in sorted(finished, key=lambda trajectory: trajectory.number):
+            assert trajectory.recording is not None
+            writer.add(trajectory.recording)
     return env.info

@@ -25,7 +25,7 @@ import pluggy
 
 from vla_rl.core import types
 from vla_rl.core.catalogue import KINDS
-from vla_rl.core.errors import HookFailed, PluginError, UserError, did_you_mean
+from vla_rl.core.errors import HookFailed, PluginError, UserError, WorkerDied, did_you_mean
 from vla_rl.core.events import ReadOnly
 from vla_rl.core.hookspecs import RunEvents
 from vla_rl.core.interrupts import StopAtOnce
@@ -435,14 +435,15 @@ def _guard_function(function: Callable[..., Any], source: str) -> Callable[..., 
 def _report_failures(
     function: Callable[..., Any], name: str, hook: str, failed: Callable[[HookFailed], None]
 ) -> Callable[..., Any]:
-    """Wrap a listener so that its exceptions are passed to `failed`, except for an interrupt by the user."""
+    """Wrap a listener so that its exceptions are passed to `failed`, except for an interrupt by the user and the death
+    of a worker that it asked."""
 
     @functools.wraps(function)
     def call_listener(*args: Any) -> Any:
         try:
             return function(*args)
         except BaseException as exc:
-            if isinstance(exc, StopAtOnce) or (isinstance(exc, KeyboardInterrupt) and _ctrl_c_raises()):
+            if isinstance(exc, StopAtOnce | WorkerDied) or (isinstance(exc, KeyboardInterrupt) and _ctrl_c_raises()):
                 raise
             error = HookFailed(_describe_failure(inspect.unwrap(function), name, hook, exc))
             error.__cause__ = exc

@@ -264,37 +264,67 @@ def test_a_stop_in_the_middle_of_an_update_loses_nothing(train, tmp_path, stream
         torch.testing.assert_close(found[name], weights, rtol=0, atol=1e-3)
 
 
+DYING_SIMULATOR = """
+import os, signal, time
+from pathlib import Path
+from vla_rl import hookimpl
+
+FOLDER = Path(__file__).parent
+PROCESS, ACTING, ENDED = FOLDER / "process", FOLDER / "acting", FOLDER / "ended"
+ended = 0
+
+@hookimpl(wraps="engine")
+def wake_up():
+    ACTING.touch()
+    return (yield)
+
+@hookimpl(wraps="engine")
+def sleep():
+    ACTING.unlink(missing_ok=True)
+    return (yield)
+
+@hookimpl(wraps="env")
+def chunk_step():
+    global ended
+    if not PROCESS.exists():
+        PROCESS.write_text(str(os.getpid()))
+    with ENDED.open("a") as file:
+        file.write("." * ended)  # the policy has answered what came with these ends
+    result = yield
+    ended = int(result.terminated.sum())
+    return result
+
+def wait_until(happened):
+    deadline = time.monotonic() + 120
+    while not happened() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+def kill_simulator(step, handed_over):
+    if step == 2 and PROCESS.exists():
+        wait_until(lambda: ENDED.stat().st_size >= handed_over)
+        os.kill(int(PROCESS.read_text()), signal.SIGKILL)
+        wait_until(lambda: not ACTING.exists())
+"""
+DIES_AHEAD = """
+@hookimpl
+def on_update_end(step):
+    kill_simulator(step, 2 * 16 + 8)
+"""
+DIES_BETWEEN_ROLLOUTS = """
+@hookimpl(wraps="algorithm")
+def select(rollout):
+    kill_simulator(rollout.step, 0)
+    return (yield)
+"""
+
+
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    ("lag", "moment"),
-    [
-        (1, "@hookimpl\ndef on_update_end(step):\n    kill_simulator(step)\n"),
-        (
-            0,
-            "@hookimpl(wraps='algorithm')\ndef select(rollout):\n    kill_simulator(rollout.step)\n    return (yield)\n",
-        ),
-    ],
-    ids=["ahead", "recorded"],
-)
+@pytest.mark.parametrize(("lag", "moment"), [(1, DIES_AHEAD), (0, DIES_BETWEEN_ROLLOUTS)], ids=["ahead", "recorded"])
 def test_a_simulator_that_dies_after_a_rollout_is_started_again(train, tmp_path, lag, moment):
-    """With lag 1 its rollout has ended before the next tickets are given; with lag 0 its recordings are lost, and it was to
-    be offloaded.
+    """With lag 1 half of the next rollout was handed over, and it has ended before further tickets are given; with lag 0
+    the simulator was to be offloaded. Its recordings travelled with their trajectories, so none is lost.
     """
-    (tmp_path / "dying_simulator.py").write_text(
-        "import os, signal, time\n"
-        "from pathlib import Path\n"
-        "from vla_rl import hookimpl\n"
-        f"PROCESS = Path({str(tmp_path / 'process')!r})\n"
-        "@hookimpl(wraps='env')\n"
-        "def chunk_step():\n"
-        "    if not PROCESS.exists():\n"
-        "        PROCESS.write_text(str(os.getpid()))\n"
-        "    return (yield)\n"
-        "def kill_simulator(step):\n"
-        "    if step == 2 and PROCESS.exists():\n"
-        "        os.kill(int(PROCESS.read_text()), signal.SIGKILL)\n"
-        "        time.sleep(2)\n" + moment
-    )
+    (tmp_path / "dying_simulator.py").write_text(DYING_SIMULATOR + moment)
     steps = {"train": {"steps": 4}, "algorithm": {"type": "gipo"}}
     train("simulated", rollout={"lag": lag}, **steps)
     folder = tmp_path / "recorded"
@@ -302,6 +332,7 @@ def test_a_simulator_that_dies_after_a_rollout_is_started_again(train, tmp_path,
         "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(tmp_path / "dying_simulator.py")],
         "asynchrony": {"max_lag": {"pinned": 1}} if lag else {},
         "env": {"latency_s": 0.3 * lag},
+        "eval": {"before": False},
         "hooks": [{"type": "jsonl"}, {"type": "lerobot", "what": "rollout", "rows": "chunks", "folder": str(folder)}],
     }
     placement = {"type": "disaggregated", "offload": {"sim": not lag}}
@@ -309,5 +340,5 @@ def test_a_simulator_that_dies_after_a_rollout_is_started_again(train, tmp_path,
     assert results["faults"] == 1
     simulated, found = weights_in(tmp_path / "simulated"), weights_in(tmp_path / "died")
     assert all(torch.equal(simulated[name], found[name]) for name in simulated)
-    recorded = (folder / "meta" / "vla_rl.jsonl").read_text().splitlines()
-    assert len(recorded) == (64 if lag else 48), "those of a step that the dead worker had not sent are missing"
+    recorded = [json.loads(line)["identity"] for line in (folder / "meta" / "vla_rl.jsonl").read_text().splitlines()]
+    assert [identity.split(", ")[2] for identity in recorded] == [f"ticket {number}" for number in range(64)]

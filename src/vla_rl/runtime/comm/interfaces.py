@@ -215,6 +215,16 @@ class RolloutInterface(ABC):
     def evaluate_in_background(self, tickets: Sequence[EpisodeRequest], purpose: str, role: str) -> RolloutReport:
         """Roll out episodes in the envs of this role, without samples for learners. Actions are sampled."""
 
+    @remote(track="none", group="concurrent")
+    @abstractmethod
+    def get_recording(self, purpose: str, key: RecordingKey) -> Recording | None:
+        """Return the recording of an episode of this purpose; None: it was not kept."""
+
+    @remote(track="none", group="concurrent")
+    @abstractmethod
+    def forget_recordings(self, purpose: str, last: int | None) -> None:
+        """Forget recorded episodes up to this number; None: all."""
+
 
 MakeHost = Callable[[Spec | dict[str, Any], Assignment, Callable[[], None]], HostInterface]
 """(spec, or its dict in another process; assignment; function that is called at each heartbeat) -> a worker."""
@@ -255,21 +265,6 @@ class EnvInterface(ABC):
         Raises UserError for a simulator without an expert, StopRequested.
         Returns: ((observations, expert actions float32 [B, C, A]) of the successful episodes, (B, successes, tries)).
         """
-
-    @remote(track="none", group="concurrent")
-    @abstractmethod
-    def recorded_keys(self, what: str) -> list[RecordingKey]:
-        """Return the keys of the recorded episodes of a "rollout" or an "evaluation"."""
-
-    @remote(track="none", group="concurrent")
-    @abstractmethod
-    def get_recording(self, what: str, key: RecordingKey) -> Recording:
-        """Return one recorded episode."""
-
-    @remote(track="none", group="concurrent")
-    @abstractmethod
-    def forget_recordings(self, what: str, last: int | None) -> None:
-        """Forget recorded episodes up to this number; None: all."""
 
 
 class PolicyInterface(ABC):

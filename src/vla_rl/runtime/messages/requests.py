@@ -9,6 +9,7 @@ from attrs import frozen
 from vla_rl.core.errors import StopAndSave, UserError, format_count
 from vla_rl.core.reset_states import TaskWeights
 from vla_rl.core.types import Array, Episode, Observation, ResetState
+from vla_rl.toolkit.data.recording import Recording
 
 
 class EnvError(UserError):
@@ -70,6 +71,8 @@ class EnvTrajectory:
     """Frames of the last recorded episode, camera -> uint8 [F, H, W, 3]: its first observation, then one after each
     chunk.
     """
+    recording: Recording | None = None
+    """Recording of the ticket's episode, if a hook asks for it; the policy's worker takes it into its store."""
     after: EpisodeRequest | None = None
     """Where the ticket's stream continues; None where it belongs to no stream."""
     world: int | None = None

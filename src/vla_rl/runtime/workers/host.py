@@ -19,8 +19,9 @@ Threads and locks (docs/explanation/threads.md). Threads are named by the concur
 1. Outer locks (`RoleLocks`: `in_lane`, `between_requests`, `background`) are never nested in each other. The exception is
 `close`, which acquires the `in_lane` locks of all lanes, in the order of `assignment.lanes`.
 2. Inner locks may be acquired while an outer one is held, and never the other way round: `TicketQueue._changed` (a new
-version of the weights, within `between_requests`), `EnvLanes._counting` and `RecordingStore._lock` (within `in_lane` or
-`background`), `CallRecorder._changing` (within any). None of them is held while another one is acquired.
+version of the weights, within `between_requests`), `EnvLanes._counting` (within `in_lane` or `background`),
+`RecordingStore._lock` (within none), `CallRecorder._changing` (within any). None of them is held while another one is
+acquired.
 3. No lock is held while a thread waits for another worker of the run. Exceptions: `Channel._sending`, while a full socket
 drains; and `between_requests`, while the learner, which has begun and holds no lock, sends a version.
 """  # noqa: E501 - rows of the table

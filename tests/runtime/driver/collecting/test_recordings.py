@@ -18,7 +18,7 @@ from vla_rl.core.spec.spec import make_component, parse_spec
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.driver.collecting.recordings import RecordingSchedule
 from vla_rl.runtime.start import clone, evaluate, run
-from vla_rl.runtime.workers.env.recording import RecordingStore
+from vla_rl.runtime.workers.policy.recording_store import RecordingStore
 
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra: pip install -e '.[data]'")
 pytest.importorskip("datasets", reason="needs the extra: pip install -e '.[data]'")
@@ -117,6 +117,33 @@ def test_recordings_with_ray(runs, tmp_path):
     assert same(tmp_path / "run" / "lerobot", runs / "steps" / "lerobot")
 
 
+@pytest.mark.ray
+def test_a_policy_that_dies_before_its_recordings_are_fetched_loses_none(runs, tmp_path):
+    """The run continues from its last checkpoint, and records the step again."""
+    (tmp_path / "dying_policy.py").write_text(
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "from vla_rl import hookimpl\n"
+        f"PROCESS = Path({str(tmp_path / 'process')!r})\n"
+        "@hookimpl(wraps='engine')\n"
+        "def act():\n"
+        "    if not PROCESS.exists():\n"
+        "        PROCESS.write_text(str(os.getpid()))\n"
+        "    return (yield)\n"
+        "@hookimpl(wraps='algorithm')\n"
+        "def select(rollout):\n"
+        "    if rollout.step == 2 and (process := PROCESS.read_text()):\n"
+        "        PROCESS.write_text('')\n"
+        "        os.kill(int(process), signal.SIGKILL)\n"
+        "    return (yield)\n"
+    )
+    plugins = ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(tmp_path / "dying_policy.py")]
+    changes = {"plugins": plugins, "runtime": {"backend": "ray"}, "placement": {"type": "disaggregated"}}
+    run(recorded_spec(hook={"what": "both"}, **changes), tmp_path / "run", False)
+    assert (tmp_path / "process").read_text() == ""
+    assert same(tmp_path / "run" / "lerobot", runs / "steps" / "lerobot")
+
+
 @pytest.mark.parametrize("rows", ["steps", "chunks"])
 def test_an_env_that_breaks_is_recorded_once(tmp_path, rows):
     """In a rollout: what is played again is what is kept."""
@@ -196,10 +223,11 @@ def test_a_spool_is_emptied():
     spool = RecordingStore()
     for number in range(3):
         spool.put((number, 0), {"of": number})
-    assert spool.keys() == [(0, 0), (1, 0), (2, 0)] and spool.get((1, 0)) == {"of": 1}
+    assert [spool.get((number, 0)) for number in range(3)] == [{"of": 0}, {"of": 1}, {"of": 2}]
+    assert spool.get((0, 1)) is None
     spool.put((1, 0), {"of": "the second try"})
     assert spool.get((1, 0)) == {"of": "the second try"}
     spool.forget_up_to(1)
-    assert spool.keys() == [(2, 0)] and spool.get((2, 0)) == {"of": 2}
+    assert spool.get((1, 0)) is None and spool.get((2, 0)) == {"of": 2}
     spool.forget_up_to(None)
-    assert spool._file.seek(0, 2) == 0
+    assert spool.get((2, 0)) is None and spool._file.seek(0, 2) == 0

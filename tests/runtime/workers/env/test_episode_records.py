@@ -37,7 +37,7 @@ def test_each_env_has_the_steps_of_its_ticket(events):
         actions = trajectories.episode_actions(env_id)
         assert actions[:, 0, 0].tolist() == steps[env_id][episode_start[env_id] :]
         if event == "end":
-            trajectory = trajectories.end_ticket(env_id, REQUEST, frames=None, cursor=None)
+            trajectory = trajectories.end_ticket(env_id, REQUEST, frames=None, recording=None, cursor=None)
             assert list(trajectory.record) == ["rewards"]
             assert trajectory.record["rewards"][:, 0].tolist() == steps[env_id]
             trajectories.begin_tickets(np.array([env_id]))

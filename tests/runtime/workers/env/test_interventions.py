@@ -15,7 +15,6 @@ from vla_rl.core.events import robot_metrics
 from vla_rl.core.types import ActionSource, ChunkResult
 from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
 from vla_rl.runtime.workers.env.episodes import Episodes
-from vla_rl.runtime.workers.env.recording import EpisodeRecorder, RecordingStore
 from vla_rl.testing import CheckFailed, check_env
 from vla_rl.toolkit.data.recording import RecordSettings
 
@@ -26,17 +25,14 @@ OWN = 0.25
 def play(env, rows="steps"):
     """Play states 0 and 1, one after the other on each env; all of the policy's actions are 0.25. Return the finished
     tickets and the recordings, by number."""
-    store = RecordingStore()
-    recorder = EpisodeRecorder(env.info, RecordSettings(rows=rows), store)
-    episodes = Episodes(env, name="helped", seed=7, chunk=CHUNK, recorder=recorder)
+    episodes = Episodes(env, name="helped", seed=7, chunk=CHUNK, record=RecordSettings(rows=rows))
     states = env.reset_states("train")
     request = episodes.step(None, [EpisodeRequest(state=states[i], number=i, recorded=True) for i in range(2)])
     finished = list(request.finished)
     while not request.done:
         request = episodes.step(np.full((len(request.positions), CHUNK, 2), OWN, np.float32))
         finished += request.finished
-    recorded = store.keys()
-    return {ticket.number: ticket for ticket in finished}, {key[0]: store.get(key) for key in recorded}
+    return {ticket.number: ticket for ticket in finished}, {ticket.number: ticket.recording for ticket in finished}
 
 
 def test_episodes_know_who_acted():

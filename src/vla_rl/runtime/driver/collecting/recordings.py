@@ -9,7 +9,8 @@ from attrs import define, evolve
 
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Rollout
-from vla_rl.runtime.comm.interfaces import EnvInterface
+from vla_rl.runtime.comm.interfaces import RolloutInterface
+from vla_rl.runtime.driver.collecting.assembler import RolloutBatch
 from vla_rl.runtime.messages.requests import RecordingKey
 from vla_rl.toolkit.data.recording import Recording, settings_in
 
@@ -22,40 +23,41 @@ class FetchedRecordings:
     """Recorded episodes of a rollout or an evaluation, in the order of their tickets.
 
     When the iteration ends, all that was recorded up to its last ticket is forgotten. Steps consume tickets in the
-    order of their numbers, so earlier ones are not asked for again. Those of a worker that has died are left out.
+    order of their numbers, so earlier ones are not asked for again.
     """
 
     fleet: Fleet
     what: str
     """ "rollout" or "evaluation"."""
     step: int
-    keys: Sequence[RecordingKey]
+    keys: Sequence[tuple[int, RecordingKey]]
+    """Worker of each episode's policy, and the key of its recording there."""
 
     def __iter__(self) -> Iterator[Recording]:
         fleet = self.fleet
-        sims = fleet.sims
-        keys_of_sims = fleet.get_from_living([sim.call(EnvInterface.recorded_keys, self.what) for sim in sims])
-        sim_of = {key: sim for sim, keys in zip(sims, keys_of_sims, strict=True) for key in keys or ()}
+        purpose = "action" if self.what == "rollout" else "evaluation"
         try:
-            for key in self.keys:
-                if key not in sim_of:
-                    continue
-                (recording,) = fleet.get_from_living([sim_of[key].call(EnvInterface.get_recording, self.what, key)])
+            for worker, key in self.keys:
+                recording = fleet.get(fleet.rollouts[worker].call(RolloutInterface.get_recording, purpose, key))
                 if recording is not None:
                     number, episode = key
                     identity = f"{self.what} {self.step}, ticket {number}, episode {episode}, {recording.identity}"
                     yield evolve(recording, identity=identity)
         finally:
-            last = max((number for number, _ in self.keys), default=-1) if self.what == "rollout" else None
-            fleet.get_from_living([sim.call(EnvInterface.forget_recordings, self.what, last) for sim in sims])
+            last = max((number for _, (number, _) in self.keys), default=-1) if self.what == "rollout" else None
+            rollouts = fleet.rollouts.values()
+            fleet.get_all([rollout.call(RolloutInterface.forget_recordings, purpose, last) for rollout in rollouts])
 
 
-def with_recordings(rollout: Rollout, fleet: Fleet, spec: Spec, tickets: Sequence[int]) -> Rollout:
-    """Return the rollout, with the recordings of these tickets if the step is recorded."""
+def with_recordings(batch: RolloutBatch, fleet: Fleet, spec: Spec) -> Rollout:
+    """Return the rollout of a batch, with the recordings of its tickets if the step is recorded."""
+    rollout = batch.rollout
     settings = settings_in(spec.hooks)
     if settings is None or not settings.is_recorded("rollout", rollout.step):
         return rollout
-    keys = [(number, 0) for number in tickets]
+    keys = [
+        (worker, (number, 0)) for worker, number in zip(batch.workers.tolist(), batch.numbers.tolist(), strict=True)
+    ]
     return rollout.evolve(recordings=FetchedRecordings(fleet, "rollout", rollout.step, keys))
 
 

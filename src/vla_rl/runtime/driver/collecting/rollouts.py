@@ -93,7 +93,7 @@ class StepRollouts:
         trajectories = [collector.trajectories[number] for number in tickets]
         self._batch = assemble_rollout(step, trajectories, self.shape.group_size)
         self.trace.ticket_chunk_steps = [len(trajectory.env_part.record["valid"]) for _, trajectory in trajectories]
-        rollout = with_recordings(self._batch.rollout, collector.fleet, self.spec, tickets)
+        rollout = with_recordings(self._batch, self.fleet, self.spec)
         outside, text = rollout_metrics.outside_bounds(rollout, self.info)
         if text and not self._warned:
             logger.warning("warning: step %d: %s", step, text)

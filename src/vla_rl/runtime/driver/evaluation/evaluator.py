@@ -76,10 +76,11 @@ class Evaluator:
     def _roll_out(self, step: int, requests: Sequence[EpisodeRequest]) -> Evaluation:
         start = perf_counter()
         fleet = self.fleet
+        shares = [(policy.worker_index, share) for policy, share in split_over_policies(fleet, requests)]
         reports = fleet.get_all(
             [
-                fleet.rollouts[policy.worker_index].call(RolloutInterface.evaluate, share, self.spec.eval.greedy)
-                for policy, share in split_over_policies(fleet, requests)
+                fleet.rollouts[worker].call(RolloutInterface.evaluate, share, self.spec.eval.greedy)
+                for worker, share in shares
             ]
         )
         for report in reports:
@@ -94,7 +95,7 @@ class Evaluator:
             by_task.setdefault(episode.task, []).append(episode)
             for category in categories_of[episode.task]:
                 by_category.setdefault(category, []).append(episode)
-        recorded = [(request.number, request.episode) for request in requests if request.recorded]
+        recorded = [(worker, (r.number, r.episode)) for worker, share in shares for r in share if r.recorded]
         return Evaluation(
             step=step,
             success=_success_rate(episodes),

@@ -21,16 +21,15 @@ from vla_rl.core.types import Array, EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.runtime.comm.interfaces import Demonstrations, EnvInterface
 from vla_rl.runtime.comm.shared_memory import SharedMemoryWriter
 from vla_rl.runtime.messages.ids import DEMONSTRATIONS
-from vla_rl.runtime.messages.requests import EpisodeRequest, RecordingKey, StepRequest
+from vla_rl.runtime.messages.requests import EpisodeRequest, StepRequest
 from vla_rl.runtime.placement.assignments import LaneSlice
 from vla_rl.runtime.workers.env.closing import close_env
 from vla_rl.runtime.workers.env.envs import EnvLanes, in_host_memory
 from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.runtime.workers.env.expert import LaneExpert
 from vla_rl.runtime.workers.env.observer import RolloutObserver
-from vla_rl.runtime.workers.env.recording import EpisodeRecorder, RecordingStore
 from vla_rl.runtime.workers.env.reward_scorer import RewardScorer
-from vla_rl.toolkit.data.recording import Recording, RecordSettings, settings_in
+from vla_rl.toolkit.data.recording import settings_in
 
 
 class EnvWorker(EnvLanes, EnvInterface):
@@ -91,8 +90,8 @@ class EnvWorker(EnvLanes, EnvInterface):
             "max_steps": rollout.max_steps,
             "seed": spec.seed,
             "on_fault": self.on_fault,
+            "record": settings_in(spec.hooks),
         }
-        self.stores = {"rollout": RecordingStore(), "evaluation": RecordingStore()}
         first = next(iter(envs.values()))
         self.states = first.reset_states("train")
         self.train = {
@@ -108,7 +107,6 @@ class EnvWorker(EnvLanes, EnvInterface):
                 bootstrap=bootstrap,
                 camera=camera_of(first.info, spec, camera) if framed else None,
                 observers=[make() for make in make_observers],
-                recorder=self._make_recorder(env, "rollout"),
                 scorer=self._make_scorer(judges_success=True),
                 expert=self._make_expert(i, env) if asks_expert(spec) else None,
                 **shared,
@@ -116,10 +114,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             for i, env in envs.items()
         }
         evaluation_scorer = self._make_scorer(judges_success=spec.rewards is not None and spec.rewards.evaluation)
-        self.eval = {
-            i: Episodes(env, **shared, recorder=self._make_recorder(env, "evaluation"), scorer=evaluation_scorer)
-            for i, env in envs.items()
-        }
+        self.eval = {i: Episodes(env, **shared, scorer=evaluation_scorer) for i, env in envs.items()}
         self.running = dict(self.train)
         self.episodes_of = {"action": self.train, "evaluation": self.eval}
         if not self.states:
@@ -229,18 +224,6 @@ class EnvWorker(EnvLanes, EnvInterface):
                 f"and trainers that ask an expert, or clone recorded demonstrations (`imitation: {{data: ...}}`, "
                 f"vla-rl sft)"
             ) from exc
-
-    def _make_recorder(self, env: SimEnv, what: str) -> EpisodeRecorder:
-        return EpisodeRecorder(env.info, settings_in(self.spec.hooks) or RecordSettings(), self.stores[what])
-
-    def recorded_keys(self, what: str) -> list[RecordingKey]:
-        return self.stores[what].keys()
-
-    def get_recording(self, what: str, key: RecordingKey) -> Recording:
-        return self.stores[what].get(key)
-
-    def forget_recordings(self, what: str, last: int | None) -> None:
-        self.stores[what].forget_up_to(last)
 
     def close(self) -> list[str]:
         """Close all simulators. Return what went wrong, in words."""

@@ -11,6 +11,7 @@ from attrs import define
 
 from vla_rl.core.types import ActionSource, Array, ChunkResult, Episode, to_numpy
 from vla_rl.runtime.messages.requests import EnvError, EnvTrajectory, EpisodeRequest
+from vla_rl.toolkit.data.recording import Recording
 
 ACTIONS = "actions"
 """Field of the executed actions; kept for persistent streams, and not part of a trajectory."""
@@ -252,6 +253,7 @@ class RunningTrajectories:
         request: EpisodeRequest,
         *,
         frames: dict[str, Array] | None,
+        recording: Recording | None,
         cursor: EpisodeRequest | None,
     ) -> EnvTrajectory:
         """Return the trajectory of an env's finished ticket.
@@ -259,6 +261,7 @@ class RunningTrajectories:
         Args:
             request: request of its last episode.
             frames: frames of the last episode that keeps frames.
+            recording: recording of its one episode.
             cursor: where the ticket's stream continues.
         """
         self._runs[env_id] = False
@@ -270,6 +273,7 @@ class RunningTrajectories:
             },
             episodes=tuple(self.episodes[env_id]),
             frames=frames,
+            recording=recording,
             after=cursor,
             world=request.world,
         )

@@ -36,7 +36,7 @@ from vla_rl.runtime.workers.env.episode_records import ACTIONS, EpisodeStatistic
 from vla_rl.runtime.workers.env.expert import LABELS, LaneExpert
 from vla_rl.runtime.workers.env.fault_recovery import FaultRecovery
 from vla_rl.runtime.workers.env.observer import RolloutObserver
-from vla_rl.runtime.workers.env.recording import EpisodeRecorder, FrameRecorder, RecordingStore
+from vla_rl.runtime.workers.env.recording import EpisodeRecorder, FrameRecorder
 from vla_rl.runtime.workers.env.reward_scorer import RewardScorer
 from vla_rl.runtime.workers.env.simulator import LaneSimulator
 from vla_rl.runtime.workers.env.stream_replay import StreamReplay
@@ -76,7 +76,7 @@ class Episodes:
         camera: str | None = None,
         observers: Sequence[RolloutObserver] = (),
         on_fault: Callable[[str], None] = lambda text: None,
-        recorder: EpisodeRecorder | None = None,
+        record: RecordSettings | None = None,
         scorer: RewardScorer | None = None,
         expert: LaneExpert | None = None,
     ):
@@ -89,7 +89,7 @@ class Episodes:
             camera: camera whose frames are kept of an episode that keeps frames; None: all cameras.
             observers: observers of all that the envs see and do.
             on_fault: called with the text of each fault; it may raise to stop.
-            recorder: recorder of episodes as data.
+            record: what to record of episodes that are recorded as data.
             scorer: judge of success and rewards; None: the simulator.
             expert: expert that labels each chunk step, and acts where a ticket says so; None: no expert.
         """
@@ -104,7 +104,7 @@ class Episodes:
         self.observers = observers
         self.expert = expert
         self.step_limits = {task.name: max_steps or task.max_steps for task in env.info.tasks}
-        self.recorder = recorder or EpisodeRecorder(env.info, RecordSettings(), RecordingStore())
+        self.recorder = EpisodeRecorder(env.info, record or RecordSettings())
         self.frames = FrameRecorder(tuple(env.info.cameras) if camera is None else (camera,))
         self.counts = StepCounts()
         self.simulator = LaneSimulator(
@@ -288,8 +288,11 @@ class Episodes:
                 cursor = self.streams.stream_cursor(env_id, request, chunks, float(self.statistics.total[env_id]))
                 if cursor.actions is not None and len(cursor.actions):
                     amid_episode.append(env_id)
-            frames = self.frames.take_frames(env_id)
-            finished.append(self.trajectories.end_ticket(env_id, request, frames=frames, cursor=cursor))
+            frames, recording = self.frames.take_frames(env_id), self.recorder.take_recording(env_id)
+            trajectory = self.trajectories.end_ticket(
+                env_id, request, frames=frames, recording=recording, cursor=cursor
+            )
+            finished.append(trajectory)
         self.streams.keep_observations(amid_episode, obs)
         return finished
 

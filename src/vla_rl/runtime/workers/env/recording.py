@@ -1,59 +1,21 @@
 """Recording of episodes as data, in the simulators' process.
 
-Images are compressed as soon as they are rendered. An episode that ended goes to an unnamed temporary file, which
-disappears with its process. So memory holds only the running episodes, compressed.
+Images are compressed as soon as they are rendered. The recording of an episode that ended travels with its trajectory
+to the worker of its policy (`workers/policy/recording_store.py`). So memory holds only the running episodes,
+compressed.
 """
 
 from __future__ import annotations
 
-import pickle
-import tempfile
 from collections.abc import Mapping, Sequence
-from threading import Lock
 from typing import Any
 
 import numpy as np
 from attrs import define, field
 
 from vla_rl.core.types import ActionSource, Array, ChunkResult, EnvInfo, Episode, Observation, to_numpy
-from vla_rl.runtime.messages.requests import EpisodeRequest, RecordingKey
+from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.toolkit.data.recording import Recording, RecordSettings, encode_png
-
-
-@define
-class RecordingStore:
-    """Recorded episodes in a file, in the order in which they end. The file is emptied when all of them are forgotten.
-    Any thread may use the store.
-    """
-
-    _file: Any = field(factory=tempfile.TemporaryFile, init=False)
-    _positions: dict[RecordingKey, tuple[int, int]] = field(factory=dict, init=False)
-    _lock: Any = field(factory=Lock, init=False)
-
-    def put(self, key: RecordingKey, recording: Recording) -> None:
-        data = pickle.dumps(recording, protocol=pickle.HIGHEST_PROTOCOL)
-        with self._lock:
-            self._positions[key] = self._file.seek(0, 2), len(data)
-            self._file.write(data)
-
-    def keys(self) -> list[RecordingKey]:
-        with self._lock:
-            return list(self._positions)
-
-    def get(self, key: RecordingKey) -> Recording:
-        with self._lock:
-            start, length = self._positions[key]
-            self._file.seek(start)
-            recording: Recording = pickle.loads(self._file.read(length))  # noqa: S301 - this process wrote it
-            return recording
-
-    def forget_up_to(self, last: int | None) -> None:
-        """Forget the episodes of tickets up to this number; None: all."""
-        with self._lock:
-            self._positions = {key: p for key, p in self._positions.items() if last is not None and key[0] > last}
-            if not self._positions:
-                self._file.seek(0)
-                self._file.truncate()
 
 
 @define(kw_only=True)
@@ -74,16 +36,16 @@ class _RunningRecording:
 class EpisodeRecorder:
     """Recorder of the running episodes of one lane."""
 
-    def __init__(self, info: EnvInfo, settings: RecordSettings, store: RecordingStore) -> None:
+    def __init__(self, info: EnvInfo, settings: RecordSettings) -> None:
         self.info = info
         self.settings = settings
-        self.store = store
         self.by_step = settings.rows == "steps"
-        self._running: dict[int, _RunningRecording] = {}
+        self.clear()
 
     def clear(self) -> None:
-        """Drop the recordings of running episodes."""
-        self._running.clear()
+        """Drop all recordings."""
+        self._running: dict[int, _RunningRecording] = {}
+        self._finished: dict[int, Recording] = {}
 
     def wants_steps(self, active: Array) -> bool:
         """Return whether one of the active envs (bool [N]) records every environment step."""
@@ -132,7 +94,7 @@ class EpisodeRecorder:
                 self._append_observation(env_id, result.obs, env_id)
 
     def end_episode(self, env_id: int, episode: Episode) -> None:
-        """Put the recording of an env's finished episode into the store, if the settings keep it."""
+        """End the recording of the env's episode, and keep it if the settings say so."""
         running = self._running.pop(env_id, None)
         if running is None or not self.settings.keeps_episode(episode.success_once):
             return
@@ -141,24 +103,25 @@ class EpisodeRecorder:
             running.rewards.append(0.0)
             running.interventions += [False] if running.interventions else []
         n = len(running.actions)
-        self.store.put(
-            (episode.number, episode.episode),
-            Recording(
-                images={camera: tuple(images[:n]) for camera, images in running.images.items()},
-                sizes=dict(self.info.cameras),
-                state=np.stack(running.states[:n]),
-                actions=np.stack(running.actions).astype(np.float32),
-                action_names=self.info.action_names,
-                state_names=self.info.state_names,
-                instruction=running.instruction,
-                task=episode.task,
-                success=episode.success_once,
-                rewards=np.array(running.rewards, np.float32),
-                executed=None if self.by_step else np.array(running.executed, np.int64),
-                interventions=np.array(running.interventions, bool) if running.interventions else None,
-                identity=f"state {episode.state}",
-            ),
+        self._finished[env_id] = Recording(
+            images={camera: tuple(images[:n]) for camera, images in running.images.items()},
+            sizes=dict(self.info.cameras),
+            state=np.stack(running.states[:n]),
+            actions=np.stack(running.actions).astype(np.float32),
+            action_names=self.info.action_names,
+            state_names=self.info.state_names,
+            instruction=running.instruction,
+            task=episode.task,
+            success=episode.success_once,
+            rewards=np.array(running.rewards, np.float32),
+            executed=None if self.by_step else np.array(running.executed, np.int64),
+            interventions=np.array(running.interventions, bool) if running.interventions else None,
+            identity=f"state {episode.state}",
         )
+
+    def take_recording(self, env_id: int) -> Recording | None:
+        """Return the recording of the env's last episode, and forget it; None: it is not kept."""
+        return self._finished.pop(env_id, None)
 
 
 class FrameRecorder:

@@ -16,12 +16,14 @@ from vla_rl.runtime.comm.peers import RayPeers
 from vla_rl.runtime.comm.shared_memory import SharedMemoryReader
 from vla_rl.runtime.comm.tracing import BACKGROUND
 from vla_rl.runtime.messages.reports import RolloutReport, TrajectoryResult
-from vla_rl.runtime.messages.requests import EpisodeRequest, PolicyMode, StepRequest
+from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest, PolicyMode, RecordingKey, StepRequest
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.scheduling.batching import Call, Lane, drive_lanes
 from vla_rl.runtime.scheduling.ticket_queue import TicketQueue
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
 from vla_rl.runtime.workers.policy.progress import ProgressCounter
+from vla_rl.runtime.workers.policy.recording_store import RecordingStore
+from vla_rl.toolkit.data.recording import Recording
 
 
 class RolloutLoop(RolloutInterface):
@@ -59,6 +61,8 @@ class RolloutLoop(RolloutInterface):
         """Lane -> worker of its simulator."""
         self._queues: dict[str, TicketQueue] = {}
         """Purpose -> the tickets of its rollout; `queue_of` adds them."""
+        self._recordings = {"action": RecordingStore(), "evaluation": RecordingStore()}
+        """Purpose -> the episodes that were recorded for it."""
 
     def roll_out(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
         queue = self.queue_of("action")
@@ -95,6 +99,12 @@ class RolloutLoop(RolloutInterface):
         """
         queue = self._queues.get(purpose)
         return self._queues.setdefault(purpose, TicketQueue(self._assignment.served)) if queue is None else queue
+
+    def get_recording(self, purpose: str, key: RecordingKey) -> Recording | None:
+        return self._recordings[purpose].get(key)
+
+    def forget_recordings(self, purpose: str, last: int | None) -> None:
+        self._recordings[purpose].forget_up_to(last)
 
     def _drive_rollout(self, mode: PolicyMode, queue: TicketQueue, role: str = "sim") -> RolloutReport:
         """Roll out the tickets of the queue, and those that are added meanwhile, in the envs of a role. Return what was
@@ -153,13 +163,23 @@ class RolloutLoop(RolloutInterface):
     def _add_results(self, report: RolloutReport, mode: PolicyMode, requests: Sequence[StepRequest]) -> None:
         """Add the tickets that these requests finished, with the policy's half of their trajectories."""
         policy = self._policy()
-        finished = [trajectory for request in requests for trajectory in request.finished]
+        finished = [
+            self._store_recording(mode.purpose, trajectory) for request in requests for trajectory in request.finished
+        ]
         policy_fields = policy.ticket_results(finished, self._frames) if mode.keep else [{} for _ in finished]
         report.collected = [
             TrajectoryResult(env_part=trajectory, policy_part=fields)
             for trajectory, fields in zip(finished, policy_fields, strict=True)
         ]
         report.policy_seconds[self._assignment.index] = policy.seconds.pop(mode.purpose, 0.0)
+
+    def _store_recording(self, purpose: str, trajectory: EnvTrajectory) -> EnvTrajectory:
+        """Store the recording of a finished ticket, if it has one. Return the trajectory without it."""
+        if trajectory.recording is None:
+            return trajectory
+        (episode,) = trajectory.episodes
+        self._recordings[purpose].put((episode.number, episode.episode), trajectory.recording)
+        return evolve(trajectory, recording=None)
 
 
 @frozen(eq=False)
