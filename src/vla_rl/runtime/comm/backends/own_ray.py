@@ -85,6 +85,9 @@ class OwnRay:
 
         # quoted, as Ray hands it to a shell
         options["runtime_env"] = {"py_executable": shlex.quote(sys.executable)} | options.get("runtime_env", {})
+        job: Any = ray.job_config.JobConfig()
+        # otherwise Ray puts the working directory first in the workers' sys.path, where its files hide others' modules
+        job._runtime_env_has_working_dir = lambda: True  # noqa: SLF001 - Ray offers no public way
         options["_system_config"] = {name: value for name, value in SYSTEM.items() if f"RAY_{name}" not in os.environ}
         parent = Path(os.environ.get(TEMPORARY, "/tmp"))  # noqa: S108 - paths of sockets are short
         with explain_path_errors(f"the variable {TEMPORARY}, for Ray's files,", parent):
@@ -97,6 +100,7 @@ class OwnRay:
                 ray.init(
                     address="local",
                     include_dashboard=False,
+                    job_config=job,
                     _temp_dir=str(self.folder.path / "ray"),
                     **store,
                     **options,

@@ -8,6 +8,7 @@ import pickle
 import shlex
 import signal
 import sys
+import sysconfig
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -73,7 +74,10 @@ class RayBackend(Backend):
         """The Ray that was started for this run; None where it runs on a cluster's."""
         self.owner = not ray.is_initialized()
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        path = os.pathsep.join(dict.fromkeys([str(Path.cwd()), *filter(None, sys.path)]))
+        # the standard library first, which PYTHONPATH would otherwise hide, and the working directory last
+        library = sysconfig.get_path("stdlib")
+        found = [library, f"{library}/lib-dynload", *filter(None, sys.path), str(Path.cwd())]
+        path = os.pathsep.join(dict.fromkeys(found))
         options: dict[str, Any] = {
             "logging_level": logging.ERROR,
             "log_to_driver": True,
