@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 from attrs import define, field
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import UserError, WorkerDied
 from vla_rl.core.paths import explain_path_errors
 from vla_rl.runtime.comm.backends.private_folder import PrivateFolder
 from vla_rl.runtime.comm.backends.reservation import LEAST_SHARED, SHARED, choose_store
@@ -32,6 +32,10 @@ logger = logging.getLogger(__name__)
 GIB = 2**30
 END_S = 10.0
 """Seconds that the system gets to end Ray's processes after they were killed."""
+QUOTED, COLUMNS = 4, 160
+"""Number of lines that are quoted of the beginning and of the end of what a process wrote, and their length: a crash of
+native code names its cause in the first, Python in the last.
+"""
 LOOPBACK = "127.0.0.1"
 SYSTEM = {"worker_niceness": 0, "prestart_worker_first_driver": False}
 """Ray's settings that differ from its defaults. With niceness 15 (Ray's default) any other work on the machine starves
@@ -59,6 +63,8 @@ class OwnRay:
     """Folder of its sockets and logs. Ray's default folder is readable by all users of the machine."""
     shared: int = 0
     """Bytes of shared memory that its object store takes at most; 0: the object store is files of its folder."""
+    starting: set[psutil.Process] = field(factory=set)
+    """Processes of workers that were seen while they started."""
 
     def start(self, **options: Any) -> None:
         """Start Ray, with a second try: on a busy machine its processes may start too late. Raises UserError where both
@@ -149,6 +155,29 @@ class OwnRay:
     def ended_processes(self) -> list[str]:
         """Return the names of vital processes that have ended."""
         return [name for name, process in self.vital.items() if not _is_alive(process)]
+
+    def check_starting_workers(self) -> None:
+        """Raise WorkerDied when the process of a worker has ended before it had an actor. Ray reports nothing then, and
+        starts processes for that actor again and again.
+        """
+        assert self.folder is not None
+        logs = self.folder.path / "ray" / "session_latest" / "logs"
+        for process in _descendant_processes(self.vital["raylet"]):
+            with suppress(psutil.Error):
+                if any(part.endswith("/default_worker.py") for part in process.cmdline()):
+                    self.starting.add(process)
+        for process in self.starting:
+            if _is_alive(process):
+                continue
+            output = _read_lines(*logs.glob(f"worker-*-{process.pid}.err"))
+            if not any(line.startswith(":actor_name:") for line in output):
+                wrote = [line for line in output if not line.startswith(":")] or _read_lines(logs / "raylet.err")
+                if len(wrote) > 2 * QUOTED:
+                    wrote[QUOTED:-QUOTED] = ["..."]
+                raise WorkerDied(
+                    "a worker's process ended while it started, and wrote"
+                    + ("\n  ".join([":", *(line[:COLUMNS] for line in wrote)]) if wrote else " nothing; was it killed?")
+                )
 
     def stop(self) -> None:
         """End Ray with all its processes, and remove its folder."""
@@ -279,6 +308,10 @@ def _started_processes() -> list[psutil.Process]:
             ):  # the code of `python -c` contains paths too
                 processes.append(child)
     return processes
+
+
+def _read_lines(*files: Path) -> list[str]:
+    return [line for file in files for line in file.read_text(errors="replace").splitlines()]
 
 
 def _descendant_processes(process: psutil.Process) -> list[psutil.Process]:

@@ -269,6 +269,8 @@ class RayBackend(Backend):
             for actor in self.actors:
                 actor.request_stop.remote()
         self._check_ray()
+        if self.own and self.ray.wait(self.processes, num_returns=len(self.processes), timeout=0)[1]:
+            self.own.check_starting_workers()
         self.tick()
         if time() - self.looked > self.deadline / LOOKS:
             self.looked = time()
