@@ -52,6 +52,15 @@ def test_a_probe_that_hangs_or_dies_is_an_answer() -> None:
     assert doctor.probe_rendering("ray", seconds=0.05) == ProbeResult(False, "no answer within 0.05 s", timed_out=True)
 
 
+@pytest.mark.ray
+@pytest.mark.own_ray
+def test_ray_is_tried_as_a_run_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cluster that is up on this machine or named in the environment has a say."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    result = doctor.probe_rendering("ray")
+    assert result.works and result.detail.startswith("starts and runs a task in"), result
+
+
 def test_no_answer_within_the_time_is_not_a_missing_package(outcomes, capsys) -> None:
     for name in ("ray", "egl", "vulkan"):
         outcomes[name] = ProbeResult(False, "no answer within 90 s", timed_out=True)
