@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import sys
@@ -10,7 +9,6 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
-from pathlib import Path
 from typing import Literal
 
 from attrs import asdict, frozen
@@ -20,9 +18,11 @@ from vla_rl.core.requirements import install_command, keep_build, missing_requir
 from vla_rl.runtime.comm.backends.reservation import LEAST_SHARED, SHARED
 from vla_rl.toolkit.envs.mujoco_installation import find_damage
 from vla_rl.toolkit.envs.rendering import FIXES, ProbeResult, probe_rendering
+from vla_rl.toolkit.process_limits import count_cpus, count_free_processes, read_memory
 
 State = Literal["ok", "missing", "broken"]
 GIB = 2**30
+FEW_PROCESSES = 400
 VERSIONS = ("torch", "ray", "numpy", "transformers", "peft", "mujoco", "gymnasium", "attrs", "cattrs", "pluggy")
 
 
@@ -78,9 +78,17 @@ def _check_machine() -> Iterator[Finding]:
     yield Finding(area="machine", what="versions", state="ok", detail=versions)
     packages = ", ".join(f"{name} {version}" for name in VERSIONS if (version := _installed_version(name)))
     yield Finding(area="machine", what="packages", state="ok", detail=packages)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield Finding(area="machine", what="cores", state="ok", detail=f"{cores} usable")
-    total, free = _read_memory()
+    yield Finding(area="machine", what="cores", state="ok", detail=f"{count_cpus()} usable")
+    if (processes := count_free_processes()) is not None:
+        few = processes < FEW_PROCESSES
+        yield Finding(
+            area="machine",
+            what="processes",
+            state="missing" if few else "ok",
+            detail=f"{processes} more may start, threads included; a run with two workers takes about 250",
+            fix="docker run --pids-limit=-1, or systemd's TasksMax=infinity; else runtime.backend=local" if few else "",
+        )
+    total, free = read_memory()
     tight = free < 4 * GIB
     yield Finding(
         area="machine",
@@ -164,23 +172,6 @@ def _installed_version(dist: str) -> str:
         return metadata.version(dist)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _read_memory() -> tuple[int, int]:
-    """Bytes of memory, total and available, within the limits of a container."""
-    page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
-    total, free = page * pages, page * os.sysconf("SC_AVPHYS_PAGES")
-    try:
-        with Path("/proc/meminfo").open(encoding="ascii") as file:
-            numbers = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in file if "kB" in line}
-        free = numbers["MemAvailable"]
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-        if limit != "max":
-            total, free = min(total, int(limit)), min(free, int(limit) - used)
-    except (OSError, KeyError, ValueError):
-        pass
-    return total, free
 
 
 def _print_report(findings: list[Finding]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from vla_rl.core.errors import PluginError, SpecError
@@ -14,19 +13,6 @@ from vla_rl.runtime.checks.imagination import world_model_placement_problems
 from vla_rl.runtime.placement.weight_strategy import TransferNotPossible, planned_strategy
 from vla_rl.toolkit.envs.settings import independent_envs
 from vla_rl.toolkit.models.adapters import MERGE_PROBLEMS, frozen_storage, merge_mode
-
-
-def this_machine(spec: Spec) -> Cluster:
-    """Return the resources of this machine as the backend will see them. Ray counts all processors, also those that
-    this process may not use.
-    """
-    from vla_rl.runtime.placement.hardware import machine_resources
-
-    local_machine = machine_resources()
-    if spec.runtime.backend == "local":
-        return local_machine
-    cpus = float(os.cpu_count() or local_machine.cpus)
-    return Cluster(cpus=cpus, gpus=local_machine.gpus, memory=local_machine.memory, gpu_memory=local_machine.gpu_memory)
 
 
 def plan_with_problems(spec: Spec, training: bool, cluster: Cluster) -> tuple[Plan | None, list[Item]]:

@@ -42,8 +42,9 @@ from vla_rl.runtime.checks.imagination import imagination_problems
 from vla_rl.runtime.checks.interpreter import interpreter_problems
 from vla_rl.runtime.checks.known_checkpoints import checkpoint_lines, checkpoint_problems, checkpoint_warnings
 from vla_rl.runtime.checks.no_effect import transfer_warnings, without_effect
-from vla_rl.runtime.checks.plan import compile_problems, plan_with_problems, this_machine
+from vla_rl.runtime.checks.plan import compile_problems, plan_with_problems
 from vla_rl.runtime.placement.components import build_algorithm
+from vla_rl.runtime.placement.hardware import machine_resources
 from vla_rl.toolkit.algorithms.settings import GroupSettings
 from vla_rl.toolkit.data.recording import RecordSettings
 from vla_rl.toolkit.hooks.files import belongs_to_run, same_file
@@ -83,7 +84,7 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
         problems += _algorithm_problems(spec)
     problems += [*_hook_problems(spec, lacking), *_recording_problems(spec, training)]
     problems += _interpreter_problems(spec)
-    cluster = cluster or (None if spec.runtime.address is not None else this_machine(spec))
+    cluster = cluster or (None if spec.runtime.address is not None else machine_resources())
     plan = None
     if cluster is not None:
         plan, plan_problems = plan_with_problems(spec, training, cluster)

@@ -13,9 +13,9 @@ from vla_rl.core.plan import Cluster, MeasureFirst, Plan
 from vla_rl.core.spec.source import format_problems
 from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.core.types import EnvInfo
-from vla_rl.runtime.checks.plan import this_machine
 from vla_rl.runtime.gpu_memory.model_memory import measure_model
 from vla_rl.runtime.placement.assignments import Assignment, assign_workers
+from vla_rl.runtime.placement.hardware import machine_resources
 from vla_rl.runtime.planning.device_memory import GIB, DeviceMemory, ModelMemory, check_device_memory
 from vla_rl.runtime.planning.plan import plan_for
 
@@ -87,7 +87,7 @@ def check_gpu_memory(spec: Spec, cluster: Cluster | None) -> str:
     """
     if spec.runtime.address is not None and cluster is None:
         return ""
-    machine = cluster or this_machine(spec)
+    machine = cluster or machine_resources()
     try:
         return predicted_memory(spec, plan_for(spec, machine), machine)
     except MeasureFirst:

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-import psutil
 import torch
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
 from vla_rl.toolkit.placement.devices import ROLES
+from vla_rl.toolkit.process_limits import count_cpus, read_memory
 
 if TYPE_CHECKING:
     from vla_rl.runtime.placement.assignments import Assignment
@@ -60,12 +60,11 @@ def check_device(name: str | None) -> str:
 
 def machine_resources() -> Cluster:
     """Return the resources of this machine."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpus = torch.cuda.device_count()
     return Cluster(
-        cpus=float(cpus),
+        cpus=float(count_cpus()),
         gpus=gpus,
-        memory=psutil.virtual_memory().available,
+        memory=read_memory()[1],
         gpu_memory=smallest_gpu_memory() if gpus else None,
     )
 

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 from attrs import evolve, field, frozen
 from attrs import validators as v
+
+from vla_rl.toolkit.process_limits import count_cpus
 
 AT_LEAST_ONE: Any = v.optional(v.ge(1))
 
@@ -39,7 +40,7 @@ class Processes:
     def split_envs(self, num_envs: int) -> list[range]:
         """Return the range of envs that live in each process, as even as possible."""
         each = self.envs_per_process
-        count = len(os.sched_getaffinity(0)) if each is None else math.ceil(num_envs / each)
+        count = count_cpus() if each is None else math.ceil(num_envs / each)
         count = min(count, num_envs)
         return [range(num_envs * i // count, num_envs * (i + 1) // count) for i in range(count)]
 

@@ -50,10 +50,10 @@ def test_a_worker_that_no_node_has_room_for_is_said_at_once():
 
 @pytest.mark.ray
 @pytest.mark.own_ray
-def test_what_others_use_is_not_there(monkeypatch):
+def test_what_others_use_is_not_there(monkeypatch, tmp_path):
     monkeypatch.setattr(reservation, "PATIENCE_S", 1.0)
     with one_token():
-        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, **choose_store(tmp_path))
         try:
             group, bundle_of = reserve_slots(ray, [Slot(roles=("sim",), cpus=1.5)], 60.0)
             assert bundle_of == [0]

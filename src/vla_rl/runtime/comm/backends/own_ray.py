@@ -25,6 +25,7 @@ from vla_rl.core.errors import UserError, WorkerDied
 from vla_rl.core.paths import explain_path_errors
 from vla_rl.runtime.comm.backends.private_folder import PrivateFolder
 from vla_rl.runtime.comm.backends.reservation import LEAST_SHARED, SHARED, choose_store
+from vla_rl.toolkit.process_limits import count_cpus
 from vla_rl.toolkit.processes import delay_signals
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class OwnRay:
         # otherwise Ray puts the working directory first in the workers' sys.path, where its files hide others' modules
         job._runtime_env_has_working_dir = lambda: True  # noqa: SLF001 - Ray offers no public way
         options["_system_config"] = {name: value for name, value in SYSTEM.items() if f"RAY_{name}" not in os.environ}
+        options.setdefault("num_cpus", count_cpus())  # Ray counts those that this process may not use, too
         parent = Path(os.environ.get(TEMPORARY, "/tmp"))  # noqa: S108 - paths of sockets are short
         with explain_path_errors(f"the variable {TEMPORARY}, for Ray's files,", parent):
             self.folder = PrivateFolder(parent)

@@ -20,7 +20,7 @@ SHARED = Path("/dev/shm")  # noqa: S108 - where Ray keeps what processes share
 LEAST_SHARED = 2**28
 """256 MiB; Docker gives a container 64 MiB by default."""
 STORE_SHARE, LARGEST_FILE = 0.3, 10**10
-"""As Ray chooses itself where it is not told."""
+"""Ray's defaults: share of the available memory, and most bytes of files that stand in for shared memory."""
 PATIENCE_S = 60.0
 """Seconds that other work on the cluster gets to end, and a lost node to come back."""
 NODE_LABEL = "ray.io/node-id"
