@@ -197,6 +197,14 @@ def own_copy(path: Path) -> None:
         os.replace(partial, path)
 
 
+def link_or_copy(source: str, target: str) -> None:
+    """Link a file, or copy it if the file system has no hard links (`copy_function` of `shutil.copytree`)."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file atomically: afterwards it is either complete or as before. Devices and pipes are written
     directly."""

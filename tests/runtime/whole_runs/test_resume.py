@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -14,12 +15,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from scripted_runs import read_metrics, scripted_spec
+import torch
+from scripted_runs import read_metrics, scripted_spec, weights_in
 
 from fork_server import ForkedProcess
 from vla_rl.core.errors import CheckpointError, UserError
+from vla_rl.core.paths import link_or_copy
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.run_folder.folder import RunFolder, State
+from vla_rl.runtime.run_folder.folder import RunFolder, State, read_state
 
 LONG = {"train": {"steps": 12, "checkpoint_every": 2}, "eval": {"every": 3}, "env": {"latency_s": 0.02}}
 
@@ -56,6 +59,56 @@ def test_killed_at_three_random_moments_and_resumed_equals_never_killed(spec_fil
     assert read_metrics(folder) == expected
     results = json.loads((folder / "results.json").read_text())
     assert results["success"] == json.loads((tmp_path / "whole" / "results.json").read_text())["success"]
+
+
+def test_a_run_that_is_killed_in_its_evaluations_continues_with_them(tmp_path, train, start_run):
+    """The steps before an evaluation are saved when it begins, and the checkpoint gets its result."""
+    (tmp_path / "killing.py").write_text(
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "from vla_rl import hookimpl\n"
+        "steps = [0]\n"
+        "@hookimpl\n"
+        "def on_update_end(step):\n"
+        "    steps[0] = step\n"
+        "@hookimpl\n"
+        "def on_progress(phase):\n"
+        f"    mark = Path({str(tmp_path)!r}) / f'killed_{{steps[0]}}'\n"
+        "    if phase == 'eval' and steps[0] in (6, 12) and not mark.exists():\n"
+        "        mark.touch()\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    changes = {"train": {"steps": 12, "checkpoint_every": 6}, "eval": {"every": 3}}
+    expected_results, expected = train("whole", **changes)
+    plugins = [*scripted_spec()["plugins"], str(tmp_path / "killing.py")]
+    parse_spec(scripted_spec(plugins=plugins, **changes)).dump(tmp_path / "spec.yaml")
+    folder = tmp_path / "killed"
+    for step, evaluated, last in ((6, 3, 3), (12, 9, 9)):
+        process = start_run(tmp_path / "spec.yaml", folder, *(["--resume"] if step > 6 else []))
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == -signal.SIGKILL, output
+        state, _ = RunFolder(folder).restore_checkpoint()
+        assert (state.step, state.evaluated, state.last["step"]) == (step, evaluated, last)
+    output, _ = start_run(tmp_path / "spec.yaml", folder, "--resume").communicate(timeout=120)
+    assert read_metrics(folder) == expected, output
+    results = json.loads((folder / "results.json").read_text())
+    kept = ("success", "success_before", "tasks", "tasks_before", "repeats", "steps", "env_steps", "tickets")
+    assert {name: results[name] for name in kept} == {name: expected_results[name] for name in kept}
+    state, _ = RunFolder(folder).restore_checkpoint()
+    assert state.evaluated == 12 and state.last["success"] == results["success"]
+    ours, theirs = weights_in(folder), weights_in(tmp_path / "whole")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_state_is_replaced_and_the_other_files_stay(tmp_path):
+    """Not where they have other names, as a tracker's upload gives them."""
+    folder = RunFolder(tmp_path / "run")
+    target = folder.save_checkpoint(State(step=1), lambda model, trainer: (model / "weights").touch(), keep=2)
+    weights = (target / "model" / "weights").stat().st_ino
+    linked = shutil.copytree(target, tmp_path / "linked", copy_function=link_or_copy)
+    assert folder.replace_state(State(step=1, evaluated=1), keep=2) == target
+    assert folder.restore_checkpoint()[0].evaluated == 1 and read_state(linked).evaluated == -1
+    assert (target / "model" / "weights").stat().st_ino == weights, "nothing is written twice"
 
 
 @pytest.mark.slow

@@ -44,7 +44,9 @@ class Session(ABC):
     interrupts: Interrupts
     _start_time: float = field(factory=perf_counter, init=False)
     _saved: tuple[int, int] | None = field(default=None, init=False)
-    """(step, last evaluated step) of the last checkpoint in this attempt."""
+    """(step, last evaluated step) of the last checkpoint in this attempt that listeners heard of."""
+    _written: int | None = field(default=None, init=False)
+    """Step of the last checkpoint in this attempt."""
     _untraced: bool = field(default=False, init=False)
     """A warning that the trace cannot be written has been logged."""
     _phase: tuple[str, int, int] = field(default=("starting", 0, 0), init=False)
@@ -189,13 +191,21 @@ class Session(ABC):
         self.events.on_progress(self.run_info, *self.runtime.workers.progress(*self._phase))
 
     def save_checkpoint(self) -> None:
-        self.state.wall_seconds = perf_counter() - self._start_time
-        checkpoint = self.run_store.save_checkpoint(
-            self.state, self.runtime.learners.save, self.spec.train.keep_checkpoints
-        )
+        checkpoint = self._write_checkpoint()
         self._saved = self.state.step, self.state.evaluated
         self.events.on_checkpoint(self.run_info, self.state.step, checkpoint)
+
+    def _write_checkpoint(self) -> Path:
+        """Write a checkpoint; where this attempt wrote one at the same step, replace its state alone."""
+        state, keep = self.state, self.spec.train.keep_checkpoints
+        state.wall_seconds = perf_counter() - self._start_time
+        if self._written == state.step:
+            checkpoint = self.run_store.replace_state(state, keep)
+        else:
+            checkpoint = self.run_store.save_checkpoint(state, self.runtime.learners.save, keep)
+        self._written = state.step
         self.record_trace("checkpoint")
+        return checkpoint
 
     def record_trace(self, kind: str, final: bool = False) -> None:
         """Fetch the workers' recorded times for the trace file."""
@@ -256,10 +266,13 @@ class Session(ABC):
         state = self.state
         finished = state.step >= self.run_info.steps
         self.interrupts.worth_saving = True
-        evaluate, save = self.eval_and_save_due()
-        if (finished or evaluate) and state.evaluated < state.step:
+        evaluate, save = (due or finished for due in self.eval_and_save_due())
+        save = save and state.step > 0
+        if evaluate and state.evaluated < state.step:
+            if save:
+                self._write_checkpoint()  # an evaluation may take hours, in which a run can be killed
             self._evaluate_policy()
-        if state.step and (finished or save):
+        if save:
             self.save_checkpoint()
         return not finished
 

@@ -109,6 +109,9 @@ class RunStore(Protocol):
         """Write a checkpoint with `write(model folder, trainer folder)`, and keep the `keep` newest. Return its
         folder. Raise CheckpointError if it cannot be written, WorkerDied if a worker died meanwhile."""
 
+    def replace_state(self, state: State, keep: int) -> Path:
+        """Replace the state in the checkpoint of its step, whose other files stay; otherwise as `save_checkpoint`."""
+
     def write_results(
         self, spec: Spec, state: State, notes: Sequence[str], mode: str, roles: Mapping[str, Any]
     ) -> dict[str, Any]:

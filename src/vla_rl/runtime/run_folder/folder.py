@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 
 from vla_rl.core.errors import CheckpointError, UserError, WorkerDied
-from vla_rl.core.paths import explain_path_errors, resolve_path
+from vla_rl.core.paths import explain_path_errors, link_or_copy, resolve_path
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec, checkpoint_record
 from vla_rl.core.spec.yaml import dump_yaml
@@ -195,6 +195,17 @@ class RunFolder:
             if old != target:
                 shutil.rmtree(old, ignore_errors=True)
         return target
+
+    def replace_state(self, state: State, keep: int) -> Path:
+        """Replace the state in the checkpoint of its step, whose other files stay; otherwise as `save_checkpoint`."""
+        saved = self.checkpoints / f"step_{state.step:06d}"
+
+        def link_files(model: Path, trainer: Path) -> None:
+            shutil.copytree(saved, model.parent, copy_function=link_or_copy, dirs_exist_ok=True)
+            for file in (trainer / STATE, model.parent / MANIFEST):
+                file.unlink()  # writing to a link would change the checkpoint itself
+
+        return self.save_checkpoint(state, link_files, keep)
 
     def restore_checkpoint(
         self, refused: Mapping[Path, CheckpointError] = MappingProxyType({})

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from attrs import field, frozen, validators
 
 from vla_rl.core.events import Evaluation, Run, robot_metrics
+from vla_rl.core.paths import link_or_copy
 
 logger = logging.getLogger(__name__)
 
@@ -254,14 +255,6 @@ def flatten_spec(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flattened[f"{prefix}{key}"] = value
     return flattened
-
-
-def link_or_copy(source: str, target: str) -> None:
-    """Link a file, or copy it if the file system has no hard links (`copy_function` of `shutil.copytree`)."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def _format_error(exc: BaseException) -> str:

@@ -13,7 +13,8 @@ import imageio.v3 as imageio
 import swanlab
 
 from vla_rl.core.events import Run
-from vla_rl.toolkit.hooks.tracking import Tracker, link_or_copy
+from vla_rl.core.paths import link_or_copy
+from vla_rl.toolkit.hooks.tracking import Tracker
 
 if TYPE_CHECKING:
     from vla_rl.plugins.hooks.swanlab.config import SwanlabConfig
