@@ -59,9 +59,37 @@ def test_a_worker_that_dies_while_a_checkpoint_is_written(train, tmp_path, caplo
 
 
 @pytest.mark.ray
-def test_a_worker_that_dies_is_named(train):
+def test_a_worker_that_dies_before_the_first_checkpoint(train, tmp_path, caplog):
+    """A learner dies in the first save, and the run starts over."""
+    changes = {
+        "runtime": {"backend": "ray", "restarts": 1},
+        "train": {"steps": 3, "checkpoint_every": 2},
+        "plugins": ["vla_rl.testing.scripted", str(Path(dying_model.__file__))],
+        "model": {"type": "dying", "end": "saver", "version": 1, "killed": str(tmp_path / "killed")},
+    }
+    results, metrics = train(**changes)
+    assert "starting over in" in caplog.text and "starts over at step 0" in caplog.text
+    expected_results, undisturbed = train("whole", **changes)
+    assert metrics == undisturbed
+    assert results["success_before"] == expected_results["success_before"]
+
+
+@pytest.mark.ray
+def test_a_worker_that_dies_while_the_run_starts(train, tmp_path, caplog):
+    """It would die again, after minutes for a large model."""
+    plugins = ["vla_rl.testing.scripted", str(Path(dying_model.__file__))]
+    model = {"type": "dying", "end": "sender", "version": -1, "killed": str(tmp_path / "killed")}
+    with pytest.raises(WorkerDied, match=r"worker 0 \(.*learner"):
+        train(plugins=plugins, model=model, runtime={"backend": "ray"})
+    assert (tmp_path / "killed").exists() and "starting over" not in caplog.text
+
+
+@pytest.mark.ray
+def test_a_worker_that_dies_is_named(train, caplog):
+    """And as often as `runtime.restarts` allows, where it dies in each attempt."""
     with pytest.raises(WorkerDied, match=r"worker 0 \(sim"):
-        train(env={"fault": "exit"}, runtime={"backend": "ray"})
+        train(env={"fault": "exit"}, runtime={"backend": "ray", "restarts": 1})
+    assert caplog.text.count("starting over in") == 1
 
 
 @pytest.mark.ray

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
@@ -80,13 +81,17 @@ class Session(ABC):
     def run_attempts(cls, spec: Spec, run_store: RunStore, resume: bool, start: StartRuntime) -> dict[str, Any]:
         """Train to the end and return the content of results.json. No process is left behind in any case. Raise
         RunStopped after Ctrl-C or SIGTERM (saved), HookFailed if a listener raised (saved as well), UserError for what
-        the user can fix, and a plugin's exceptions as they are. If a worker dies and there is a checkpoint, the run
-        resumes from it, up to `runtime.restarts` times. Meanwhile no other process can run in the folder."""
+        the user can fix, and a plugin's exceptions as they are. If a worker dies, the run resumes from its last
+        checkpoint, or starts over if there is none and its workers had started, up to `runtime.restarts` times.
+        Meanwhile no other process can run in the folder."""
+        started = False
         with run_store.claim_storage(resume), Interrupts() as interrupts:
             for left in range(spec.runtime.restarts, -1, -1):
                 state, trainer = run_store.begin_run(spec, cls.mode, resume)
                 try:
-                    return cls._run_attempt(spec, run_store, state, trainer, resume, start, interrupts)
+                    with cls._start_attempt(spec, run_store, state, trainer, resume, start, interrupts) as session:
+                        started = True
+                        return session.train_to_end()
                 except StopRequested:
                     raise interrupts.stop_error(cls._resume_advice(run_store) or NOTHING) from None
                 except KeyboardInterrupt:
@@ -94,12 +99,12 @@ class Session(ABC):
                         f"stopped at once; {cls._resume_advice(run_store) or 'nothing was saved'}"
                     ) from None
                 except WorkerDied as exc:
-                    if not left or run_store.latest_checkpoint() is None:
+                    latest = run_store.latest_checkpoint()
+                    if not left or not (latest or started):
                         cls._note_resume(exc, run_store)
                         raise
-                    logger.warning(
-                        "%s\n  continuing from the last checkpoint in %s", str(exc).splitlines()[0], run_store.path
-                    )
+                    where = "continuing from the last checkpoint in" if latest else "starting over in"
+                    logger.warning("%s\n  %s %s", str(exc).splitlines()[0], where, run_store.path)
                     resume = True
                 except CheckpointError:  # its message says what to do
                     raise
@@ -109,7 +114,8 @@ class Session(ABC):
         raise AssertionError("the last attempt returns or raises")
 
     @classmethod
-    def _run_attempt(
+    @contextmanager
+    def _start_attempt(
         cls,
         spec: Spec,
         run_store: RunStore,
@@ -118,7 +124,8 @@ class Session(ABC):
         resume: bool,
         start: StartRuntime,
         interrupts: Interrupts,
-    ) -> dict[str, Any]:
+    ) -> Iterator[Session]:
+        """Start the workers of an attempt, which end with the context."""
         interrupts.begin_attempt()
         runtime = cls.start_runtime(spec, state, start, run_store.path, interrupts)
         try:
@@ -136,7 +143,7 @@ class Session(ABC):
                 devices=runtime.workers.describe_devices(),
             )
             events = build_listeners(spec, interrupts.stop_because)
-            return cls(spec, runtime, run_store, state, events, run_info, interrupts).train_to_end()
+            yield cls(spec, runtime, run_store, state, events, run_info, interrupts)
         finally:
             interrupts.closing = True
             runtime.workers.close()

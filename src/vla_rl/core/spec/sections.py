@@ -313,7 +313,7 @@ class RuntimeSpec:
     """Compare a checksum of every published weight with what each policy then holds; slow, for debugging."""
     restarts: int = field(default=3, validator=number_between(0, 10_000))
     """Number of times a run survives the death of workers: sim workers are restarted and the rollout is collected
-    again; if a policy or learner dies, the run resumes from its last checkpoint. Ray only."""
+    again; if a policy or learner dies, the run resumes from its last checkpoint, or starts over. Ray only."""
     max_faults: int = field(default=10, validator=number_between(0, UPDATES))
     """Env faults in a run before it is saved and ends. An env that broke (died, hung, raised, returned garbage) is
     replaced, and its episode is run again."""
