@@ -10,6 +10,7 @@ import textwrap
 import venv
 from pathlib import Path
 
+import psutil
 import pytest
 
 from vla_rl.core.errors import UserError
@@ -55,6 +56,26 @@ def test_it_starts_only_workers_that_were_asked_for(monkeypatch, own, asked):
     commands = [" ".join(process.cmdline()) for process in own.vital["raylet"].children()]
     waiting = [command for command in commands if "ray::IDLE" in command or "default_worker.py" in command]
     assert bool(waiting) == bool(asked)
+
+
+@pytest.mark.parametrize("asked", [None, 1000])
+def test_it_keeps_no_record_of_calls(monkeypatch, own, asked):
+    """Ray's own default keeps one of each of the last 100,000, which a long run would see as a leak; what the user asks for
+    holds."""
+
+    class Actor:
+        def process(self):
+            return os.getpid()
+
+    monkeypatch.delenv("RAY_task_events_report_interval_ms", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("RAY_task_events_report_interval_ms", str(asked))
+    own.start(num_cpus=1)
+    actor = ray.remote(num_cpus=0)(Actor).remote()
+    process = psutil.Process(ray.get(actor.process.remote()))
+    actor.__ray_terminate__.remote()
+    process.wait(60)  # it hands in its records at its end
+    assert bool(ray.timeline()) == bool(asked)
 
 
 @pytest.mark.parametrize("failures", [1, 2])
