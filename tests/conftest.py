@@ -17,6 +17,8 @@ from fork_server import ForkServer
 from shared_ray import start_shared_ray, stop_shared_ray
 from suite_start import check_start
 
+pytest_plugins = ["chromium"]
+
 os.environ.setdefault("MUJOCO_GL", "egl")  # mujoco reads it at import, and loading a model may import mujoco
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell leaves it for jobs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)

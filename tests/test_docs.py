@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import inspect
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
+from chromium import needs_chromium
 from vla_rl.core.catalogue import KINDS
 from vla_rl.core.manager import hook_names, with_capabilities
 
@@ -105,6 +107,34 @@ def test_images_are_seen_whole_on_a_narrow_page() -> None:
     for file in DOCS.glob("curves/*.svg"):
         head = file.read_text().partition(">")[0]
         assert "viewBox=" in head and not re.search(r"\b(width|height)=", head), file.name
+
+
+@needs_chromium
+def test_tables_scroll_on_a_narrow_page(tab, tmp_path) -> None:
+    """On a phone no word or number of a table is broken, prose is not one word wide, and the page stays as it is. The two
+    blocks around the table are those of Material's script."""
+    from markdown import markdown
+
+    material = Path(find_spec("material").origin).parent / "templates" / "assets" / "stylesheets"
+    sheets = [*material.glob("main.*.min.css"), DOCS / "stylesheets" / "site.css"]
+    table = markdown(
+        "| key | a number | default | meaning |\n| --- | --- | --- | --- |\n"
+        f"| `max_skipped_rollouts` | 68.0 % | `null` | {'Where rewards are sparse, most groups teach nothing. ' * 4}|\n",
+        extensions=["tables"],
+    ).replace("<td>68.0 %</td>", "<td><b>68.0 %</b></td>")
+    (tmp_path / "page.html").write_text(
+        "".join(f'<link rel="stylesheet" href="{sheet.as_uri()}">' for sheet in sheets)
+        + '<article class="md-content__inner md-typeset"><div class="md-typeset__scrollwrap"><div class="md-typeset__table">'
+        + table
+    )
+    tab.set_width(390)
+    tab.open((tmp_path / "page.html").as_uri())
+    for word in ("td code", "td b"):
+        assert tab.value(f"document.querySelector('{word}').getClientRects().length") == 1
+    assert tab.value("document.querySelector('tr').offsetHeight") < 40, "every heading is one line"
+    assert tab.value("document.querySelector('td:last-child').offsetHeight") < 150
+    assert tab.value("document.documentElement.scrollWidth") == 390
+    assert tab.value("(({scrollWidth, clientWidth}) => scrollWidth > clientWidth)(document.querySelector('div'))")
 
 
 def test_code_is_seen_whole_between_both_tables_of_contents() -> None:
