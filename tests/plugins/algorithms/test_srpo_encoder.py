@@ -138,9 +138,11 @@ def test_the_published_sizes(config, millions):
     assert tokens.shape == (1, 32 * (size // 16) ** 2, width)
 
 
-def test_a_folder_in_the_hubs_layout_loads(checkpoint):
+def test_a_folder_in_the_hubs_layout_loads(checkpoint, capfd):
     check_checkpoint(str(checkpoint))
+    capfd.readouterr()
     loaded = TrajectoryEncoder(str(checkpoint), **{**SMALL, "size": None})
+    assert capfd.readouterr() == ("", ""), "a log has no progress bars"
     original = VJEPA2Model.from_pretrained(checkpoint)
     with torch.no_grad():
         tokens = original.get_vision_features(preprocess_frames(film(4), 32, "cpu")[None])

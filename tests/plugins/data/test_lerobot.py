@@ -77,6 +77,13 @@ def test_what_was_recorded_is_read(layout: Any, recorded: Any, folders: Any) -> 
     assert opened(folders[layout], info, episodes=1).num_samples() == windows
 
 
+def test_a_log_has_no_progress_bars(recorded: Any, folders: Any, tmp_path: Path, capfd: Any) -> None:
+    """Conversion of the images, which happens once for a folder."""
+    shutil.copytree(next(folder for (_, video), folder in folders.items() if not video), tmp_path / "new")
+    opened(tmp_path / "new", recorded[0])
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_recording_gives_equal_samples_in_each_version(recorded: Any, folders: Any) -> None:
     everything = [opened(folders[layout], recorded[0]) for layout in LAYOUTS if not layout[1]]
     assert len(everything) == 3

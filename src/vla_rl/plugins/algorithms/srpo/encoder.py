@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,6 +104,7 @@ def load_model(name: str, device: str | torch.device) -> VJEPA2Model:
     """Return the encoder in inference mode; "tiny" is a small random one, always the same. Raise EncoderError for
     weights that are missing, truncated, or of another shape."""
     from transformers import VJEPA2Config, VJEPA2Model
+    from transformers.utils.logging import disable_progress_bar
 
     if name == TINY:
         config = VJEPA2Config(
@@ -119,6 +121,8 @@ def load_model(name: str, device: str | torch.device) -> VJEPA2Model:
             model: Any = VJEPA2Model(config)
     else:
         folder = _find_folder(name)
+        if not sys.stderr.isatty():
+            disable_progress_bar()  # one line of a log, hundreds of columns long
         try:
             loaded: Any = VJEPA2Model.from_pretrained(
                 folder if folder.is_dir() else name, dtype=torch.float32, output_loading_info=True

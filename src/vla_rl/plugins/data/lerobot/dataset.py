@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,8 @@ def _whole_chunks(meta: Meta, where: str, name: str, chunk: int) -> bool:
 def _open_stored(where: str, files: Sequence[Path], names: list[str]) -> Dataset:
     """Return the encoded images of all rows of the files, in order. `datasets` converts the files to a memory-mapped
     table once and keeps that in its cache."""
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()  # one line of a log, hundreds of columns long
     try:
         return Dataset.from_parquet(
             [glob.escape(str(file)) for file in files], columns=names, features=Features(dict.fromkeys(names, STORED))
