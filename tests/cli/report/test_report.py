@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import pytest
 from typer.testing import CliRunner
 
+from chromium import needs_chromium
 from vla_rl.cli import model_card
 from vla_rl.cli.main import app
 from vla_rl.cli.report.charts import MAX_POINTS, SCREEN, axis_ticks, format_number, success_chart
@@ -32,7 +33,7 @@ SPEC = {
     "eval": {"every": 2, "episodes_per_task": 4},
     "hooks": [{"type": "jsonl"}],
 }
-VOID = {"meta"}
+VOID = {"meta", "wbr"}
 
 
 class Page(HTMLParser):
@@ -167,6 +168,29 @@ def test_a_phone_shows_times_of_roles_and_long_lines_of_the_spec_whole(folder):
     narrow = text.partition("@media (max-width: 640px)")[2].partition("@media")[0]
     assert ".roles td[data-title]::before { content: attr(data-title);" in narrow
     assert re.search(r"^pre \{[^}]*white-space: pre-wrap; overflow-wrap: anywhere;", text, flags=re.MULTILINE)
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [390, 1280])
+def test_long_names_and_times_stay_in_their_places(folder, tmp_path, tab, width):
+    name = "LIVING_ROOM_SCENE1_pick_up_the_alphabet_soup_and_the_cream_cheese_box_and_put_them_in_the_basket"
+    shutil.copytree(folder, tmp_path / "run")
+    file, videos = tmp_path / "run" / "results.json", tmp_path / "run" / "videos" / "step_000004.json"
+    results, listed = json.loads(file.read_text()), json.loads(videos.read_text())
+    rates = {name: results["success"], "short": results["success"]}
+    file.write_text(json.dumps(results | {"tasks": rates, "tasks_before": rates, "wall_seconds": 360_599.0}))
+    videos.write_text(json.dumps({"episodes": [video | {"task": name} for video in listed["episodes"]]}))
+    made(tmp_path / "run")
+    tab.set_width(width)
+    tab.open((tmp_path / "run" / "report.html").as_uri())
+    inside = "(it) => it.scrollWidth <= it.clientWidth"
+    for css in ("html", ".scroll", ".tile b", ".where"):
+        assert tab.value(f"[...document.querySelectorAll('{css}')].every({inside})"), css
+    assert tab.value("Math.max(...[...document.querySelectorAll('.tile b')].map((it) => it.offsetHeight))") < 40
+    assert tab.value(
+        "[...document.querySelectorAll('.where')].every((it) =>"
+        " it.children[0].getBoundingClientRect().right <= it.children[1].getBoundingClientRect().left)"
+    )
 
 
 @pytest.mark.parametrize(

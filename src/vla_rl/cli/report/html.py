@@ -26,6 +26,11 @@ def render_section(title: str, content: str) -> str:
     return f"<section><h2>{title}</h2>{content}</section>"
 
 
+def render_name(name: str) -> str:
+    """A name that wraps at its underscores: those of LIBERO's tasks have up to 100 characters."""
+    return escape(name).replace("_", "_<wbr>")
+
+
 def interval_table(
     what: str, rates: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping[str, Any]] | None = None
 ) -> str:
@@ -35,7 +40,7 @@ def interval_table(
     body = ""
     for name, rate in rates.items():
         earlier = before.get(name) if before else None
-        body += f"<tr><td>{escape(name)}</td>"
+        body += f"<tr><td>{render_name(name)}</td>"
         if before:
             body += f"<td>{100 * earlier['rate']:.1f} %</td>" if earlier else "<td></td>"
         low, high, mid = (100 * rate[key] for key in ("low", "high", "rate"))

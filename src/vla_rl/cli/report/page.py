@@ -11,7 +11,7 @@ from typing import Any
 
 from vla_rl.cli.report.charts import PHONE, SCREEN, format_number, small_chart, success_chart
 from vla_rl.cli.report.gather import Point, ReportData
-from vla_rl.cli.report.html import interval_table, render_document, render_section
+from vla_rl.cli.report.html import interval_table, render_document, render_name, render_section
 from vla_rl.cli.report.imagination import imagination_section
 from vla_rl.cli.report.timeline import draw_timelines
 
@@ -204,7 +204,7 @@ def _video_caption(video: Path, captions: Mapping[str, tuple[str, str]]) -> str:
     where = ", ".join([*([task] if task else []), f"step {step}", *([f"episode {episode}"] if episode else [])])
     title = f"<b>{escape(instruction)}</b>" if instruction else ""
     badge = f'<span class="outcome {escape(outcome)}">{escape(outcome)}</span>'
-    return f'{title}<span class="where"><span>{escape(where)}</span>{badge}</span>'
+    return f'{title}<span class="where"><span>{render_name(where)}</span>{badge}</span>'
 
 
 def _setup_section(run: ReportData) -> str:
@@ -283,6 +283,5 @@ def _format_count(value: float) -> str:
 
 
 def _format_duration(seconds: float) -> str:
-    minutes, left = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {left:02d} s" if minutes else f"{left} s"
+    size, unit = (3600, "h") if seconds >= 3600 else (60, "min") if seconds >= 60 else (1, "s")
+    return f"{seconds / size:.1f} {unit}"
