@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from html import unescape
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -78,6 +79,27 @@ def test_suites_are_played_kept_and_shown(tmp_path):
     other = vla_rl(*arguments, "--suite", "Put", "eval.greedy=false")
     assert "was there" not in other
     assert "all" in vla_rl("compare", str(tmp_path), str(tmp_path))
+
+
+def test_a_page_says_what_was_changed_of_the_benchmark(tmp_path):
+    changes = ["env.tasks=[put_red]", "rollout.max_steps=8"]
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "title: Mine\nenv: tabletop\nchange: {rollout.max_steps: null, eval.episodes_per_task: 1}\n"
+        "suites: {Put: {env.tasks: [put_red]}, Pick: {env.tasks: [pick_red, pick_blue]}}\n"
+        "published: [{policy: other, rates: {Put: 90}, source: a paper}]\n"
+    )
+    arguments = ["eval", EXAMPLE, *SHORT[:2], "--benchmark", str(file)]
+    vla_rl(*arguments, "--folder", str(tmp_path / "as_it_is"))
+    page = (tmp_path / "as_it_is" / "index.html").read_text()
+    assert "<td>measured here</td>" in page and "changed" not in page
+    vla_rl(*arguments, *changes, "--folder", str(tmp_path / "changed"))
+    page = unescape((tmp_path / "changed" / "index.html").read_text())
+    assert "<td>measured here, changed (below)</td>" in page
+    assert (
+        "Ours are of a changed benchmark: Put with rollout.max_steps=8; "
+        'Pick with rollout.max_steps=8, env.tasks=["put_red"].' in page
+    )
 
 
 def test_success_is_shown_by_category_where_tasks_have_any(tmp_path, monkeypatch):

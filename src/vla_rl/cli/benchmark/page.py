@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from vla_rl.cli.benchmark.suites import Benchmark, mean_of
 from vla_rl.cli.report.html import interval_table, render_document, render_section
-from vla_rl.core.spec.yaml import dump_yaml
+from vla_rl.core.spec.yaml import dump_yaml, value_at
 
 Result = Mapping[str, Any]
 
@@ -33,9 +34,9 @@ def _success_table(benchmark: Benchmark, policy: str, results: Mapping[str, Resu
     rates = {name: 100 * result["success"]["rate"] for name, result in results.items()}
     cells = [_format_measured(results[name]["success"]) if name in results else "–" for name in order]
     mean = mean_of(rates, benchmark.mean)
-    rows = _table_row(
-        f"<b>{escape(policy)}</b>", [*cells, *([_format_percent(mean)] if means else []), "measured here"]
-    )
+    changes = "; ".join(_list_changes(benchmark, results))
+    source = f"measured here{', changed (below)' if changes else ''}"
+    rows = _table_row(f"<b>{escape(policy)}</b>", [*cells, *([_format_percent(mean)] if means else []), source])
     for published in benchmark.published:
         mean = published.mean if published.mean is not None else mean_of(published.rates, benchmark.mean)
         figures = [_format_percent(published.rates.get(name)) for name in order]
@@ -43,6 +44,8 @@ def _success_table(benchmark: Benchmark, policy: str, results: Mapping[str, Resu
             escape(published.policy), [*figures, *([_format_percent(mean)] if means else []), escape(published.source)]
         )
     notes = ["In %, ours with 95 % intervals."]
+    if changes:
+        notes.append(f"Ours are of a changed benchmark: {changes}.")
     if benchmark.mean:
         notes.append(f"Mean of {', '.join(benchmark.mean)}.")
     if benchmark.published:
@@ -51,6 +54,16 @@ def _success_table(benchmark: Benchmark, policy: str, results: Mapping[str, Resu
         f'<div class="card"><div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
         f'<p class="note">{escape(" ".join(notes))}</p></div>'
     )
+
+
+def _list_changes(benchmark: Benchmark, results: Mapping[str, Result]) -> Iterator[str]:
+    """Name the keys, with their values, to which the command line gave other values than the benchmark."""
+    for name, result in results.items():
+        own = benchmark.suite_keys(name)
+        values = {key: value_at(result["spec"], key.split(".")) for key in own}
+        changed = [f"{key}={json.dumps(value)}" for key, value in values.items() if value != own[key]]
+        if changed:
+            yield f"{name} with {', '.join(changed)}"
 
 
 def _format_measured(rate: Mapping[str, float]) -> str:

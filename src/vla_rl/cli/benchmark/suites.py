@@ -53,9 +53,13 @@ class Benchmark:
     optional: tuple[str, ...] = ()
     published: tuple[PublishedFigures, ...] = ()
 
+    def suite_keys(self, suite: str) -> Keys:
+        """Return the keys of a spec that define one suite, with their values."""
+        return self.change | self.suites[suite]
+
     def suite_overrides(self, suite: str) -> list[str]:
         """Return the overrides of a spec for one suite, in the command line's form."""
-        return [f"{key}={json.dumps(value)}" for key, value in (self.change | self.suites[suite]).items()]
+        return [f"{key}={json.dumps(value)}" for key, value in self.suite_keys(suite).items()]
 
     def choose_suites(self, names: list[str] | None) -> list[str]:
         """Suites in the benchmark's order. Raises UserError for a name that it does not have."""
