@@ -7,14 +7,18 @@ import ast
 import importlib
 import json
 import re
+import subprocess
+import sys
 import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from vla_rl import load_spec, run
+from vla_rl.cli.main import app
 from vla_rl.cli.new_plugin import new_plugin
 
 HOW_TO = Path(__file__).parents[1] / "docs" / "how-to"
@@ -40,7 +44,7 @@ def executed(name: str) -> types.ModuleType:
     assert not following.startswith("# "), "the block is another file"
     module = types.ModuleType(name.removesuffix(".py"))
     exec(FILES[name], module.__dict__)
-    exec(following, module.__dict__)
+    exec(following, module.__dict__ | {"__name__": "__main__"})
     return module
 
 
@@ -56,6 +60,15 @@ def test_every_block_of_python_is_executed_here():
 @pytest.mark.parametrize("name", ["dot.py", "line.py", "reinforce.py", "gaussian.py", "still.py"])
 def test_what_the_page_checks_keeps_to_the_contract(name):
     executed(name)
+
+
+def test_a_simulator_is_checked_by_its_file_and_by_the_command(project):
+    (project / "dot.py").write_text(FILES["dot.py"] + PYTHON[PYTHON.index(FILES["dot.py"]) + 1])
+    done = subprocess.run([sys.executable, "dot.py"], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    (command,) = re.findall("^vla-rl (check-env .*?) *(?:#.*)?$", PAGE, flags=re.MULTILINE)
+    result = CliRunner().invoke(app, [*command.split(), "--seconds", "5"])
+    assert result.exit_code == 0, result.output
 
 
 def test_the_hook_says_when_the_goal_is_reached(capsys):
