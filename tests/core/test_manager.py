@@ -466,6 +466,22 @@ def test_a_listener_that_fails_is_reported_and_the_others_hear_the_event():
     assert isinstance(told[0].__cause__, OSError)
 
 
+def test_ctrl_c_in_one_on_close_does_not_keep_another_listener_open():
+    closed: list[Any] = []
+
+    class Slow(RunEvents):
+        def on_close(self):
+            raise StopAtOnce
+
+    class Quick(RunEvents):
+        def on_close(self, error):
+            closed.append(error)
+
+    error = OSError("full")
+    broadcast([("slow", Slow()), ("quick", Quick())], closed.append).on_close(None, error)
+    assert closed == [error]
+
+
 @pytest.mark.parametrize("interrupt", [StopAtOnce, KeyboardInterrupt, WorkerDied])
 def test_an_interrupt_by_the_user_or_a_death_is_not_a_failure_of_the_listener_that_it_meets(interrupt):
     class Slow(RunEvents):

@@ -506,7 +506,7 @@ def main() -> NoReturn:
     except SystemExit as exc:
         if exc.code == INTERRUPTED:  # workers are gone; what libraries still do at exit must not change the status
             with contextlib.suppress(BaseException):
-                atexit._run_exitfuncs()  # noqa: SLF001 - listeners close what they opened; Python has no public way
+                atexit._run_exitfuncs()  # noqa: SLF001 - libraries close what they opened; Python has no public way
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(INTERRUPTED)

@@ -385,4 +385,10 @@ class RunEvents:
 
     @hookspec
     def on_run_end(self, run: Run, results: dict[str, Any]) -> None:
-        """Called last, unless the run was stopped or failed. `results` is the content of results.json."""
+        """Called after the last step, unless the run was stopped or failed. `results` is the content of
+        results.json."""
+
+    @hookspec
+    def on_close(self, run: Run, error: BaseException | None) -> None:
+        """Called last, however the run ended: close files, displays and connections. `error` is the exception that
+        ended it early, None after `on_run_end`. An attempt that `runtime.restarts` follows is closed, too."""

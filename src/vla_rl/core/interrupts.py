@@ -8,15 +8,17 @@ ends them.
 
 from __future__ import annotations
 
-import os
 import signal
 from contextlib import suppress
+from threading import Thread
 from types import FrameType, TracebackType
 from typing import Self
 
 from vla_rl.core.errors import UserError
 
 SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+ANNOUNCE_S = 1.0
+"""Seconds to wait for the line that a signal prints; nobody may be reading."""
 
 
 class RunStopped(UserError):
@@ -47,6 +49,7 @@ class Interrupts:
         self.reason: UserError | None = None
         """Reason for the stop, if it was not a signal."""
         self._signalled = False
+        self._announcing: Thread | None = None
 
     def begin_attempt(self) -> None:
         """Reset the state before an attempt at the run. Raise StopRequested if a signal came meanwhile."""
@@ -83,6 +86,8 @@ class Interrupts:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        if self._announcing is not None:
+            self._announcing.join(ANNOUNCE_S)
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         if self.closing:
@@ -93,5 +98,11 @@ class Interrupts:
         self._signalled = True
         self.requested = True
         first = ": saving first" if self.worth_saving else ""
-        with suppress(OSError):  # not print: the signal may have interrupted a print
-            os.write(1, f"\nstopping{first}; once more to stop at once\n".encode())
+        text = f"\nstopping{first}; once more to stop at once"
+        self._announcing = Thread(target=_print_line, args=(text,), name="interrupt", daemon=True)
+        self._announcing.start()  # the signal may have interrupted a print of this thread
+
+
+def _print_line(text: str) -> None:
+    with suppress(OSError, ValueError):  # closed
+        print(text, flush=True)

@@ -16,7 +16,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from operator import index
 from types import FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, TypeVar, cast, overload
@@ -26,7 +27,7 @@ import pluggy
 from vla_rl.core import types
 from vla_rl.core.catalogue import KINDS
 from vla_rl.core.errors import HookFailed, PluginError, UserError, WorkerDied, did_you_mean
-from vla_rl.core.events import ReadOnly
+from vla_rl.core.events import ReadOnly, Run
 from vla_rl.core.hookspecs import RunEvents
 from vla_rl.core.interrupts import StopAtOnce
 
@@ -303,6 +304,18 @@ def broadcast(listeners: Named, failed: Callable[[HookFailed], None] | None = No
     return cast(RunEvents, _Wrapped(manager, calls))
 
 
+@contextmanager
+def open_listeners(events: RunEvents, run: Run) -> Iterator[None]:
+    """Call `on_run_start`, and `on_close` however the block ends."""
+    try:
+        events.on_run_start(run)
+        yield
+    except BaseException as exc:
+        events.on_close(run, exc)
+        raise
+    events.on_close(run, None)
+
+
 # ------------------------------------------------------------------------------------------------ internal
 
 
@@ -443,6 +456,8 @@ def _report_failures(
         try:
             return function(*args)
         except BaseException as exc:
+            if isinstance(exc, StopAtOnce | WorkerDied) and hook == "on_close":
+                return None  # what this listener waits for is left out; the others close, too
             if isinstance(exc, StopAtOnce | WorkerDied) or (isinstance(exc, KeyboardInterrupt) and _ctrl_c_raises()):
                 raise
             error = HookFailed(_describe_failure(inspect.unwrap(function), name, hook, exc))

@@ -236,4 +236,4 @@ def test_metrics_of_an_algorithm_are_shown_where_they_are_asked_for(tmp_path: Pa
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
     assert re.search(r"mine/far 12.5,? +mine/near 0.25,? +policy/margin 3", text)
     assert text.count("console: no metric is called 'policy/magin'; did you mean 'policy/margin'?") == 1
-    screen._stop_live()
+    screen.on_close()

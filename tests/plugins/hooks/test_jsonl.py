@@ -23,7 +23,7 @@ def train(folder: Path, first_step: int, last_step: int, finish: bool = True) ->
         if step % 2 == 0:
             hook.on_eval_end(step=step, evaluation=an_evaluation(step, successes=step))
     if finish:
-        hook.on_run_end()
+        hook.on_close()
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ def test_an_evaluation_that_is_repeated_replaces_its_line(tmp_path: Path) -> Non
     hook: Any = plugin.build(JsonlConfig())
     hook.on_run_start(run=a_run(tmp_path, 4))
     hook.on_eval_end(step=4, evaluation=an_evaluation(4, successes=4))
-    hook.on_run_end()
+    hook.on_close()
     assert lines(tmp_path) == before
 
 

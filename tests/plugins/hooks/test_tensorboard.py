@@ -18,7 +18,7 @@ def train(folder: Path, first_step: int, last_step: int, offset: float = 0.0) ->
     for step in range(first_step + 1, last_step + 1):
         hook.on_update_end(step=step, metrics={"loss/policy": step + offset, "env/success_rate": 0.5})
     hook.on_eval_end(step=last_step, evaluation=an_evaluation(last_step))
-    hook.on_run_end()
+    hook.on_close()
 
 
 def read(folder: Path) -> EventAccumulator:

@@ -57,6 +57,7 @@ def train(name: str, folder: Path, first: int, last: int, finish: bool, **settin
     shutil.rmtree(saved)
     if finish:
         hook.on_run_end()
+    hook.on_close()
 
 
 def killed_and_resumed(name: str, folder: Path) -> str:

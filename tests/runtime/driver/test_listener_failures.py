@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
+import psutil
 import pytest
 from scripted_runs import read_metrics, scripted_spec
 
@@ -17,12 +19,14 @@ from vla_rl.runtime.run_folder.folder import RunFolder
 from vla_rl.runtime.start import evaluate, run
 
 BAD = Path(__file__).with_name("failing_listener.py")
+CLOSING = Path(__file__).with_name("closing_listener.py")
 SHORT = {"train": {"steps": 3}, "eval": {"before": False}}
 
 
-def spec_with(**settings):
-    plugins = ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(BAD)]
-    return parse_spec(scripted_spec(plugins=plugins, hooks=[{"type": "bad", **settings}, {"type": "jsonl"}], **SHORT))
+def spec_with(hooks=None, **settings):
+    plugins = ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(BAD), str(CLOSING)]
+    hooks = hooks or [{"type": "bad", **settings}, {"type": "jsonl"}]
+    return parse_spec(scripted_spec(plugins=plugins, hooks=hooks, **SHORT))
 
 
 def failing(folder: Path, **settings) -> str:
@@ -74,6 +78,20 @@ def test_at_the_end_of_a_run_its_results_are_there(tmp_path, undisturbed, event)
 def test_before_the_first_step_there_is_nothing_to_save(tmp_path):
     assert "stopped before there was anything to save" in failing(tmp_path, event="on_run_start")
     assert RunFolder(tmp_path).latest_checkpoint() is None
+
+
+@pytest.mark.parametrize(
+    ("event", "ended"),
+    [("none", "None"), ("on_run_start", "StopRequested"), ("on_update_end", "HookFailed"), ("on_run_end", "None")],
+)
+def test_listeners_are_closed_however_a_run_ends(tmp_path, event, ended):
+    hooks = [{"type": "bad", "event": event}, {"type": "jsonl"}, {"type": "tensorboard"}]
+    hooks.append({"type": "closing", "file": str(tmp_path / "ends")})
+    spec = spec_with(hooks=hooks)
+    with pytest.raises(HookFailed) if event != "none" else nullcontext():
+        run(spec, tmp_path / "run", False)
+    assert (tmp_path / "ends").read_text() == f"{ended}\n"
+    assert not [file.path for file in psutil.Process().open_files() if Path(file.path).is_relative_to(tmp_path)]
 
 
 @pytest.mark.parametrize(

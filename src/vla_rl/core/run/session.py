@@ -22,7 +22,7 @@ from vla_rl.core.events import Run
 from vla_rl.core.hookspecs import RunEvents
 from vla_rl.core.installation import console_command
 from vla_rl.core.interrupts import Interrupts, RunStopped, StopRequested
-from vla_rl.core.manager import broadcast
+from vla_rl.core.manager import broadcast, open_listeners
 from vla_rl.core.run.runtime import Runtime, StartRuntime
 from vla_rl.core.run.state import RunStore, State
 from vla_rl.core.run.weight_changes import WeightChangeMonitor
@@ -225,10 +225,19 @@ class Session(ABC):
 
     def train_to_end(self) -> dict[str, Any]:
         """Run the attempt and return the content of results.json; exceptions as in `run_attempts`."""
-        state = self.state
-        self._start_time = perf_counter() - state.wall_seconds
+        self._start_time = perf_counter() - self.state.wall_seconds
         self.runtime.workers.listen(self.note_progress, self._report_progress, self._report_fault)
-        self.events.on_run_start(self.run_info)
+        with open_listeners(self.events, self.run_info):
+            results = self._train_and_record()
+        if self.interrupts.reason is not None:
+            raise self.interrupts.stop_error(
+                f"the run itself is finished, and its results are in {self.run_store.path}"
+            )
+        return results
+
+    def _train_and_record(self) -> dict[str, Any]:
+        """Train, and write results.json; exceptions as in `run_attempts`."""
+        state = self.state
         self.record_trace("start")
         try:
             self.run_loop()
@@ -247,10 +256,6 @@ class Session(ABC):
             self.spec, state, self.runtime.workers.notes(), self.mode, self.runtime.workers.time_shares()
         )
         self.events.on_run_end(self.run_info, results)
-        if self.interrupts.reason is not None:
-            raise self.interrupts.stop_error(
-                f"the run itself is finished, and its results are in {self.run_store.path}"
-            )
         return results
 
     def _save_and_stop(self) -> UserError:

@@ -8,7 +8,6 @@ failure is logged, and what fails is skipped.
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
@@ -19,7 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from time import monotonic
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from attrs import field, frozen, validators
 
@@ -78,9 +77,6 @@ class Store(Protocol):
 class Tracker:
     """Listener that passes a run to a tracker."""
 
-    _open: ClassVar[dict[str, Tracker]] = {}
-    """Open trackers of this process by name. A failed run that resumes leaves one behind."""
-
     def __init__(self, name: str, settings: TrackerSettings, store: Store) -> None:
         self._name = name
         self._settings = settings
@@ -96,9 +92,6 @@ class Tracker:
     # ------------------------------------------------------------------------------------------------- events
 
     def on_run_start(self, run: Run) -> None:
-        if left := self._open.pop(self._name, None):
-            left.close()
-        self._open[self._name] = self
         self._run = run
         shutil.rmtree(Path(run.folder) / HELD / self._name, ignore_errors=True)  # left by a run that was killed
         self._thread = Thread(target=self._run_thread, name=f"tracker {self._name}", daemon=True)
@@ -124,14 +117,10 @@ class Tracker:
         if self._settings.artifacts == "last":
             self._upload_checkpoint()
         self._finished = True
-        self.close()
 
-    # ------------------------------------------------------------------------------------------------- inside
-
-    def close(self) -> None:
+    def on_close(self) -> None:
         """Wait for the tracker to take what is left, but only briefly if the run was stopped or the tracker fails
         anyway."""
-        self._open.pop(self._name, None)
         if self._thread is None:
             return
         thread = self._thread
@@ -148,6 +137,8 @@ class Tracker:
                 warned = True
                 print(f"{self._name}: uploading what is left, for {limit:.0f} s at most", file=sys.stderr, flush=True)
             thread.join(0.1)
+
+    # ------------------------------------------------------------------------------------------------- inside
 
     def _upload_videos(self) -> None:
         """Hand in the videos of the last evaluation. The hook that makes them may receive that event after this one, so
@@ -198,7 +189,6 @@ class Tracker:
                 "%s takes nothing of this run, which continues without it: %s", self._name, _format_error(exc)
             )
             return
-        atexit.register(self.close)  # registered after the tracker's own handler, so that it runs before that
         while (item := self._todo.get()) is not None:
             what, call = item
             try:
@@ -211,7 +201,6 @@ class Tracker:
             self._store.close(self._finished)
         except BaseException as exc:
             self._warn_once("the end of the run", exc)
-        atexit.unregister(self.close)
 
     def _open_run(self, run: Run) -> None:
         file = Path(run.folder) / FILE

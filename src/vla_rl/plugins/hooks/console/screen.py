@@ -3,7 +3,6 @@ redraw."""
 
 from __future__ import annotations
 
-import atexit
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +40,6 @@ class Screen:
         if self._is_live:
             self._live = Live(LivePanel(self._status), console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
-            atexit.register(self._stop_live)
 
     def on_progress(self, phase: str, done: int, total: int) -> None:
         status = self._status
@@ -82,19 +80,18 @@ class Screen:
         self._print_line(f"[bold red]fault at step {step}:[/] {escape(message)}")
 
     def on_run_end(self, run: Run, results: dict[str, Any]) -> None:
-        self._stop_live()
+        self.on_close()
         self._console.print(draw_summary(run, results))
+
+    def on_close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
     def _print_line(self, markup: str) -> None:
         if self._status is not None:
             self._status.line_printed()
         self._console.print(markup, soft_wrap=not self._is_live)
-
-    def _stop_live(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-            atexit.unregister(self._stop_live)
 
 
 def _describe_operation(evaluation: Evaluation) -> str:

@@ -64,7 +64,7 @@ class JsonlWriter:
             }
         )
 
-    def on_run_end(self) -> None:
+    def on_close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -103,7 +103,7 @@ class JsonlWriter:
         )
         if remaining == text:
             return
-        self.on_run_end()
+        self.on_close()
         partial = self._path.with_name(f".{self._path.name}.partial")  # a name that no hook may have
         partial.write_text(remaining, encoding="utf-8")
         partial.replace(self._path)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attrs import evolve
 
@@ -55,7 +55,7 @@ class LeRobotRecorder:
     def on_eval_end(self, run: Run, step: int, evaluation: Evaluation) -> None:
         self._write_recordings(evaluation.recordings)
 
-    def on_run_end(self, run: Run, results: dict[str, Any]) -> None:
+    def on_close(self) -> None:
         if self._writer is not None:
             self._writer.close()
 

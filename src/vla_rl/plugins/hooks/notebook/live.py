@@ -46,7 +46,7 @@ class LiveCurves:
         self._evaluations.append((step, success.rate, success.low, success.high))
         self._show_curves()
 
-    def on_run_end(self) -> None:
+    def on_close(self) -> None:
         self._show_curves(last=True)
 
     def _show_curves(self, last: bool = False) -> None:

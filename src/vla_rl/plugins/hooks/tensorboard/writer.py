@@ -50,7 +50,7 @@ class TensorboardWriter:
         if self._writer is not None:
             self._writer.flush()
 
-    def on_run_end(self) -> None:
+    def on_close(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None

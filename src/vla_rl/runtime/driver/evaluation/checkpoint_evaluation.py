@@ -13,7 +13,7 @@ from vla_rl.core.catalogue import build
 from vla_rl.core.errors import UserError
 from vla_rl.core.events import Run
 from vla_rl.core.interrupts import Interrupts, StopRequested
-from vla_rl.core.manager import broadcast
+from vla_rl.core.manager import broadcast, open_listeners
 from vla_rl.core.paths import error_reason
 from vla_rl.core.run.runtime import StartRuntime
 from vla_rl.core.run.state import State, summarise_evaluation
@@ -76,21 +76,18 @@ def _evaluate_model(
             first_step=state.step,
             steps=state.step,
         )
-        events.on_run_start(run_info)
-        interrupts.check_stop()
-        evaluation = workers.evaluate(state.step, 0)
-        result = {
-            **summarise_evaluation(evaluation),
-            "faults": workers.faults,
-            "notes": list(workers.notes()),
-            "checkpoint": checkpoint_record(spec),
-            "episodes": [attrs.asdict(episode) for episode in evaluation.episodes],
-        }
-        try:
+        with open_listeners(events, run_info):
+            interrupts.check_stop()
+            evaluation = workers.evaluate(state.step, 0)
+            result = {
+                **summarise_evaluation(evaluation),
+                "faults": workers.faults,
+                "notes": list(workers.notes()),
+                "checkpoint": checkpoint_record(spec),
+                "episodes": [attrs.asdict(episode) for episode in evaluation.episodes],
+            }
             events.on_eval_end(run_info, state.step, evaluation)
             events.on_run_end(run_info, {})
-        except (UserError, OSError) as exc:
-            raise NotRecorded(result, exc) from exc
         if interrupts.reason is not None:  # a hook failed and asked for a stop
             cause = interrupts.reason.__cause__
             raise NotRecorded(result, cause if isinstance(cause, OSError) else interrupts.reason)

@@ -1,0 +1,77 @@
+"""What a person sees in a terminal after a run that ended early: its last lines, not erased by the panel."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import fragile
+import pytest
+from scripted_runs import scripted_spec
+
+from terminal import Terminal
+from vla_rl.core.spec.spec import parse_spec
+
+DRIVER = Path(__file__).parents[1] / "driver"
+PLUGINS = [
+    "vla_rl.testing.scripted",
+    "vla_rl.testing.slot_placement",
+    fragile.__file__,
+    str(DRIVER / "failing_listener.py"),
+    str(DRIVER / "closing_listener.py"),
+]
+PANEL = "╭─ scripted"
+
+
+@pytest.fixture
+def start(tmp_path, fork_server):
+    """Start a run in a terminal; -> (the terminal, its process)."""
+    with Terminal(columns=250) as terminal:
+        processes = []
+
+        def start_run(*hooks, **changes):
+            spec = scripted_spec(plugins=PLUGINS, hooks=[{"type": "console"}, *hooks], **changes)
+            parse_spec(spec).dump(tmp_path / "spec.yaml")
+            command = ("-m", "vla_rl.cli.main", "run", tmp_path / "spec.yaml", "--folder", tmp_path / "run")
+            streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.stream)
+            processes.append(fork_server.start_python(*command, **streams, env=os.environ | {"TERM": "xterm"}))
+            return terminal, processes[-1]
+
+        yield start_run
+        for process in processes:
+            process.kill()
+
+
+def end(terminal, process, status):
+    """The screen at the end of a run with this exit status."""
+    terminal.wait_for(lambda text: process.poll() is not None)
+    text = terminal.read()
+    assert process.wait() == status, text
+    assert PANEL not in text and not terminal.cursor_hidden
+    return text
+
+
+def test_the_error_of_a_hook_stays(start):
+    text = end(*start({"type": "bad"}), status=2)
+    assert "hook 'bad' failed in on_update_end" in text and "ValueError: the plot has no axes" in text
+
+
+def test_the_error_of_a_simulator_stays(start, tmp_path):
+    env = {"type": "fragile", "fault": "raise", "always": True, "told": str(tmp_path / "told")}
+    text = end(*start(env=env, runtime={"backend": "local", "max_faults": 1}), status=2)
+    assert "runtime.max_faults: 1" in text
+
+
+def test_ctrl_c_says_what_it_does_and_what_was_saved(start, tmp_path):
+    waiting = {"type": "closing", "file": str(tmp_path / "ends"), "waits": "on_checkpoint"}
+    terminal, process = start(waiting, train={"steps": 10**6})
+    terminal.wait_for(lambda text: PANEL in text)
+    process.send_signal(signal.SIGINT)
+    text = terminal.wait_for(lambda text: "waiting in on_checkpoint" in text and PANEL in text)
+    assert text.index("stopping: saving first; once more to stop at once") < text.index(PANEL)
+    process.send_signal(signal.SIGINT)
+    text = end(terminal, process, status=130)
+    assert "stopping: saving first; once more to stop at once" in text
+    assert "stopped at once; the last checkpoint is step_" in text
+    assert (tmp_path / "ends").read_text() == "StopAtOnce\n"
