@@ -10,7 +10,7 @@ import pytest
 from vla_rl.core.interrupts import Interrupts, StopRequested
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_the_first_signal_is_a_request(number):
     before = signal.getsignal(number)
     with Interrupts() as interrupts:

@@ -111,7 +111,8 @@ def test_a_folder_of_something_else_is_refused_before_anybody_comes(policy, tmp_
         pass
 
 
-def test_sigterm_writes_what_was_recorded(run, policy, tmp_path, fork_server):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_writes_what_was_recorded(run, policy, tmp_path, fork_server, number):
     """The episode of a client that is still connected is written."""
     command = ("-m", "vla_rl.cli.main", "serve", run, "--port", "0", "--record", tmp_path / "set")
     server = fork_server.start_python(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -124,7 +125,7 @@ def test_sigterm_writes_what_was_recorded(run, policy, tmp_path, fork_server):
     with Client(Address) as client:
         client.infer(request_of(sight(policy, 0)))
         client.infer(request_of({**sight(policy, 1), "instruction": sight(policy, 0)["instruction"]}))
-        server.send_signal(signal.SIGTERM)
+        server.send_signal(number)
         said = server.communicate(timeout=WAIT)[0]
     assert server.returncode == 0, said
     assert f"recorded 1 episodes in {tmp_path / 'set'}" in said

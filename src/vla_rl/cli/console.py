@@ -28,13 +28,13 @@ def report_errors(command: F) -> F:
 
     @functools.wraps(command)
     def run_command(*args: Any, **kwargs: Any) -> Any:
-        _take_sigterm_as_ctrl_c()
+        _take_signals_as_ctrl_c()
         try:
             result = command(*args, **kwargs)
             sys.stdout.flush()
             return result
         except KeyboardInterrupt:
-            typer.echo("interrupted", err=True)
+            _print_errors("interrupted")
             raise typer.Exit(INTERRUPTED) from None
         except Exception as exc:
             from vla_rl.core.errors import UserError
@@ -46,15 +46,13 @@ def report_errors(command: F) -> F:
                 error = _path_error(exc, command, kwargs) or exc
             if kwargs.get("debug") or not isinstance(error, UserError | DoesNotFit):
                 raise
-            for line in (str(error), *getattr(error, "__notes__", ())):
-                typer.echo(line, err=True)
+            _print_errors(str(error), *getattr(error, "__notes__", ()))
             raise typer.Exit(getattr(error, "exit_code", 2)) from None
         except BaseException as exc:  # nothing of ours raises one
             if kwargs.get("debug"):
                 raise
-            typer.echo(f"a plugin ended the process: {type(exc).__name__}: {exc}; --debug shows where", err=True)
-            for line in getattr(exc, "__notes__", ()):
-                typer.echo(line, err=True)
+            ended = f"a plugin ended the process: {type(exc).__name__}: {exc}; --debug shows where"
+            _print_errors(ended, *getattr(exc, "__notes__", ()))
             raise typer.Exit(2) from None
 
     return run_command  # type: ignore[return-value]
@@ -86,14 +84,25 @@ def print_all_letters() -> None:
 # ------------------------------------------------------------------------------------------------ internal
 
 
-def _take_sigterm_as_ctrl_c() -> None:
-    """Also before a run begins, and after it has ended: imports take seconds. Runs install their own handlers."""
+def _print_errors(*lines: str) -> None:
+    """Print lines to stderr. If no one reads it any more, the exit status alone says what happened."""
+    try:
+        for line in lines:
+            typer.echo(line, err=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # else Python fails once more when it ends
+
+
+def _take_signals_as_ctrl_c() -> None:
+    """Take SIGTERM and SIGUSR1 as Ctrl-C, also before a run begins, and after it has ended: imports take seconds. Runs
+    install their own handlers."""
 
     def raise_interrupt(number: int, frame: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, raise_interrupt)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, raise_interrupt)
 
 
 def _path_error(exc: Exception, command: Callable[..., Any], arguments: dict[str, Any]) -> Exception | None:

@@ -507,8 +507,9 @@ def main() -> NoReturn:
         if exc.code == INTERRUPTED:  # workers are gone; what libraries still do at exit must not change the status
             with contextlib.suppress(BaseException):
                 atexit._run_exitfuncs()  # noqa: SLF001 - libraries close what they opened; Python has no public way
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError):  # closed by its reader, or a terminal that is gone
+                    stream.flush()
             os._exit(INTERRUPTED)
         raise
     raise SystemExit(0)

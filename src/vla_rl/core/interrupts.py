@@ -1,5 +1,5 @@
-"""Ctrl-C, SIGTERM and SIGHUP (a terminal that closes): the first signal ends the current phase and saves, the second
-stops at once.
+"""Ctrl-C, SIGTERM, SIGHUP (a terminal that closes) and SIGUSR1 (`sbatch --signal=USR1@60`): the first signal ends the
+current phase and saves, the second stops at once.
 
 A terminal sends Ctrl-C to a whole process group, and Slurm sends SIGTERM to every process of a job. Only the driver
 obeys them. Workers, simulators in their own processes and a Ray that was started for the run continue until the driver
@@ -16,9 +16,15 @@ from typing import Self
 
 from vla_rl.core.errors import UserError
 
-SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1})
 ANNOUNCE_S = 1.0
 """Seconds to wait for the line that a signal prints; nobody may be reading."""
+
+
+def heard_signals() -> list[signal.Signals]:
+    """Return the signals that stop a run, or a server: SIGHUP not under `nohup`, SIGUSR1 not where it is ignored."""
+    kept = (signal.SIGINT, signal.SIGTERM)
+    return [number for number in SIGNALS if number in kept or signal.getsignal(number) != signal.SIG_IGN]
 
 
 class RunStopped(UserError):
@@ -79,8 +85,7 @@ class Interrupts:
             self.check_stop()
 
     def __enter__(self) -> Self:
-        heard = [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
-        self._previous = {number: signal.signal(number, self._handle_signal) for number in heard}  # SIG_IGN: nohup
+        self._previous = {number: signal.signal(number, self._handle_signal) for number in heard_signals()}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import hmac
 import logging
 import os
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -28,6 +27,7 @@ from websockets.protocol import State
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.installation import OWN_DIST
+from vla_rl.core.interrupts import heard_signals
 from vla_rl.core.paths import error_reason, read_text
 from vla_rl.core.plan import Batching
 from vla_rl.core.requirements import install_command
@@ -401,13 +401,13 @@ def recorder_of(folder: Path, policy: Policy) -> SessionRecorder:
 
 
 def serve_policy(policy: Policy, settings: Settings, listening: Callable[[int], None]) -> PolicyServer:
-    """Serve until Ctrl-C or SIGTERM. -> the server, which counted."""
+    """Serve until a signal of `heard_signals`. -> the server, which counted."""
     server = PolicyServer(policy, settings)
 
     async def run_server() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        for name in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(name, stop.set)
+        for number in heard_signals():
+            loop.add_signal_handler(number, stop.set)
         await server.serve_clients(stop, listening)
 
     asyncio.run(run_server())

@@ -90,14 +90,15 @@ def stopped(process, family, shared=()):
 
 
 def terminate(process, family, reached):
+    number = signal.SIGUSR1 if reached.endswith("SIGUSR1") else signal.SIGTERM
     if reached == "group":
-        os.killpg(process.pid, signal.SIGTERM)
+        os.killpg(process.pid, number)
         return
-    if reached == "driver last":
+    if reached.startswith("driver last"):
         for other in family:
-            other.send_signal(signal.SIGTERM)
+            other.send_signal(number)
         time.sleep(0.5)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,8 @@ def terminate(process, family, reached):
         ("local", "driver last"),
         pytest.param("ray", "driver", marks=pytest.mark.ray),
         pytest.param("ray", "driver last", marks=pytest.mark.ray),
+        ("local", "driver last, by SIGUSR1"),
+        pytest.param("ray", "driver last, by SIGUSR1", marks=pytest.mark.ray),
     ],
 )
 def test_sigterm_saves_leaves_no_process_and_loses_nothing(begin, train, tmp_path, backend, reached):

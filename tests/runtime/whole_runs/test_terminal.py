@@ -1,9 +1,10 @@
-"""What a person sees in a terminal after a run that ended early: its last lines, not erased by the panel."""
+"""What a person sees of a run that ended early: its last lines, not erased by the panel."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import fragile
@@ -12,6 +13,7 @@ from scripted_runs import scripted_spec
 
 from terminal import Terminal
 from vla_rl.core.spec.spec import parse_spec
+from vla_rl.runtime.run_folder.folder import RunFolder
 
 DRIVER = Path(__file__).parents[1] / "driver"
 PLUGINS = [
@@ -75,3 +77,22 @@ def test_ctrl_c_says_what_it_does_and_what_was_saved(start, tmp_path):
     assert "stopping: saving first; once more to stop at once" in text
     assert "stopped at once; the last checkpoint is step_" in text
     assert (tmp_path / "ends").read_text() == "StopAtOnce\n"
+
+
+@pytest.mark.parametrize("errors", ["apart", "same"])
+def test_an_output_that_its_reader_closes_ends_the_run_saved(tmp_path, fork_server, errors):
+    """As in `vla-rl run ... | head -3`, and with `2>&1`."""
+    parse_spec(scripted_spec(hooks=[{"type": "console"}], train={"steps": 10**6})).dump(tmp_path / "spec.yaml")
+    command = ("-m", "vla_rl.cli.main", "run", tmp_path / "spec.yaml", "--folder", tmp_path / "run")
+    with (tmp_path / "errors").open("w") as file:
+        stderr = subprocess.STDOUT if errors == "same" else file
+        process = fork_server.start_python(*command, stdout=subprocess.PIPE, stderr=stderr)
+    assert next(line for line in process.stdout if line.startswith("step 1/"))
+    process.stdout.close()
+    assert process.wait(100) == 2
+    assert RunFolder(tmp_path / "run").latest_checkpoint() is not None
+    if errors == "apart":
+        assert (
+            "hook 'console', on_update_end: the output was closed by the program that reads it\n  stopped after step"
+            in ((tmp_path / "errors").read_text())
+        )

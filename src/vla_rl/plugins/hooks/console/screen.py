@@ -3,6 +3,7 @@ redraw."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
-from vla_rl.core.errors import did_you_mean
+from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.events import Evaluation, Run, late_actions_of
 from vla_rl.plugins.hooks.console.draw import LivePanel, draw_summary, progress_line, step_line, warmup_line
 from vla_rl.plugins.hooks.console.status import Status, format_rate
@@ -23,7 +24,7 @@ class Screen:
     """Shows a run on `console`, by default standard output."""
 
     def __init__(self, config: ConsoleConfig, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False)
+        self._console = console or _Output(highlight=False)
         able = self._console.is_terminal and not self._console.is_dumb_terminal
         self._is_live = config.mode == "live" or (config.mode == "auto" and able)
         self._every = config.every_s
@@ -92,6 +93,15 @@ class Screen:
         if self._status is not None:
             self._status.line_printed()
         self._console.print(markup, soft_wrap=not self._is_live)
+
+
+class _Output(Console):
+    """Standard output. Raises UserError if its reader has gone, as in `vla-rl run ... | head`."""
+
+    def on_broken_pipe(self) -> None:
+        with suppress(SystemExit):
+            super().on_broken_pipe()
+        raise UserError("the output was closed by the program that reads it")
 
 
 def _describe_operation(evaluation: Evaluation) -> str:

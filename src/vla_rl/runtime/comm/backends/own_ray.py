@@ -278,14 +278,15 @@ def _commands_quoted() -> Iterator[None]:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Start Ray's processes with SIGTERM blocked (Ray itself blocks Ctrl-C), and keep our own SIGTERM handler."""
+    """Start Ray's processes with SIGTERM and SIGUSR1 blocked (Ray itself blocks Ctrl-C), and keep our own SIGTERM
+    handler."""
     handler = signal.getsignal(signal.SIGTERM)
     utils: Any = import_module("ray._private.utils")
     ours = handler not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread()
     theirs = utils.set_sigterm_handler
     if ours:  # otherwise a signal that another thread receives meanwhile would end this process by Ray's handler
         utils.set_sigterm_handler = lambda handler: None
-    with delay_signals(frozenset({signal.SIGTERM})):
+    with delay_signals(frozenset({signal.SIGTERM, signal.SIGUSR1})):
         try:
             yield
         finally:
