@@ -21,6 +21,10 @@ class CheckpointError(UserError):
     """A checkpoint of a model or a run cannot be read or written. The message names the file and says what to do."""
 
 
+class RunFolderMoved(CheckpointError):
+    """The folder of a run was moved, or removed, while the run wrote to it."""
+
+
 class SpecError(UserError):
     """A spec is invalid. `errors` lists every problem as `file:line: path: message`."""
 

@@ -16,7 +16,9 @@ import psutil
 import pytest
 from scripted_runs import read_metrics, scripted_spec
 
+from vla_rl.core.errors import RunFolderMoved, UserError
 from vla_rl.core.spec.spec import parse_spec
+from vla_rl.runtime.run_folder.folder import RunFolder
 from vla_rl.runtime.run_folder.lock import NAME, FolderInUse, RunLock
 from vla_rl.runtime.start import run
 
@@ -142,6 +144,42 @@ def test_an_owner_renews_its_lock(tmp_path, monkeypatch):
         os.utime(tmp_path / NAME, (0, 0))
         while (tmp_path / NAME).stat().st_mtime == 0:
             time.sleep(0.01)
+
+
+def test_a_run_whose_folder_is_moved_ends_and_writes_no_second_half(tmp_path, monkeypatch):
+    monkeypatch.setattr("vla_rl.runtime.run_folder.lock.RENEWAL_S", 0.01)
+    spec = parse_spec(scripted_spec(train={"steps": 2000, "checkpoint_every": 1}))
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+
+    def take_away():
+        while not (folder / "checkpoints" / "step_000001").exists():
+            time.sleep(0.01)
+        folder.rename(moved)
+
+    taking = Thread(target=take_away)
+    taking.start()
+    with pytest.raises(UserError) as caught:
+        run(spec, folder, False)
+    taking.join()
+    told = "\n".join((str(caught.value), *getattr(caught.value, "__notes__", ())))
+    assert f"{folder} was moved to {moved} while the run wrote to it; --resume continues it there" in told
+    assert f"{folder} --resume" not in told and not folder.exists()
+    assert RunFolder(moved).restore_checkpoint()[0].step >= 1
+
+
+def test_a_folder_that_is_removed_is_missed(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with RunLock(folder) as lock:
+        shutil.rmtree(folder)
+        with pytest.raises(RunFolderMoved, match="was moved, or removed"):
+            lock.check_place()
+
+
+def test_a_lock_that_is_removed_ends_no_run(tmp_path):
+    with RunLock(tmp_path) as lock:
+        (tmp_path / NAME).unlink()
+        lock.check_place()
 
 
 def test_a_file_that_a_kill_left_empty_or_half_written_is_not_an_owner(tmp_path):

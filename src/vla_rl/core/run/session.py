@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from attrs import Factory, define, field
 
 from vla_rl.core.catalogue import build, hook_modules
-from vla_rl.core.errors import CheckpointError, HookFailed, StopAndSave, UserError, WorkerDied
+from vla_rl.core.errors import CheckpointError, HookFailed, RunFolderMoved, StopAndSave, UserError, WorkerDied
 from vla_rl.core.events import Run
 from vla_rl.core.hookspecs import RunEvents
 from vla_rl.core.installation import console_command
@@ -85,7 +85,8 @@ class Session(ABC):
         checkpoint, or starts over if there is none and its workers had started, up to `runtime.restarts` times.
         Meanwhile no other process can run in the folder."""
         started = False
-        with run_store.claim_storage(resume), Interrupts() as interrupts:
+        interrupts = Interrupts()
+        with run_store.claim_storage(resume, interrupts.stop_because), interrupts:
             for left in range(spec.runtime.restarts, -1, -1):
                 state, trainer = run_store.begin_run(spec, cls.mode, resume)
                 try:
@@ -260,6 +261,8 @@ class Session(ABC):
 
     def _save_and_stop(self) -> UserError:
         """Save, unless that is already done. Return the error that ends the run."""
+        if isinstance(self.interrupts.reason, RunFolderMoved):
+            return self.interrupts.reason
         command = self._resume_command(self.run_store)
         message = f"stopped after step {self.state.step}; saved in {self.run_store.path}; continue with: {command}"
         try:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import attrs
 from attrs import define, field
 
-from vla_rl.core.errors import CheckpointError
+from vla_rl.core.errors import CheckpointError, UserError
 from vla_rl.core.events import Evaluation, late_actions_of
 from vla_rl.core.run.flow import Ledger
 from vla_rl.core.spec.spec import Spec
@@ -84,9 +84,9 @@ class RunStore(Protocol):
 
     path: Path
 
-    def claim_storage(self, resume: bool) -> AbstractContextManager[Any]:
+    def claim_storage(self, resume: bool, lost: Callable[[UserError], None]) -> AbstractContextManager[Any]:
         """Claim the storage for this process. Raise UserError if another process holds it, or if it cannot be
-        written."""
+        written. Another thread calls `lost` with an error if the storage is gone later."""
 
     def begin_run(self, spec: Spec, mode: str, resume: bool) -> tuple[State, Path | None]:
         """Return the state to start from, and the trainer folder of its checkpoint, if any. Raise UserError if

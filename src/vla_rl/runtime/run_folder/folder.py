@@ -52,14 +52,16 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.spec_file = path / "spec.yaml"
+        self._lock: RunLock | None = None
         self._unlinked = False
         """True once the warning was logged that the disk has no links."""
 
     # ------------------------------------------------------------------------------------------ start and resume
 
-    def claim_storage(self, resume: bool) -> RunLock:
+    def claim_storage(self, resume: bool, lost: Callable[[UserError], None] = lambda error: None) -> RunLock:
         """Create the folder, or with `resume` expect a run in it, and lock it until the lock's release. Raises
-        UserError where that is not possible, FolderInUse when another process holds the lock.
+        UserError where that is not possible, FolderInUse when another process holds the lock. `lost` is called with
+        an error if the folder is moved later.
         """
         try:
             if resume and not self.spec_file.is_file():
@@ -71,7 +73,8 @@ class RunFolder:
             if not resume:
                 self._refuse_strangers()
             self.path.mkdir(parents=True, exist_ok=True)
-            return RunLock(self.path)
+            self._lock = RunLock(self.path, lost=lost)
+            return self._lock
         except OSError as exc:
             why = "it is a file" if isinstance(exc, FileExistsError) else exc.strerror or exc
             raise UserError(f"no run can be kept in {self.path}: {why}; choose another place with --folder") from exc
@@ -158,6 +161,8 @@ class RunFolder:
         those beyond `keep`. Raises CheckpointError, or WorkerDied where a worker died meanwhile; then the previous
         checkpoint is still the last one.
         """
+        if self._lock is not None:
+            self._lock.check_place()
         target = self.checkpoints / f"step_{state.step:06d}"
         partial, replaced = (self.checkpoints / f".{target.name}.{end}" for end in ("partial", "replaced"))
         try:

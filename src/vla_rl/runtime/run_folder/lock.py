@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Self
 import psutil
 from attrs import asdict, frozen
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import RunFolderMoved, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -74,11 +75,14 @@ class Owner:
 
 class RunLock:
     """Lock of a run folder from `__init__` to `release`. Raises FolderInUse, and OSError where nothing can be
-    written.
+    written. Its thread calls `lost` once if the folder is moved or removed.
     """
 
-    def __init__(self, folder: Path, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, folder: Path, patience_s: float = PATIENCE_S, lost: Callable[[UserError], None] = lambda error: None
+    ) -> None:
         self._path = folder / NAME
+        self._lost = lost
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             self._take_lock(patience_s)
@@ -103,6 +107,23 @@ class RunLock:
         with suppress(OSError):
             os.ftruncate(self._file, 0)
         os.close(self._file)
+
+    def check_place(self) -> None:
+        """Raise RunFolderMoved if the folder is no longer where it was locked."""
+        try:
+            if self._path.stat().st_ino == os.fstat(self._file).st_ino:
+                return
+        except FileNotFoundError:
+            if self._path.parent.is_dir() and not os.fstat(self._file).st_nlink:
+                return  # the lock alone was removed
+        except OSError:  # a network file system that does not answer now
+            return
+        what = f"{self._path.parent} was moved, or removed, while the run wrote to it"
+        with suppress(OSError):
+            now = Path(f"/proc/self/fd/{self._file}").readlink().parent
+            if now.is_dir() and now != self._path.parent.absolute():
+                what = f"{self._path.parent} was moved to {now} while the run wrote to it; --resume continues it there"
+        raise RunFolderMoved(f"{what}\n  what was not saved before is lost")
 
     def _take_lock(self, patience_s: float) -> None:
         try:
@@ -148,6 +169,11 @@ class RunLock:
         while not self._released.wait(RENEWAL_S):
             with suppress(OSError):
                 os.utime(self._file)
+            try:
+                self.check_place()
+            except RunFolderMoved as exc:
+                self._lost(exc)
+                return
 
     def _in_use_error(self, owner: Owner | None) -> FolderInUse:
         text = f"{self._path.parent} is in use by {owner or 'another process'}; wait for its end, or stop it"
