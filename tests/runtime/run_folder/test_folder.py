@@ -171,6 +171,43 @@ def test_a_disk_without_links_has_checkpoints(tmp_path, monkeypatch, caplog):
     assert entries(tmp_path) == ["step_000001", "step_000002"]
     assert folder.restore_checkpoint()[0].step == 2
     assert caplog.text.count("no link") == 1
+    assert (
+        f"model.checkpoint takes its own name, such as {tmp_path / 'checkpoints' / 'step_000001' / 'model'}"
+        in caplog.text
+    )
+
+
+def test_a_disk_without_modes_has_checkpoints(tmp_path, monkeypatch):
+    def no_modes(self, mode):
+        raise PermissionError(1, "Operation not permitted")
+
+    def write(model: Path, trainer: Path) -> None:
+        (model / "weights").touch()
+
+    monkeypatch.setattr(Path, "chmod", no_modes)
+    RunFolder(tmp_path).save_checkpoint(State(step=1), write, keep=2)
+    assert entries(tmp_path) == ["last", "step_000001"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(1, "Operation not permitted"), "Operation not permitted\n(.|\n)*mend that, and resume"),
+        (OSError(28, "No space left on device"), "No space left on device\n(.|\n)*make room, and resume"),
+        (
+            RuntimeError("basic_ios::clear: iostream error"),
+            r"the disk seems to be full \(basic_ios(.|\n)*make room, and resume",
+        ),
+    ],
+)
+def test_a_save_that_fails_on_a_disk_with_little_room_says_why(tmp_path, monkeypatch, error, said):
+    def write(model: Path, trainer: Path) -> None:
+        raise error
+
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**20))
+    with pytest.raises(CheckpointError, match=said):
+        RunFolder(tmp_path).save_checkpoint(State(step=1), write, keep=2)
 
 
 def test_a_save_that_fails_for_another_reason_does_not_ask_for_room(tmp_path, monkeypatch):

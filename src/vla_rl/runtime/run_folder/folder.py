@@ -185,12 +185,16 @@ class RunFolder:
                 self._repair_checkpoints()
             raise
         except Exception as exc:
-            free = shutil.disk_usage(self.path).free  # libraries do not always report a full disk as such
-            full = free < LITTLE or (isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT))
+            free = shutil.disk_usage(self.path).free
+            if isinstance(exc, OSError):
+                full, reason = exc.errno in (errno.ENOSPC, errno.EDQUOT), str(exc)
+            else:  # libraries report a full disk in words of their own: "basic_ios::clear", "enforce fail"
+                full = free < LITTLE
+                reason = f"the disk seems to be full ({str(exc).partition(chr(10))[0]})" if full else str(exc)
             with suppress(OSError):  # an error in tidying would hide the first one
                 self._repair_checkpoints()
             raise CheckpointError(
-                f"the checkpoint of step {state.step} could not be written to {self.checkpoints}: {exc}\n"
+                f"the checkpoint of step {state.step} could not be written to {self.checkpoints}: {reason}\n"
                 f"  {free / 2**20:.1f} MiB were free on that disk\n"
                 f"  last complete checkpoint: {self.latest_checkpoint() or 'none'}; "
                 f"{'make room' if full else 'mend that'}, and resume the run"
@@ -331,7 +335,11 @@ class RunFolder:
         except OSError as exc:  # some file systems have no links
             if not self._unlinked:
                 logger.warning(
-                    "no link %s: %s; the newest checkpoint is found without it", self.checkpoints / LAST, exc
+                    "no link %s: %s; commands find the newest checkpoint without it, and model.checkpoint takes its "
+                    "own name, such as %s",
+                    self.checkpoints / LAST,
+                    exc,
+                    checkpoint / "model",
                 )
             self._unlinked = True
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import stat
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -79,7 +80,8 @@ def open_to_readers(folder: Path, files: Iterable[Path] | None = None) -> None:
     probe.unlink()
     for file in folder.rglob("*") if files is None else files:
         if file.is_file() and not file.is_symlink():
-            file.chmod(stat.S_IMODE(file.stat().st_mode | mode))
+            with suppress(PermissionError):  # a file system without modes
+                file.chmod(stat.S_IMODE(file.stat().st_mode | mode))
 
 
 def folder_of(name: str, builtin: Path | None = None) -> Path | None:
