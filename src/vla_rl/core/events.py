@@ -75,7 +75,7 @@ class Run:
     mode: str = "training"
     """Kind of run: "training" by reinforcement learning, or "imitation"."""
     folder: Any
-    """Run folder, a pathlib.Path."""
+    """Run folder, a pathlib.Path; in an evaluation that of the checkpoint, and Path() for the model of a spec."""
     spec: Mapping[str, Any]
     """The resolved spec as plain data."""
     first_step: int

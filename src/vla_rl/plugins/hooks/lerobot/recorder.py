@@ -35,7 +35,7 @@ class LeRobotRecorder:
 
     def on_run_start(self, run: Run) -> None:
         folder = self._config.folder or Path(run.folder) / "lerobot"
-        if self._config.folder is not None:
+        if self._config.folder is not None and Path(run.folder) != Path():
             check_outside(Path(run.folder), folder, "folder")
         place = hashlib.sha256(str(Path(run.folder).resolve()).encode()).hexdigest()[:12]
         self._run = f"{run.name} {place}"

@@ -71,7 +71,7 @@ def _evaluate_model(
         run_info = Run(
             name=f"{spec.name} {uuid4().hex[:12]}",
             mode="evaluation",
-            folder=Path(),
+            folder=Path() if trainer is None else trainer.parents[2],
             spec=spec.to_dict(),
             first_step=state.step,
             steps=state.step,
