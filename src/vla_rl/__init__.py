@@ -77,7 +77,7 @@ if TYPE_CHECKING:
         WorldModelPlugin,
     )
     from vla_rl.core.errors import CheckpointError, PluginError, SpecError, UserError, did_you_mean
-    from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, Run
+    from vla_rl.core.events import EpisodeFrames, Evaluation, MissingEpisode, Rate, Run
     from vla_rl.core.hookspecs import (
         Algorithm,
         Demonstrations,
@@ -172,6 +172,7 @@ __all__ = [
     "Job",
     "Loss",
     "MeasureFirst",
+    "MissingEpisode",
     "ModelContext",
     "ModelInputs",
     "ModelPlugin",
@@ -325,7 +326,7 @@ _MODULES = {
         "WorldModelPlugin",
     ),
     "core.errors": ("CheckpointError", "PluginError", "SpecError", "UserError", "did_you_mean"),
-    "core.events": ("EpisodeFrames", "Evaluation", "Rate", "Run"),
+    "core.events": ("EpisodeFrames", "Evaluation", "MissingEpisode", "Rate", "Run"),
     "core.hookspecs": (
         "Algorithm",
         "Demonstrations",

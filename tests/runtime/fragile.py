@@ -1,4 +1,5 @@
-"""A plugin in one file: the game of the scripted double as a `SingleEnv` that breaks on request, once."""
+"""A plugin in one file: the game of the scripted double as a `SingleEnv` that breaks on request, once, or whenever it
+starts from one of the states that are given."""
 
 from __future__ import annotations
 
@@ -23,9 +24,11 @@ LENGTH = 4
 
 @frozen(kw_only=True)
 class FragileConfig:
-    fault: Literal["none", "kill", "stop", "raise", "nan", "slow", "reset"] = "none"
+    fault: Literal["none", "kill", "abort", "stop", "raise", "nan", "slow", "reset"] = "none"
     always: bool = False
     env_id: int = 1
+    states: tuple[int, ...] = ()
+    """States that break any env, always, in their first step."""
     at_step: int = 6
     """Step of the env's life."""
     told: str = ""
@@ -54,17 +57,20 @@ class Fragile(SingleEnv):
             Path(config.report_numpy).write_text(np.__version__)
 
     def reset(self, state_id: int, seed: int) -> None:
+        self.state_id, self.steps, self.push = state_id, 0, 0.0
         if self.config.fault == "reset" and self.breaks():
             raise RuntimeError("the scene fell apart")
         self.target = 1.0 if np.random.default_rng(state_id).random() < 0.5 else -1.0
-        self.state_id, self.steps, self.push = state_id, 0, 0.0
 
     def step(self, action: np.ndarray) -> Outcome:
         time.sleep(self.config.latency_s)
         self.life += 1
         self.steps += 1
         self.push += float(action[0])
-        broken = self.config.fault != "reset" and self.life == self.config.at_step and self.breaks()
+        due = bool(self.config.states) or self.life == self.config.at_step
+        broken = self.config.fault != "reset" and due and self.breaks()
+        if broken and self.config.fault == "abort":
+            os.abort()
         if broken and self.config.fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if broken and self.config.fault == "stop":
@@ -88,6 +94,8 @@ class Fragile(SingleEnv):
         return np.full((length, 2), 0.5 * self.target, np.float32)
 
     def breaks(self) -> bool:
+        if self.config.states:
+            return self.state_id in self.config.states
         if self.number != self.config.env_id or self.config.fault == "none":
             return False
         told = Path(self.config.told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import attrs
 import typer
 from attrs import frozen
 
-from vla_rl.cli.benchmark.run import evaluate_suite, rate_line
+from vla_rl.cli.benchmark.run import describe_missing, evaluate_suite, rate_line
 from vla_rl.cli.benchmark.suites import load_benchmark
 from vla_rl.cli.inputs import checkpoint_of, name_of, read_spec
 from vla_rl.cli.protocol.protocols import protocol_record, with_protocol
@@ -24,6 +25,8 @@ from vla_rl.runtime.comm.status_line import StatusLine
 from vla_rl.runtime.driver.evaluation.checkpoint_evaluation import NotRecorded, Progress
 from vla_rl.runtime.start import evaluate
 from vla_rl.toolkit.data.recording import RecordSettings
+
+logger = logging.getLogger(__name__)
 
 
 def main(
@@ -163,6 +166,8 @@ def _print_result(result: dict[str, Any], output: Path | None) -> None:
         typer.echo(rate_line(name, rate, max(map(len, rows))))
     if interventions is not None:
         typer.echo(f"interventions in {interventions['rate']:.1%} of all steps")
+    if result.get("missing"):
+        typer.echo(describe_missing(result))
     if failed is not None:
         raise UserError(f"{failed}; what it would have held is printed above") from failed
 
@@ -172,8 +177,13 @@ def _evaluate_spec(
 ) -> dict[str, Any]:
     line = StatusLine()
     hook = None if record is None else _recording_to(spec, record)
+
+    def show_fault(text: str) -> None:
+        line.clear()
+        logger.warning("fault: %s", text)
+
     try:
-        result = evaluate(spec, checkpoint, progress or line.show_progress, hook)
+        result = evaluate(spec, checkpoint, progress or line.show_progress, hook, show_fault)
     finally:
         line.clear()
     return result if protocol is None else {**result, "protocol": protocol_record(protocol, spec)}

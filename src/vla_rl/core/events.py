@@ -44,6 +44,17 @@ class EpisodeFrames:
     """Images by camera, uint8 [frames, H, W, 3]."""
 
 
+@frozen(kw_only=True)
+class MissingEpisode:
+    """An episode of an evaluation without a result, because its reset state breaks envs."""
+
+    task: str
+    state: int
+    """Id of the reset state."""
+    episode: int
+    """Index of the repeat."""
+
+
 @frozen(kw_only=True, eq=False)
 class Evaluation:
     """Result of one evaluation: each evaluation state of each task once per repeat."""
@@ -58,6 +69,8 @@ class Evaluation:
     frames: tuple[EpisodeFrames, ...] = ()
     recordings: Iterable[Any] = ()
     """Recorded episodes, as in `Rollout.recordings`."""
+    missing: tuple[MissingEpisode, ...] = ()
+    """Episodes without a result, which no rate counts: neither as a success nor as a failure."""
     categories: Mapping[str, Rate] = field(factory=dict)
     """Success of the categories that tasks belong to (`TaskInfo.categories`), sorted by name; empty: there are none."""
 

@@ -65,6 +65,7 @@ def evaluate(
     checkpoint: Path | None = None,
     progress: checkpoint_evaluation.Progress = lambda phase, done, total: None,
     record: Component | None = None,
+    on_fault: checkpoint_evaluation.OnFault = lambda text: None,
 ) -> dict[str, Any]:
     """Evaluate a spec's model, with the weights of a run's checkpoint folder if one is given.
 
@@ -73,6 +74,7 @@ def evaluate(
             the number done and the total.
         record: hook that records the episodes, such as `component("hook", "lerobot", folder="episodes")`; the spec's
             own hooks are not called.
+        on_fault: called with a message about each fault that the evaluation survived.
     Raises CheckpointError when any of the checkpoint's files is damaged; UserError for a checkpoint with an engine that
     acts with its own policy.
     """
@@ -86,9 +88,9 @@ def evaluate(
     check_spec(spec if record is None else evolve(spec, hooks=(record,)), training=False)
     spec = evolve(spec, hooks=() if record is None else (record,))
     if checkpoint is None:
-        return checkpoint_evaluation.evaluate_checkpoint(spec, State(), None, start, progress)
+        return checkpoint_evaluation.evaluate_checkpoint(spec, State(), None, start, progress, on_fault)
     return checkpoint_evaluation.evaluate_checkpoint(
-        spec, read_state(checkpoint), checkpoint / "trainer", start, progress
+        spec, read_state(checkpoint), checkpoint / "trainer", start, progress, on_fault
     )
 
 

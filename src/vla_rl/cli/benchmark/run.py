@@ -11,7 +11,7 @@ from typing import Any
 
 from vla_rl.cli.benchmark.page import render_benchmark
 from vla_rl.cli.benchmark.suites import Benchmark, mean_of
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import UserError, format_count
 from vla_rl.core.paths import check_file, check_folder, explain_path_errors, write_whole
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.driver.evaluation.checkpoint_evaluation import NotRecorded
@@ -90,6 +90,8 @@ def evaluate_suite(
                 raise unrecorded
         results[name] = record
         say(rate_line(name, record["success"]) + ("  (was there)" if reused else ""))
+        if record.get("missing"):
+            say(describe_missing(record))
         with explain_path_errors("--folder", folder):
             write_whole(folder / "index.html", render_benchmark(benchmark, policy, results))
     means = {name: 100 * result["success"]["rate"] for name, result in results.items()}
@@ -144,6 +146,14 @@ def rate_line(name: str, rate: Mapping[str, float], width: int = 24) -> str:
     """A success rate in one line, with its interval and n."""
     bounds = f"[{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]"
     return f"{name:<{width}}  {100 * rate['rate']:5.1f} %  {bounds:<14} n={rate['n']}"
+
+
+def describe_missing(result: Mapping[str, Any]) -> str:
+    """Describe the episodes of an evaluation that have no result."""
+    missing = result["missing"]
+    states = dict.fromkeys(f"state {episode['state']} of task {episode['task']!r}" for episode in missing)
+    total = result["success"]["n"] + len(missing)
+    return f"no result, as envs broke, for {len(missing)} of {format_count(total, 'episode')}: {', '.join(states)}"
 
 
 def make_slug(name: str) -> str:

@@ -91,6 +91,8 @@ def _list_tiles(run: ReportData) -> Iterator[tuple[str, str, str, str]]:
         yield "wall time", _format_duration(seconds), "" if results else "of training steps", ""
     if results.get("faults"):
         yield "faults", str(results["faults"]), "envs that broke", ""
+    if results.get("missing"):
+        yield "no result", str(len(results["missing"])), "evaluation episodes in which envs broke", ""
 
 
 def _success_section(run: ReportData) -> str:

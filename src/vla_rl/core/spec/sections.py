@@ -60,6 +60,9 @@ class EnvSpec(Component):
     python: Path | None = None
     """Another Python interpreter for the simulators (`.../bin/python` of a virtual environment with vla-rl and the
     simulator), if their packages conflict with the model's; none: this one. Ray only."""
+    exclude_states: tuple[int, ...] = ()
+    """Ids of reset states from which no episode starts, in training or in evaluation: such as one that always breaks
+    the simulator. A fault and results.json name the id of their state."""
 
 
 @frozen(kw_only=True)

@@ -38,6 +38,7 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "env.num_envs": (NUMBERS, "with auto_reset each env has its own stream"),
     "env.processes": (NONE, "where envs run and how long they may take"),
     "env.python": (NONE, "where envs run"),
+    "env.exclude_states": (NUMBERS, "which states episodes start from"),
     "env.robot.port": (NONE, "it may be another one after the robot was plugged in again"),
     "env.robot.cameras": (NUMBERS, "they may be elsewhere after they were plugged in again"),
     "env.teleoperator": (NUMBERS, "the takeover device may be elsewhere, or another"),

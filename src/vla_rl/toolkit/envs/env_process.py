@@ -9,11 +9,13 @@ import multiprocessing
 import os
 import pickle
 import signal
+import tempfile
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import DupFd
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+
+ENV_ID_BYTES = 4
 
 Answer = tuple[str, Any]
 """Reply for one env: ("answer", result) or ("broken" | "user error", text)."""
@@ -54,7 +58,9 @@ class ChunkAnswer(NamedTuple):
 class _Served:
     """Envs behind one method that never raises: errors are returned as replies."""
 
-    def __init__(self, make: MakeEnv, first: int, chunk: int) -> None:
+    def __init__(self, make: MakeEnv, first: int, chunk: int, note_running: Callable[[int], object]) -> None:
+        """Create the envs' place. `note_running` is called with each env before it runs."""
+        self._note_running = note_running
         self._make = make
         self._first = first
         self._chunk = chunk
@@ -69,6 +75,7 @@ class _Served:
         return {env_id: self._answer_request(method, env_id, arguments) for env_id, arguments in requests.items()}
 
     def _answer_request(self, method: str, env_id: int, arguments: tuple[Any, ...]) -> Answer:
+        self._note_running(env_id)
         try:
             if env_id not in self.envs:
                 self.envs[env_id] = _created_env(self._make, self._first + env_id)
@@ -172,6 +179,10 @@ class _ProcessType(Protocol):
 
     pid: int
 
+    @property
+    def running_env(self) -> int | None:
+        """Env that answers, or failed to; None: unknown."""
+
     def __init__(self, make: MakeEnv, first: int, chunk: int) -> None: ...
 
     def send_requests(
@@ -189,7 +200,8 @@ class Inline:
 
     def __init__(self, make: MakeEnv, first: int, chunk: int) -> None:
         self.pid = os.getpid()
-        self._served = _Served(make, first, chunk)
+        self.running_env: int | None = None
+        self._served = _Served(make, first, chunk, lambda env_id: None)
 
     @property
     def envs(self) -> Mapping[int, SingleEnv]:
@@ -216,7 +228,9 @@ class SeparateProcess:
         context.set_forkserver_preload([__name__])
         ours, theirs = context.Pipe()
         self._pipe = ours
-        arguments = cloudpickle.dumps(make), first, chunk, theirs
+        self._note = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - open as long as the process
+        """The env that the process runs, which it writes there."""
+        arguments = cloudpickle.dumps(make), first, chunk, theirs, DupFd(self._note.fileno())
         self._process = context.Process(target=_serve_requests, args=arguments, daemon=True)
         try:
             with delay_signals():  # a signal to the whole job reaches neither the fork server nor the envs
@@ -234,7 +248,13 @@ class SeparateProcess:
         Finalize(self, self._process.kill, exitpriority=0)  # multiprocessing would ask it to end in vain, and wait
         self.pid = self._process.pid or 0
 
+    @property
+    def running_env(self) -> int | None:
+        noted = os.pread(self._note.fileno(), ENV_ID_BYTES, 0)
+        return int.from_bytes(noted) if noted else None
+
     def send_requests(self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]) -> None:
+        self._note.truncate(0)
         self._pipe.send((method, requests, to_recreate))
 
     def receive_answers(self, timeout: float) -> dict[int, Answer]:
@@ -256,14 +276,20 @@ class SeparateProcess:
         for process in begun:  # started by envs, such as a game engine's server: nothing else ends them
             with suppress(psutil.Error):
                 process.kill()
+        self._note.close()
         self._pipe.close()
 
 
-def _serve_requests(make: bytes, first: int, chunk: int, pipe: Connection[Any, Any]) -> None:
-    """Answer the owner's requests until it closes the pipe."""
+def _serve_requests(make: bytes, first: int, chunk: int, pipe: Connection[Any, Any], note: Any) -> None:
+    """Answer the owner's requests until it closes the pipe. `note`: descriptor of the file for the env that runs."""
     ignore_signals()  # they are the owner's to handle
     leave_with_parent()
-    served = _Served(pickle.loads(make), first, chunk)  # noqa: S301 - from our owner
+    descriptor = note.detach()
+
+    def note_running(env_id: int) -> None:
+        os.pwrite(descriptor, env_id.to_bytes(ENV_ID_BYTES), 0)
+
+    served = _Served(pickle.loads(make), first, chunk, note_running)  # noqa: S301 - from our owner
     pipe.send(None)
     with suppress(EOFError):
         while True:
@@ -300,6 +326,11 @@ class EnvProcess:
     @property
     def is_running(self) -> bool:
         return self._process is not None
+
+    @property
+    def running_env(self) -> int | None:
+        """Env whose call the process answers, or failed to answer; None: unknown."""
+        return None if self._process is None else self._process.running_env
 
     @property
     def pid(self) -> int:

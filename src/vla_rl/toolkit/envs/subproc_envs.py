@@ -81,13 +81,16 @@ class SubprocEnvs(SimEnv):
         dummy_images = {name: np.zeros((h, w, 3), np.uint8) for name, (h, w) in info.cameras.items()}
         self._views = [View(dummy_images, np.zeros(info.state_dim, np.float32))] * self.num_envs
         self._faults: dict[int, list[str]] = {}
+        self._has_worked = False
+        """An env has been reset without breaking."""
 
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
         return self._states[split]
 
     def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
         """Reset all these envs concurrently. An env that breaks is recreated and tried again, up to `RESET_TRIES`
-        times."""
+        times; then it keeps its last observation, and the next chunk reports it as broken. Raise UserError if no env
+        has ever been reset."""
         env_ids = [int(env_id) for env_id in to_numpy(env_ids)]
         requests = {
             env_id: (int(state), int(key))
@@ -103,12 +106,18 @@ class SubprocEnvs(SimEnv):
             for env_id, view in answers.items():
                 self._views[env_id] = view
                 self._process_of[env_id].was_reset(env_id)
+                self._has_worked = True
             missing = {env_id: requests[env_id] for env_id in missing.keys() - answers.keys()}
             if not missing:
-                return self._build_observation(env_ids)
-        env_id = min(missing)
-        texts = [text for env_id in missing for text in self._faults.get(env_id, ())]
-        raise UserError(f"env {self._env_number(env_id)} broke {RESET_TRIES} times in reset:\n{texts[-1]}")
+                break
+        if not self._has_worked:
+            env_id = min(missing)
+            texts = [text for env_id in missing for text in self._faults.get(env_id, ())]
+            raise UserError(
+                f"env {self._env_number(env_id)} broke {RESET_TRIES} times in reset, from state "
+                f"{requests[env_id][0]}:\n{texts[-1]}"
+            )
+        return self._build_observation(env_ids)
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         """Execute a chunk. An env that breaks, or whose process does, executes nothing, keeps its last observation, and
@@ -226,7 +235,11 @@ class SubprocEnvs(SimEnv):
                 started += len(requests)
                 note(started)
             if isinstance(got, str):
-                self._note_fault(min(requests), f"{process}: {got}")
+                env_id = process.running_env
+                if env_id is None:
+                    self._note_fault(min(requests), f"{process}: {got}")
+                else:
+                    self._note_fault(env_id, f"env {self._env_number(env_id)}: {got}")
                 self._end_process(process, requests)
                 continue
             valid: dict[int, Any] = {}

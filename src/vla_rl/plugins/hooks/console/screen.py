@@ -67,9 +67,10 @@ class Screen:
             return
         self._status.note_evaluation(evaluation)
         success, style = evaluation.success, self._status.eval_style
+        lacking = f"; {len(evaluation.missing)} more without a result" if evaluation.missing else ""
         self._print_line(
             f"evaluation at step {step}: success [{style}]{escape(format_rate(success))}[/] "
-            f"of {success.n} episodes, {evaluation.seconds:.0f} s{_describe_operation(evaluation)}"
+            f"of {success.n} episodes, {evaluation.seconds:.0f} s{_describe_operation(evaluation)}{lacking}"
         )
 
     def on_checkpoint(self, run: Run, folder: Path) -> None:

@@ -72,7 +72,9 @@ class EnvStreams:
         )
 
     def load(self, file: Path, states: Mapping[int, ResetState]) -> None:
-        """Restore what `save` wrote; do nothing where the run had no streams. `states`: reset states by their ids."""
+        """Restore what `save` wrote; do nothing where the run had no streams. A stream whose state is not among
+        `states` (reset states by their ids) begins again.
+        """
         if not file.is_file():
             return
         with np.load(file) as arrays:
@@ -80,6 +82,8 @@ class EnvStreams:
             actions = np.split(arrays["actions"], ends[:-1]) if len(ends) else []
             columns = [arrays[name].tolist() for name in ("rows", "states", "episodes", "paid")]
             for env, state, episode, return_so_far, chunks in zip(*columns, actions, strict=True):
+                if state not in states:  # `env.exclude_states` names it since
+                    continue
                 self.consumed[env] = EpisodeRequest(
                     state=states[state],
                     number=-1,

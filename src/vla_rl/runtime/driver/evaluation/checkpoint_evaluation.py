@@ -20,6 +20,7 @@ from vla_rl.core.run.state import State, summarise_evaluation
 from vla_rl.core.spec.spec import Spec, checkpoint_record
 
 Progress = Callable[[str, int, int], None]
+OnFault = Callable[[str], None]
 
 
 class NotRecorded(UserError):
@@ -36,22 +37,29 @@ class NotRecorded(UserError):
 
 
 def evaluate_checkpoint(
-    spec: Spec, state: State, trainer: Path | None, start: StartRuntime, progress: Progress
+    spec: Spec, state: State, trainer: Path | None, start: StartRuntime, progress: Progress, on_fault: OnFault
 ) -> dict[str, Any]:
     """Evaluate a spec's model, with the weights of a checkpoint's trainer folder if one is given.
 
     `progress` is called from time to time with the current phase ("eval", or what it waits for), the number done and
-    the total. Raises RunStopped after Ctrl-C or SIGTERM.
+    the total; `on_fault` with a message about each fault that the evaluation survived. Raises RunStopped after Ctrl-C
+    or SIGTERM.
     """
     with Interrupts() as interrupts:
         try:
-            return _evaluate_model(spec, state, trainer, start, progress, interrupts)
+            return _evaluate_model(spec, state, trainer, start, progress, on_fault, interrupts)
         except StopRequested:
             raise interrupts.stop_error("stopped before all episodes ended") from None
 
 
 def _evaluate_model(
-    spec: Spec, state: State, trainer: Path | None, start: StartRuntime, progress: Progress, interrupts: Interrupts
+    spec: Spec,
+    state: State,
+    trainer: Path | None,
+    start: StartRuntime,
+    progress: Progress,
+    on_fault: OnFault,
+    interrupts: Interrupts,
 ) -> dict[str, Any]:
     hooks = [(h.type, build("hook", h.type, h.config, None, spec.plugins)) for h in spec.hooks]
     events = broadcast(hooks, interrupts.stop_because)
@@ -64,7 +72,7 @@ def _evaluate_model(
         progress(phase, done, total)
 
     workers = runtime.workers
-    workers.listen(on_progress, lambda: progress(*workers.progress(*current)))
+    workers.listen(on_progress, lambda: progress(*workers.progress(*current)), on_fault)
     try:
         if trainer is not None:
             runtime.learners.load(trainer)

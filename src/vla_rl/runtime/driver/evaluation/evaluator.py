@@ -7,8 +7,8 @@ from time import perf_counter
 
 import numpy as np
 
-from vla_rl.core.errors import UserError
-from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, wilson_interval
+from vla_rl.core.errors import StopAndSave, UserError
+from vla_rl.core.events import EpisodeFrames, Evaluation, MissingEpisode, Rate, wilson_interval
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, Episode, ResetState
 from vla_rl.runtime.comm.handles import Fleet, Handle
@@ -61,6 +61,8 @@ class Evaluator:
         self.info = info
         self.states = states
         self.fault_log = fault_log
+        self.given_up: set[int] = set()
+        """Ids of states that broke envs in an earlier evaluation, so that later ones do without them."""
 
     def evaluate_states(self, step: int, frames: int, on_start: Callable[[int], object]) -> Evaluation:
         """Roll out every evaluation state once for each repeat, and keep the frames of `frames` episodes. The result
@@ -70,13 +72,14 @@ class Evaluator:
             on_start: called with the number of episodes.
         """
         requests = evaluation_requests(self.spec, self.states, frames, step)
-        on_start(len(requests))
+        on_start(sum(request.state.id not in self.given_up for request in requests))
         return self.restarts.run_with_restarts(lambda: self._roll_out(step, requests))
 
     def _roll_out(self, step: int, requests: Sequence[EpisodeRequest]) -> Evaluation:
         start = perf_counter()
         fleet = self.fleet
-        shares = [(policy.worker_index, share) for policy, share in split_over_policies(fleet, requests)]
+        possible = [request for request in requests if request.state.id not in self.given_up]
+        shares = [(policy.worker_index, share) for policy, share in split_over_policies(fleet, possible)]
         reports = fleet.get_all(
             [
                 fleet.rollouts[worker].call(RolloutInterface.evaluate, share, self.spec.eval.greedy)
@@ -88,6 +91,15 @@ class Evaluator:
         trajectories = [trajectory.env_part for report in reports for trajectory in report.collected]
         trajectories.sort(key=lambda trajectory: (trajectory.episodes[0].episode, trajectory.number))
         episodes = [trajectory.episodes[0] for trajectory in trajectories]
+        finished = {(episode.number, episode.episode) for episode in episodes}
+        missing = tuple(
+            MissingEpisode(task=request.state.task, state=request.state.id, episode=request.episode)
+            for request in requests
+            if (request.number, request.episode) not in finished
+        )
+        self.given_up |= {episode.state for episode in missing}
+        if not episodes:
+            raise StopAndSave(f"the evaluation has no result: env {self.spec.env.type!r} broke in every episode")
         by_task: dict[str, list[Episode]] = {}
         by_category: dict[str, list[Episode]] = {}
         categories_of = {task.name: task.categories for task in self.info.tasks}
@@ -102,9 +114,11 @@ class Evaluator:
             tasks={task: _success_rate(of_task) for task, of_task in by_task.items()},
             categories={category: _success_rate(by_category[category]) for category in sorted(by_category)},
             repeats=tuple(
-                _success_rate([e for e in episodes if e.episode == r]).rate for r in range(self.spec.eval.repeats)
+                _success_rate([e for e in episodes if e.episode == r]).rate
+                for r in sorted({e.episode for e in episodes})
             ),
             episodes=tuple(episodes),
+            missing=missing,
             seconds=perf_counter() - start,
             frames=tuple(
                 _episode_frames(trajectory, self.info) for trajectory in trajectories if trajectory.frames is not None

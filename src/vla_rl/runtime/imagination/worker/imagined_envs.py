@@ -70,7 +70,7 @@ class ImaginedEnvs(EnvLanes, ImaginedEnvInterface):
             reward=spec.rollout.reward,
             reward_coef=spec.rollout.reward_coef,
             bootstrap=bootstrap,
-            on_fault=self.on_fault,
+            on_fault=lambda text, state: self.on_fault(text),
         )
 
     def begin(self, lane: int, purpose: str, tickets: Sequence[EpisodeRequest]) -> StepRequest:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -30,6 +32,10 @@ from vla_rl.runtime.workers.env.expert import LaneExpert
 from vla_rl.runtime.workers.env.observer import RolloutObserver
 from vla_rl.runtime.workers.env.reward_scorer import RewardScorer
 from vla_rl.toolkit.data.recording import settings_in
+
+MOST_FAULTS_AT_A_STATE = 2
+"""Faults after which a reset state is taken for the cause: an evaluation leaves it out, and its report says how a run
+can."""
 
 
 class EnvWorker(EnvLanes, EnvInterface):
@@ -89,11 +95,14 @@ class EnvWorker(EnvLanes, EnvInterface):
             "chunk": rollout.chunk,
             "max_steps": rollout.max_steps,
             "seed": spec.seed,
-            "on_fault": self.on_fault,
+            "on_fault": self.note_fault,
             "record": settings_in(spec.hooks),
         }
+        self.faults_at: Counter[ResetState] = Counter()
+        """Reset state -> faults of envs in its episodes."""
         first = next(iter(envs.values()))
-        self.states = first.reset_states("train")
+        self._check_excluded()
+        self.states = self._usable_states("train")
         self.train = {
             i: Episodes(
                 env,
@@ -114,7 +123,15 @@ class EnvWorker(EnvLanes, EnvInterface):
             for i, env in envs.items()
         }
         evaluation_scorer = self._make_scorer(judges_success=spec.rewards is not None and spec.rewards.evaluation)
-        self.eval = {i: Episodes(env, **shared, scorer=evaluation_scorer) for i, env in envs.items()}
+        self.eval = {
+            i: Episodes(
+                env,
+                **shared,
+                scorer=evaluation_scorer,
+                gives_up=lambda state: self.faults_at[state] >= MOST_FAULTS_AT_A_STATE,
+            )
+            for i, env in envs.items()
+        }
         self.running = dict(self.train)
         self.episodes_of = {"action": self.train, "evaluation": self.eval}
         if not self.states:
@@ -130,7 +147,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         return before
 
     def eval_states(self) -> tuple[ResetState, ...]:
-        return next(iter(self.envs.values())).reset_states("eval")
+        return self._usable_states("eval")
 
     def train_states(self) -> tuple[ResetState, ...]:
         return self.states
@@ -201,6 +218,44 @@ class EnvWorker(EnvLanes, EnvInterface):
         if np.any(np.diff(order) < 0):  # an env that broke ran later than the others
             observations, actions = observations.take(order), actions[order]
         return (observations, actions), (len(actions), good, tried)
+
+    def note_fault(self, text: str, state: ResetState | None) -> None:
+        """Count a fault of an env, in an episode from this reset state, which the report of the fault names. Raises
+        StopAndSave when there were too many.
+        """
+        if state is not None:
+            with self._counting:
+                self.faults_at[state] += 1
+                count = self.faults_at[state]
+            text = f"task {state.task!r}, state {state.id}: {text}"
+            if count >= MOST_FAULTS_AT_A_STATE:
+                excluded = sorted({*self.spec.env.exclude_states, state.id})
+                text += f"\nstate {state.id} broke envs {count} times; to leave it out: 'env.exclude_states={excluded}'"
+        self.on_fault(text)
+
+    def _usable_states(self, split: str) -> tuple[ResetState, ...]:
+        """Return the reset states of a split without those of `env.exclude_states`. Raises UserError where they are
+        all."""
+        states = next(iter(self.envs.values())).reset_states(split)
+        usable = tuple(state for state in states if state.id not in self.spec.env.exclude_states)
+        if states and not usable:
+            raise UserError(f"env.exclude_states: lists all {len(states)} states of the {split} split; leave some out")
+        return usable
+
+    def _check_excluded(self) -> None:
+        """Raise UserError for an id in `env.exclude_states` that no reset state has."""
+        if not self.spec.env.exclude_states:
+            return
+        ids: dict[str, list[int]] = {}
+        for split in ("train", "eval"):
+            with suppress(UserError):  # a simulator without evaluation
+                ids[split] = [state.id for state in next(iter(self.envs.values())).reset_states(split)]
+        unknown = set(self.spec.env.exclude_states).difference(*ids.values())
+        if unknown:
+            ranges = ", ".join(f"{min(of)} to {max(of)} ({split})" for split, of in ids.items() if of)
+            raise UserError(
+                f"env.exclude_states: env {self.spec.env.type!r} has no state {min(unknown)}; its states: {ranges}"
+            )
 
     def _make_expert(self, lane: int, env: SimEnv) -> LaneExpert:
         """Return the expert of a lane, which asks the lane's simulator of the moment."""

@@ -17,6 +17,7 @@ it is reset and the actions of the running episode are executed again, without d
 
 An env that broke (`SimEnv.faults`) runs its episode again with the same random numbers, from the start, or from where
 its ticket continued it; its records of the failed attempt are dropped. So a fault costs time and nothing else.
+An episode of an evaluation is given up where its reset state breaks envs again and again (`gives_up`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from attrs import evolve
 
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seeds
-from vla_rl.core.types import Array, ChunkResult, Observation
+from vla_rl.core.types import Array, ChunkResult, Observation, ResetState
 from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest, StepRequest
 from vla_rl.runtime.workers.env.auto_reset import StreamPositions
 from vla_rl.runtime.workers.env.episode_records import ACTIONS, EpisodeStatistics, RunningTrajectories, StepCounts
@@ -75,7 +76,8 @@ class Episodes:
         bootstrap: bool = False,
         camera: str | None = None,
         observers: Sequence[RolloutObserver] = (),
-        on_fault: Callable[[str], None] = lambda text: None,
+        on_fault: Callable[[str, ResetState | None], None] = lambda text, state: None,
+        gives_up: Callable[[ResetState], bool] = lambda state: False,
         record: RecordSettings | None = None,
         scorer: RewardScorer | None = None,
         expert: LaneExpert | None = None,
@@ -88,7 +90,8 @@ class Episodes:
             draw: (ticket, e) -> its episode e, from a separate reset state, with auto_reset.
             camera: camera whose frames are kept of an episode that keeps frames; None: all cameras.
             observers: observers of all that the envs see and do.
-            on_fault: called with the text of each fault; it may raise to stop.
+            on_fault: called with the text of each fault and the reset state of its episode; it may raise to stop.
+            gives_up: whether to run no further episode from this reset state, which has broken envs.
             record: what to record of episodes that are recorded as data.
             scorer: judge of success and rewards; None: the simulator.
             expert: expert that labels each chunk step, and acts where a ticket says so; None: no expert.
@@ -128,7 +131,10 @@ class Episodes:
         self.trajectories = RunningTrajectories(num_envs)
         self.keeps_actions = auto_reset != "off"
         self.streams = StreamPositions(num_envs, self.simulator.no_actions()[:0])
-        self.recovery = FaultRecovery(self.simulator, self.streams, self.trajectories, on_fault)
+        self.gives_up = gives_up
+        self.recovery = FaultRecovery(
+            self.simulator, self.streams, self.trajectories, lambda env_id: self._request_of(env_id).state, on_fault
+        )
         self.replay = StreamReplay(self.simulator, self.statistics, self.streams, self.recovery, self.counts)
         self.requests: list[EpisodeRequest | None] = [None] * num_envs
         """Request of each env's running episode, or of its last one."""
@@ -205,6 +211,9 @@ class Episodes:
             self._end_episode(env_id, truncated=bool(truncated[env_id]))
         continued = np.flatnonzero(ends & ~last)
         finished = self._end_tickets(np.flatnonzero(last & self.active), result.obs)
+        for env_id in broken.tolist():
+            self.active[env_id] = not self.gives_up(self._request_of(env_id).state)
+        broken = broken[self.active[broken]]
         self.obs = result.obs
         self.obs_env_ids = self.all_envs
         self._renew_observations(np.concatenate([continued, broken, self._start_tickets()]))
@@ -236,6 +245,8 @@ class Episodes:
             previous = self.requests[env_id]
             loaded = None if previous is None else previous.state.task
             ticket = self.waiting.take_ticket(self.first_env + env_id, loaded)
+            while ticket is not None and self.gives_up(ticket.state):
+                ticket = self.waiting.take_ticket(self.first_env + env_id, loaded)
             if ticket is None:
                 continue
             self._assign_request(env_id, ticket)

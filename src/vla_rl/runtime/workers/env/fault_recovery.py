@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vla_rl.core.types import Array
+from vla_rl.core.types import Array, ResetState
 from vla_rl.runtime.workers.env.auto_reset import StreamPositions
 from vla_rl.runtime.workers.env.episode_records import RunningTrajectories
 from vla_rl.runtime.workers.env.simulator import LaneSimulator
@@ -20,12 +20,20 @@ class FaultRecovery:
         simulator: LaneSimulator,
         streams: StreamPositions,
         trajectories: RunningTrajectories,
-        on_fault: Callable[[str], None],
+        state_of: Callable[[int], ResetState],
+        on_fault: Callable[[str, ResetState | None], None],
     ) -> None:
-        """Create the recovery of a lane. `on_fault` is called with the text of each fault; it may raise to stop."""
+        """Create the recovery of a lane.
+
+        Args:
+            state_of: env -> reset state of its running episode.
+            on_fault: called with the text of each fault, and the reset state of the episode that it ended, if any; it
+                may raise to stop.
+        """
         self.simulator = simulator
         self.streams = streams
         self.trajectories = trajectories
+        self.state_of = state_of
         self.on_fault = on_fault
 
     def find_broken(self, active: Array) -> Array:
@@ -34,7 +42,7 @@ class FaultRecovery:
         for env_id, texts in faults.items():
             self.streams.forget_observation(env_id)
             for text in texts:
-                self.on_fault(text)
+                self.on_fault(text, self.state_of(env_id) if active[env_id] else None)
         return np.array(sorted(env_id for env_id in faults if active[env_id]), np.int64)
 
     def drop_attempt(self, env_id: int, ticket: int) -> tuple[int, int]:

@@ -139,6 +139,7 @@ class FrameRecorder:
 
     def begin_episode(self, env_id: int, request: EpisodeRequest, obs: Observation, position: int) -> None:
         """Begin an episode, if its request asks for frames. `position`: the env's index in `obs`."""
+        self._running.pop(env_id, None)
         if request.record:
             self._running[env_id] = [self._read_frame(obs, position)]
 
