@@ -107,6 +107,19 @@ def test_a_good_spec():
     assert list(find_missing_packages(spec)) == []
 
 
+def test_plugins_of_an_override_are_relative_to_the_working_directory(folder, tmp_path_factory, monkeypatch):
+    """Paths of the spec stay relative to its folder."""
+    there = tmp_path_factory.mktemp("there")
+    (folder / "toy.py").rename(folder / "kept.py")
+    (there / "toy.py").write_text((folder / "kept.py").read_text())
+    (folder / "spec.yaml").write_text(GOOD)
+    monkeypatch.chdir(there)
+    assert load_spec(folder / "spec.yaml", ["plugins=[toy.py]"]).plugins == (str(there / "toy.py"),)
+    assert load_spec(folder / "spec.yaml", ["plugins.0=toy.py"]).plugins == (str(there / "toy.py"),)
+    (folder / "kept.py").rename(folder / "toy.py")
+    assert load_spec(folder / "spec.yaml").plugins == (str(folder / "toy.py"),)
+
+
 def test_to_dict_and_dump_read_back_to_an_equal_spec(folder):
     spec = read(GOOD, "model.path=~/x", "model.hidden=false", "bc_warmup={episodes: 3, epochs: 2, lr: 1e-3}")
     data = spec.to_dict()

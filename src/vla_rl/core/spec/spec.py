@@ -7,7 +7,7 @@ other keys. Reading a spec imports only the plugins' declarations, not what thei
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import NoneType, UnionType
@@ -112,8 +112,8 @@ class Spec:
     seed: int = field(default=0, validator=number_between(0, 2**63 - 1))
     """Seed that determines all random numbers of the run."""
     plugins: tuple[str, ...] = ()
-    """Modules (dotted names, or paths of .py files relative to the spec) that offer plugins or hooks without
-    installation."""
+    """Modules (dotted names, or paths of .py files relative to the spec; on the command line to the working directory)
+    that offer plugins or hooks without installation."""
     model: Component = field(metadata={"kind": "model"})
     env: EnvSpec = field(metadata={"kind": "env"})
     rewards: RewardsSpec | None = field(default=None, metadata={"kind": "reward_model"})
@@ -397,7 +397,7 @@ def _parse_document(
         except Problems as exc:
             errors += [(LAST, f"override: {text}") for _, text in exc.items]
     source = Source(name=name, lines=document.lines, overridden=frozenset(overridden))
-    modules, problems = _import_plugins(data, folder)
+    modules, problems = _import_plugins(data, folder, overridden)
     if not recorded:
         problems += with_known_keys(data)[1]
         _add_chunk(data, modules)
@@ -485,15 +485,21 @@ def _find_incompatibilities(spec: Spec, modules: Sequence[str]) -> list[tuple[Ke
     return [(("model",), f"{spec.model.type!r}: {text}; choose a checkpoint that was trained for this robot")]
 
 
-def _import_plugins(data: dict[str, Any], folder: Path) -> tuple[list[str], list[tuple[KeyPath, str]]]:
-    """Import `plugins:`, with paths made absolute in place. Return (importable modules, problems)."""
+def _import_plugins(
+    data: dict[str, Any], folder: Path, overridden: Collection[KeyPath]
+) -> tuple[list[str], list[tuple[KeyPath, str]]]:
+    """Import `plugins:`, with paths made absolute in place: those of the spec from its folder, those of overrides from
+    the working directory. Return (importable modules, problems)."""
     names = data.get("plugins", [])
     modules: list[str] = []
     problems: list[tuple[KeyPath, str]] = []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return [], []  # reported when it is structured
-    data["plugins"] = [str(folder / expand_tilde(name)) if name.endswith(".py") else name for name in names]
-    for i, name in enumerate(data["plugins"]):
+    for i, name in enumerate(names):
+        if name.endswith(".py"):
+            base = Path.cwd() if {("plugins",), ("plugins", i)} & set(overridden) else folder
+            names[i] = str(base / expand_tilde(name))
+    for i, name in enumerate(names):
         try:
             if name in modules:
                 raise PluginError(f"{name!r} is listed twice")
