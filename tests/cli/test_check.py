@@ -223,4 +223,4 @@ def test_memory_that_cannot_be_predicted_is_said():
     text = text.replace("plugins: []", "plugins: [vla_rl.testing.scripted]").replace(", checkpoint: ", ", preset: ")
     text = text.replace("builtin:tabletop", "tiny")
     status, said = check(text, "--devices", "1", "--gpu-memory", "80")
-    assert status == 0 and "memory of GPUs: not predicted (env 'scripted' is not described" in said
+    assert status == 0 and "memory of GPUs: not checked (nothing is known of env 'scripted'" in said

@@ -68,6 +68,12 @@ def test_cameras_that_the_simulator_does_not_have():
     )
 
 
+def test_cameras_of_a_simulator_that_is_known_before_it_is_built():
+    libero = DAGGER.replace("type: tabletop", "type: libero, suite: libero_spatial")
+    with pytest.raises(SpecError, match=r"augment.cameras.0: the simulator has no camera 'nose'; it has: agentview"):
+        check_spec(spec_of(libero), training=True)
+
+
 def test_cameras_of_a_simulator_that_has_to_be_built(tmp_path):
     """The plugin `scripted` does not tell its cameras before it is built: the run ends before the first rollout."""
     text = DAGGER.replace("type: tabletop", "type: scripted")

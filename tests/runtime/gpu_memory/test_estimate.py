@@ -13,10 +13,11 @@ from vla_rl.cli.inputs import cluster_of
 from vla_rl.cli.main import app
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import load_spec, parse_spec
-from vla_rl.runtime.gpu_memory.estimate import estimate_job, known_info, of_public_size
+from vla_rl.runtime.gpu_memory.estimate import estimate_job
 from vla_rl.runtime.gpu_memory.model_memory import measure_costs
 from vla_rl.runtime.planning.device_time import call_seconds
 from vla_rl.runtime.planning.hardware import gpu_rates
+from vla_rl.runtime.planning.known_sizes import known_info, of_public_size
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.operation_counter import Operation, OperationCounts
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from attrs import evolve
 
-from vla_rl.core.errors import UserError
-from vla_rl.core.plan import Batching, DoesNotFit, Plan, Slot
+from vla_rl.core.errors import SpecError, UserError
+from vla_rl.core.plan import Batching, Cluster, DoesNotFit, Plan, Slot
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.gpu_memory.checks import check_before_building, predict_model_memory
+from vla_rl.runtime.gpu_memory.checks import check_before_building, check_gpu_memory, predict_model_memory
 from vla_rl.runtime.gpu_memory.model_memory import measure_costs, measure_model
 from vla_rl.runtime.placement.assignments import assign_workers
 from vla_rl.runtime.planning.device_memory import (
@@ -299,6 +299,25 @@ def test_a_run_refuses_before_it_builds_a_model():
     with pytest.raises(UserError, match="this run does not fit: a GPU needs 0.5 GiB, and it has 0.1 GiB"):
         check_before_building(spec, plan, workers, info, GIB // 10)
     check_before_building(spec, Plan(slots=(Slot(roles=ALL),)), workers, info, GIB // 10)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"type": "libero", "suite": "libero_spatial"},
+        {"type": "maniskill", "tasks": ["PickCube-v1"]},
+        {"type": "robotwin", "tasks": ["beat_block_hammer"]},
+    ],
+)
+def test_memory_is_checked_for_a_simulator_that_is_not_built(env):
+    """The model of a checkpoint that is not on this machine counts with its public size."""
+    model = {"type": "openvla_oft", "preset": "tiny"}
+    sections = {"env": {**env, "num_envs": 4}, "rollout": {"chunk": 4, "episodes": 8, "group_size": 4}}
+    spec = parse_spec({**spec_of(model).to_dict(), **sections})
+    cluster = Cluster(cpus=8, gpus=1, memory=64 * GIB, gpu_memory=141 * GIB)
+    assert "GiB on the fullest" in check_gpu_memory(spec, cluster)
+    with pytest.raises(SpecError, match=r"needs .* GiB"):
+        check_gpu_memory(spec, evolve(cluster, gpu_memory=GIB // 64))
 
 
 def test_a_model_that_cannot_be_predicted_is_not_refused(monkeypatch):

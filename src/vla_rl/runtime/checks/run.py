@@ -45,6 +45,7 @@ from vla_rl.runtime.checks.no_effect import transfer_warnings, without_effect
 from vla_rl.runtime.checks.plan import compile_problems, plan_with_problems
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.placement.hardware import machine_resources
+from vla_rl.runtime.planning.known_sizes import known_info
 from vla_rl.toolkit.algorithms.settings import GroupSettings
 from vla_rl.toolkit.data.recording import RecordSettings
 from vla_rl.toolkit.hooks.files import belongs_to_run, same_file
@@ -77,9 +78,9 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
     if training:
         problems += _training_problems(spec)
     problems += _trainer_problems(spec, training=training, imitation=imitation)
-    env_info = load("env", spec.env.type, spec.plugins).env_info
-    if env_info is not None and (training or imitation):
-        problems += _camera_problems(spec, env_info(spec.env.config), training, imitation)
+    if training or imitation:
+        with suppress(UserError):  # nothing is known of the simulator before it is built: the run checks it then
+            problems += _camera_problems(spec, known_info(spec, []), training, imitation)
     if ("algorithm",) not in lacking:
         problems += _algorithm_problems(spec)
     problems += [*_hook_problems(spec, lacking), *_recording_problems(spec, training)]

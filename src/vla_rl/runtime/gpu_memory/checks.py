@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from vla_rl.core.catalogue import load
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.plan import Cluster, MeasureFirst, Plan
 from vla_rl.core.spec.source import format_problems
@@ -17,6 +16,7 @@ from vla_rl.runtime.gpu_memory.model_memory import measure_model
 from vla_rl.runtime.placement.assignments import Assignment, assign_workers
 from vla_rl.runtime.placement.hardware import machine_resources
 from vla_rl.runtime.planning.device_memory import GIB, DeviceMemory, ModelMemory, check_device_memory
+from vla_rl.runtime.planning.known_sizes import known_info, of_public_size
 from vla_rl.runtime.planning.plan import plan_for
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ class Prediction:
 
     memory: ModelMemory | None = None
     info: EnvInfo | None = None
+    guesses: tuple[str, ...] = ()
+    """What is assumed, in words."""
     reason: str = ""
     """Why nothing is known."""
 
@@ -36,15 +38,16 @@ NOT_PREDICTED = Prediction()
 
 
 def predict_model_memory(spec: Spec) -> Prediction:
-    """Count the memory of the spec's model for the simulator that its plugin describes."""
+    """Count the memory of the spec's model for its simulator, by what is known of both before they are built."""
     if has_own_policy(spec):
         return Prediction(reason="the engine acts with its own policy")
-    describe = load("env", spec.env.type, spec.plugins).env_info
-    if describe is None:
-        return Prediction(reason=f"env {spec.env.type!r} is not described before it is built; a run checks it then")
+    guesses: list[str] = []
     try:
-        info = describe(spec.env.config)
-        return Prediction(memory=measure_model(spec, info), info=info)
+        sized = of_public_size(spec, guesses)
+        info = known_info(sized, guesses)
+        return Prediction(memory=measure_model(sized, info), info=info, guesses=tuple(guesses))
+    except UserError as exc:
+        return Prediction(reason=f"{exc}; a run checks it before it builds the model")
     except Exception as exc:  # of any plugin: what a run needs shows when it starts
         logger.debug("memory of model %r", spec.model.type, exc_info=True)
         return Prediction(reason=f"{type(exc).__name__}: {exc}")
@@ -62,14 +65,20 @@ def predicted_memory(spec: Spec, plan: Plan, cluster: Cluster) -> str:
         return ""
     prediction = predict_model_memory(spec)
     if prediction.memory is None or prediction.info is None:
-        return f"memory of GPUs: not predicted ({prediction.reason})"
+        return f"memory of GPUs: not checked ({prediction.reason})"
     info = prediction.info
     assignments = assign_workers(plan, spec.env.num_envs, one_process=spec.runtime.backend == "local")
     capacity = cluster.gpu_memory
     devices = check_device_memory(
-        spec, plan, assignments, capacity, prediction.memory, lambda changed: measure_model(changed, info)
+        spec,
+        plan,
+        assignments,
+        capacity,
+        prediction.memory,
+        lambda changed: measure_model(of_public_size(changed, []), info),
     )
-    return f"memory of GPUs: {_summarise_device(devices[0], capacity)}" if devices else ""
+    assumed = f" (assumed: {'; '.join(prediction.guesses)})" if prediction.guesses else ""
+    return f"memory of GPUs: {_summarise_device(devices[0], capacity)}{assumed}" if devices else ""
 
 
 def _summarise_device(device: DeviceMemory, capacity: int | None) -> str:

@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from attrs import evolve, frozen
+from attrs import frozen
 
-from vla_rl.core.catalogue import load
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec, has_own_policy
-from vla_rl.core.types import EnvInfo, TaskInfo
+from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.gpu_memory.checks import Prediction
 from vla_rl.runtime.gpu_memory.model_memory import ModelCosts, measure_costs, without_adapters
 from vla_rl.runtime.placement.assignments import assign_workers
@@ -28,7 +25,8 @@ from vla_rl.runtime.planning.device_time import (
     call_seconds,
     optimizer_seconds,
 )
-from vla_rl.runtime.planning.hardware import GpuRates, SimulatorRates, read_hardware
+from vla_rl.runtime.planning.hardware import GpuRates, read_hardware
+from vla_rl.runtime.planning.known_sizes import known_info, of_public_size
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Cost, Profile
 from vla_rl.toolkit.models.adapters import MERGE_PROBLEMS, MERGES, frozen_storage, merge_mode
@@ -42,11 +40,6 @@ PINNED = 52e9
 """Bytes a second from pinned host memory to a device (docs/results.md)."""
 WORTHWHILE = 0.95
 """A change is named if it leaves at most this share of a call's time."""
-READS_CHECKPOINT = (
-    *("tokenizer", "asset_id", "statistics_range", "unnorm_key", "embodiment"),
-    *("state_keys", "action_keys"),
-)
-"""Keys of models that say how to read a checkpoint, and that a preset does not take."""
 
 
 @frozen(kw_only=True)
@@ -119,60 +112,6 @@ def estimate_job(spec: Spec, cluster: Cluster, gpu: GpuRates) -> Estimate:
 
 
 # ------------------------------------------------------------------------------------------ the model and its inputs
-
-
-def of_public_size(spec: Spec, guesses: list[str]) -> Spec:
-    """Return the spec with random weights of the public size in place of a checkpoint that is not on this machine."""
-    config = spec.model.config
-    checkpoint = getattr(config, "checkpoint", None)
-    if checkpoint is None or checkpoint.startswith("builtin:") or os.path.exists(checkpoint):  # noqa: PTH110 - as given
-        return spec
-    guesses.append(f"{checkpoint} is not on this machine: sizes of `preset: full`")
-    read = {name: None for name in READS_CHECKPOINT if hasattr(config, name)}
-    plain = {"save_lora": "merged"} if hasattr(config, "save_lora") else {}
-    return evolve(
-        spec, model=evolve(spec.model, config=evolve(config, checkpoint=None, preset="full", **read, **plain))
-    )
-
-
-def known_info(spec: Spec, guesses: list[str]) -> EnvInfo:
-    """Return the simulator's description, from its plugin or from what is known without building it. Raises UserError
-    for a simulator of which nothing is known."""
-    name, config = spec.env.type, spec.env.config
-    plugin = load("env", name, spec.plugins)
-    if plugin.env_info is not None:
-        return plugin.env_info(config)
-    rates = read_hardware().simulators.get(name)
-    if rates is None:
-        raise UserError(f"nothing is known of env {name!r} before it is built; plan with --profile RUN/trace.json")
-    limit = spec.rollout.max_steps or _step_limit(config, rates)
-    dimension = (plugin.action_dim(config) if plugin.action_dim else None) or rates.action_dim
-    return EnvInfo(
-        cameras=_camera_sizes(config, rates),
-        state_dim=rates.state_dim,
-        action_low=(-1.0,) * dimension,
-        action_high=(1.0,) * dimension,
-        tasks=(TaskInfo(name="any", instruction=rates.instruction, max_steps=limit),),
-    )
-
-
-def _camera_sizes(config: Any, rates: SimulatorRates) -> dict[str, tuple[int, int]]:
-    cameras = config.cameras
-    if isinstance(cameras, Mapping):
-        own = rates.image or (224, 224)
-        return {camera: own if size is None else (size, size) for camera, size in cameras.items()}
-    assert rates.image is not None
-    return dict.fromkeys(cameras, rates.image)
-
-
-def _step_limit(config: Any, rates: SimulatorRates) -> int:
-    """Return the step limit of the simulator's longest suite."""
-    if getattr(config, "step_limits", None) == "simplevla" and rates.simplevla_max_steps is not None:
-        return rates.simplevla_max_steps
-    suites = getattr(config, "suites", None) or [getattr(config, "suite", None)]
-    own = getattr(config, "max_steps", None)
-    longest = max(rates.max_steps.values())
-    return own or max(rates.max_steps.get(suite or "default", longest) for suite in suites)
 
 
 def _largest_inference(spec: Spec, cluster: Cluster) -> int:
