@@ -315,7 +315,7 @@ def _started_processes() -> list[psutil.Process]:
 
 
 def _read_lines(*files: Path) -> list[str]:
-    return [line for file in files for line in file.read_text(errors="replace").splitlines()]
+    return [line for file in files for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
 
 
 def _descendant_processes(process: psutil.Process) -> list[psutil.Process]:

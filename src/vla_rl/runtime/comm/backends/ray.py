@@ -76,8 +76,8 @@ class RayBackend(Backend):
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         # the standard library first, which PYTHONPATH would otherwise hide, and the working directory last
         library = sysconfig.get_path("stdlib")
-        found = [library, f"{library}/lib-dynload", *filter(None, sys.path), str(Path.cwd())]
-        path = os.pathsep.join(dict.fromkeys(found))
+        folders = [library, f"{library}/lib-dynload", *filter(None, sys.path), str(Path.cwd())]
+        path = os.pathsep.join(dict.fromkeys(folders))
         options: dict[str, Any] = {
             "logging_level": logging.ERROR,
             "log_to_driver": True,
