@@ -88,7 +88,9 @@ def test_two_evaluations_are_compared(record, tmp_path):
 
 def test_pages_plans_and_exports(record, tmp_path):
     assert "<html" in vla_rl.report(record.folder, tmp_path / "page.html").read_text()
-    assert (vla_rl.export(record.folder, tmp_path / "given") / "README.md").is_file()
+    assert (vla_rl.export(record.folder, tmp_path / "given", format="own") / "README.md").is_file()
+    with pytest.raises(vla_rl.UserError, match="--format: there is no 'lerobto'; did you mean 'lerobot'"):
+        vla_rl.export(record.folder, tmp_path / "other", format="lerobto")
     (best,) = [entry for entry in vla_rl.plan(record.folder, overrides=["runtime.backend=ray"]) if entry["best"]]
     assert best["env_steps_per_s"] > 0
 

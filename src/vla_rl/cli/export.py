@@ -19,7 +19,7 @@ from vla_rl.toolkit.models.instructions import saved_suffix
 from vla_rl.toolkit.models.lerobot_layout import build_config
 from vla_rl.toolkit.models.openpi_layout import write_openpi
 
-LAYOUTS = ("own", "lerobot", "openpi")
+FORMATS = ("own", "lerobot", "openpi")
 
 
 def main(
@@ -28,21 +28,21 @@ def main(
     push: str | None,
     public: bool,
     *,
-    layout: str = "own",
+    format: str = "own",  # noqa: A002 - as `--format`
     asset_id: str | None = None,
 ) -> None:
     """Write the folder, and upload it to a model repository OWNER/NAME where one is named.
 
     Args:
-        layout: "own", as the model saves itself; "lerobot", of pi0, pi0.5 and SmolVLA, for lerobot to act alike; or
+        format: "own", as the model saves itself; "lerobot", of pi0, pi0.5 and SmolVLA, for lerobot to act alike; or
             "openpi", of pi0 and pi0.5.
         asset_id: openpi's name of the statistics; None: "vla_rl".
 
     Raises UserError: CheckpointError for a damaged checkpoint; a target that is not empty; a hub that refuses."""
-    if layout not in LAYOUTS:
-        near = did_you_mean(layout, LAYOUTS)
-        raise UserError(f"--format: there is no {layout!r}{near}; there are: {', '.join(LAYOUTS)}")
-    if asset_id is not None and layout != "openpi":
+    if format not in FORMATS:
+        near = did_you_mean(format, FORMATS)
+        raise UserError(f"--format: there is no {format!r}{near}; there are: {', '.join(FORMATS)}")
+    if asset_id is not None and format != "openpi":
         raise UserError("--asset-id names openpi's statistics; add --format openpi")
     checkpoint = checkpoint_in(what)
     with explain_path_errors("--to", target):
@@ -51,7 +51,7 @@ def main(
     check_folder("--to", target)
     step = read_state(checkpoint).step
     run = read_report_data(checkpoint.parents[1])
-    library = "lerobot" if layout == "lerobot" else "vla-rl"
+    library = "lerobot" if format == "lerobot" else "vla-rl"
     written = {
         "README.md": render_card(
             run, step, (push or target.name).rpartition("/")[2], saved_suffix(checkpoint / "model"), library
@@ -59,10 +59,10 @@ def main(
         "success.svg": success_curve(run),
         "vla_rl_spec.yaml": run.spec_text,
     }
-    if layout == "lerobot":
+    if format == "lerobot":
         written["config.json"] = build_config(checkpoint / "model", run.spec_section("model"))
     with explain_path_errors("--to", target), _removing_partial_copies(target):
-        if layout == "openpi":
+        if format == "openpi":
             write_openpi(checkpoint / "model", target, asset_id or "vla_rl")
         else:
             _copy_folder(checkpoint / "model", target)

@@ -228,11 +228,9 @@ def export(
         str | None, typer.Option(metavar="OWNER/NAME", help="Upload it there too, with your own login to the hub.")
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Let everybody see what is uploaded.")] = False,
-    layout: Annotated[
+    format: Annotated[  # noqa: A002 - as `--format`
         str,
-        typer.Option(
-            "--format", help="own, as the model is saved; lerobot (pi0, pi05, smolvla); or openpi (pi0, pi05)."
-        ),
+        typer.Option(help="own, as the model is saved; lerobot (pi0, pi05, smolvla); or openpi (pi0, pi05)."),
     ] = "own",
     asset_id: Annotated[
         str | None, typer.Option(help="openpi's name of the statistics, such as physical-intelligence/libero.")
@@ -242,7 +240,7 @@ def export(
     """Write a checkpoint in its model's public layout, with a card of what it does and the spec that made it."""
     from vla_rl.cli.export import main as write
 
-    write(what, to, push, public, layout=layout, asset_id=asset_id)
+    write(what, to, push, public, format=format, asset_id=asset_id)
 
 
 @app.command()

@@ -269,16 +269,16 @@ def export(
     what: str | Path,
     to: str | Path,
     *,
-    layout: str = "own",
+    format: str = "own",  # noqa: A002 - as `--format`
     asset_id: str | None = None,
     push: str | None = None,
     public: bool = False,
 ) -> Path:
-    """Write a checkpoint as a folder to publish (`vla-rl export`). Return the folder. `layout`: "own", "lerobot" or
+    """Write a checkpoint as a folder to publish (`vla-rl export`). Return the folder. `format`: "own", "lerobot" or
     "openpi"."""
     from vla_rl.cli.export import main
 
-    main(Path(what), Path(to), push, public, layout=layout, asset_id=asset_id)
+    main(Path(what), Path(to), push, public, format=format, asset_id=asset_id)
     return Path(to)
 
 
