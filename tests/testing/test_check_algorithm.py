@@ -49,6 +49,20 @@ def test_algorithms_that_keep_to_the_contract_pass() -> None:
     check_algorithm(Critic())
 
 
+def test_an_algorithm_that_needs_groups_meets_no_single_trajectory() -> None:
+    class LeaveOneOut(Reinforce):
+        needs = Requirements(groups=True)
+
+        def advantages(self, rollout):
+            score = rollout.rewards.sum((0, 2))
+            members = (rollout.groups[:, None] == rollout.groups).float()
+            others = (members @ score - score) / (members.sum(1) - 1)
+            valid = rollout.valid.float()
+            return Advantages(advantages=(score - others)[None, :, None] * valid, weights=valid)
+
+    check_algorithm(LeaveOneOut())
+
+
 def test_a_loss_that_normalises_by_the_micro_batch_is_found() -> None:
     class Mean(Reinforce):
         def loss(self, scores, batch):

@@ -63,8 +63,9 @@ def check_algorithm(algorithm: Algorithm | AlgorithmPlugin, config: Any = None, 
         "a rollout": {},
         "a rollout without success": {"successes": False},
         "a rollout of one chunk step": {"chunk_steps": 1, "chunk": 1, "tokens": 1},
-        "a rollout of one trajectory": {"groups": 1, "group_size": 1},
     }
+    if not chosen.needs.groups:
+        kinds["a rollout of one trajectory"] = {"groups": 1, "group_size": 1}
     loss_cases: list[LossCase | None] = []
     for kind, options in kinds.items():
         with f.section(kind):
