@@ -30,6 +30,8 @@ class HelpedConfig:
     """Step that begins late, with actions in real time; None: no real time."""
     unplugged: int | None = None
     """Step, from 0, at which the person's device is gone; None: never."""
+    dimensions: int = 2
+    """Numbers of the person's actions; right are 2."""
     announced: bool = True
     """`EnvInfo.takeovers`."""
 
@@ -60,7 +62,8 @@ class Helped(SingleEnv):
         source = ActionSource.POLICY
         if self.state_id % self.config.each == 0 and self.config.first <= self.steps <= self.config.last:
             source = ActionSource.PERSON
-            action = np.array([self.config.push * self.target, 0.0], np.float32)
+            action = np.zeros(self.config.dimensions, np.float32)
+            action[0] = self.config.push * self.target
         self.steps += 1
         self.push += float(action[0])
         over = self.steps == LENGTH

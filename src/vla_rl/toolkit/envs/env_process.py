@@ -25,7 +25,7 @@ import psutil
 from attrs import Factory, define
 
 from vla_rl.core.errors import PluginError, UserError
-from vla_rl.core.types import Array
+from vla_rl.core.types import ActionSource, Array
 from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.envs.single_env import ChunkRecord, Outcome, SingleEnv, View
 from vla_rl.toolkit.processes import delay_signals, ignore_signals, leave_with_parent, unguarded_call
@@ -96,6 +96,12 @@ class _Served:
             outcome = env.step(action)
             if not isinstance(outcome, Outcome):
                 raise PluginError(_wrong_type(env, "step", outcome, "Outcome(reward, success, terminated, truncated)"))
+            executed = np.asarray(outcome.executed_action)
+            if outcome.source != ActionSource.POLICY and executed.shape != action.shape:
+                raise PluginError(
+                    f"{_method_location(env, 'step')} returned an executed_action of shape {list(executed.shape)}; an "
+                    f"action of this simulator has {list(action.shape)}"
+                )
             return outcome
 
         record = ChunkRecord(actions)

@@ -51,6 +51,14 @@ def test_episodes_know_who_acted():
     assert not finished[1].record["source"].any()
 
 
+def test_an_executed_action_of_another_shape_is_named():
+    env = helped_envs(HelpedConfig(dimensions=3), EnvContext(num_envs=2, chunk=CHUNK))
+    message = r"Helped.step \(.*helped_env.py:\d+\) returned an executed_action of shape \[3\]; .* has \[2\]"
+    with pytest.raises(UserError, match=message):
+        play(env)
+    env.close()
+
+
 @pytest.mark.parametrize("rows", ["steps", "chunks"])
 def test_recordings_hold_the_executed_actions(rows):
     env = helped_envs(HelpedConfig(), EnvContext(num_envs=2, chunk=CHUNK))
