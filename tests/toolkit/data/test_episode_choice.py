@@ -131,3 +131,5 @@ def test_a_remedy_is_a_key_that_pastes() -> None:
     text = exclude_remedy([7, 3, 8, 9, 12])
     assert text == '`episodes: {exclude: [3, "7-9", 12]}`'
     assert read(yaml.safe_load(text.strip("`"))["episodes"]) == EpisodeSelection(exclude=(3, "7-9", 12))
+    many = exclude_remedy(range(0, 80, 2))
+    assert read(yaml.safe_load(many.strip("`"))["episodes"]) == EpisodeSelection(exclude=tuple(range(0, 80, 2)))

@@ -144,22 +144,25 @@ def _matches_any(instructions: Iterable[str], patterns: Iterable[str]) -> bool:
 
 def exclude_remedy(numbers: Iterable[int]) -> str:
     """Return the key that leaves out these episodes, as a spec has it."""
-    return f"`episodes: {{exclude: [{format_numbers(numbers, quote=True)}]}}`"
+    return f"`episodes: {{exclude: [{', '.join(_number_ranges(numbers, mark=chr(34)))}]}}`"
 
 
-def format_numbers(numbers: Iterable[int], quote: bool = False) -> str:
-    """Return numbers with neighbours as ranges: `0, 2, 10-19`, at most `LISTED` of them. `quote`: ranges in quotes, as
-    YAML needs them."""
+def format_numbers(numbers: Iterable[int]) -> str:
+    """Return numbers with neighbours as ranges: `0, 2, 10-19`, at most `LISTED` of them."""
+    texts = _number_ranges(numbers)
+    more = ["..."] if len(texts) > LISTED else []
+    return ", ".join([*texts[:LISTED], *more])
+
+
+def _number_ranges(numbers: Iterable[int], mark: str = "") -> list[str]:
+    """Return numbers with neighbours as ranges, which `mark` surrounds."""
     ranges: list[list[int]] = []
     for number in sorted(set(numbers)):
         if ranges and number == ranges[-1][1] + 1:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    mark = '"' if quote else ""
-    texts = [str(low) if low == high else f"{mark}{low}-{high}{mark}" for low, high in ranges]
-    more = ["..."] if len(texts) > LISTED else []
-    return ", ".join([*texts[:LISTED], *more])
+    return [str(low) if low == high else f"{mark}{low}-{high}{mark}" for low, high in ranges]
 
 
 def _parse_range(item: int | str) -> tuple[int, int]:
