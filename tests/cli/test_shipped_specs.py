@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from typer.testing import CliRunner
 import vla_rl
 from vla_rl.cli.main import app
 from vla_rl.cli.shipped_specs import COLLECTIONS
+from vla_rl.core.spec.spec import load_spec
+from vla_rl.runtime.checks.no_effect import without_effect
 
 ROOT = Path(__file__).parents[2]
 NAMES = [collection.name for collection in COLLECTIONS]
@@ -28,6 +31,19 @@ def test_the_package_has_the_specs_of_the_repository(name):
     assert {file.name: file.read_text() for file in getattr(vla_rl, name)()} == {
         file.name: file.read_text() for file in files
     }
+
+
+def short_trials():
+    """(Example, overrides) of each short trial with `vla-rl sft` that an example's comment gives."""
+    for file in sorted((ROOT / "examples").glob("*.yaml")):
+        if found := re.search(r"A short trial:.*\n# (imitation.+)$", file.read_text(), re.MULTILINE):
+            yield pytest.param(file, found[1].split(), id=file.stem)
+
+
+@pytest.mark.parametrize(("file", "overrides"), short_trials())
+def test_learning_rates_reach_their_values_in_a_short_trial(file, overrides):
+    warnings = without_effect(load_spec(file, overrides), training=True, imitation=True)
+    assert not [text for path, text in warnings if path[-1] == "lr_warmup_steps"]
 
 
 def test_a_name_means_one_spec():
