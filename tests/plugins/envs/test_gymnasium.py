@@ -62,8 +62,8 @@ class Dots(gymnasium.Env[Any, Any]):
     )
     action_space: ClassVar[Any] = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
 
-    def __init__(self, render_mode: str | None = None, noise: float = 0.0) -> None:
-        self.render_mode, self._noise, self.actions = render_mode, noise, []
+    def __init__(self, render_mode: str | None = None, noise: float = 0.0, dark: bool = False) -> None:
+        self.render_mode, self._noise, self._dark, self.actions = render_mode, noise, dark, []
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Array], dict[str, Any]]:
         super().reset(seed=seed)
@@ -85,6 +85,8 @@ class Dots(gymnasium.Env[Any, Any]):
         pixels[:10] = 200  # the upper half is bright
         x, y = np.clip(self._position * 100, 0, 255).astype(np.uint8)
         pixels[-1, -1] = x, y, 0
+        if self._dark:
+            pixels[:] = 0
         return {"pixels": pixels, "position": self._position, "observation": np.zeros((4, 4), np.uint8)}
 
 
@@ -325,6 +327,17 @@ def test_fast_render_draws_the_same_scene_without_shadows() -> None:
     assert 1 < difference.mean() < 30, "another drawing of the same scene"
     assert environment_of(fast).model.vis.quality.shadowsize == 0 < environment_of(usual).model.vis.quality.shadowsize
     assert "fast_render: no shadows, reflections or multisampling" in fast.info.notes
+    for env, image in ((usual, before), (fast, after), (usual, before)):
+        assert np.array_equal(start(env).images["main"], image.images["main"]), "each draws into its own context"
+
+
+def test_images_of_one_colour_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    env = make(kwargs={"dark": True})
+    start(env)
+    start(env)
+    assert caplog.text.count("has one colour, (0, 0, 0): is anything drawn") == 1
+    start(make())
+    assert caplog.text.count("has one colour") == 1
 
 
 def test_fast_render_is_refused_without_mujoco() -> None:

@@ -121,6 +121,7 @@ class GymnasiumEnv(SingleEnv):
         self._env: Environment | None = None
         self._end: Outcome | None = None
         self._warned = False
+        self._warned_of_colour = False
         self._reports_failure = False
         """The info of an action of this episode said that the task is not solved: others have to say it too."""
         self._real_time = RealTime(config.control_hz)
@@ -132,6 +133,7 @@ class GymnasiumEnv(SingleEnv):
             self._env = make_environment(self._config)
             self._actions = action_layout(self._env.action_space, self._config)
             self._state_sizes = state_sizes(self._env.observation_space, self._config)
+        self._use_own_context()
         purpose = f"gymnasium/{self._config.id}"
         first = derived_seed(0, purpose, state_id) % HALF + (HALF if state_id >= STATES else 0)
         self._generators = Generators(first)
@@ -150,6 +152,7 @@ class GymnasiumEnv(SingleEnv):
             return self._end._replace(reward=0.0, source=ActionSource.POLICY, executed_action=None, late=False)
         assert self._env is not None
         late = self._real_time.wait()
+        self._use_own_context()
         with self._generators.in_use():
             observation, reward, terminated, truncated, info = self._env.step(self._actions.build_action(action))
             self._observation = observation
@@ -164,13 +167,28 @@ class GymnasiumEnv(SingleEnv):
 
     def render(self) -> View:
         assert self._env is not None
+        self._use_own_context()
         images = read_images(self._observation, self._env.observation_space, self._render_image, self._config)
+        plain = [name for name, image in images.items() if (image == image[0, 0]).all()]
+        if plain and not self._warned_of_colour:
+            logger.warning(
+                "%s: the image of camera %r has one colour, %s: is anything drawn, and does the camera look at it?",
+                *(self._config.id, plain[0], tuple(images[plain[0]][0, 0].tolist())),
+            )
+            self._warned_of_colour = True
         return View(images, read_state(self._observation, self._state_sizes, self._config.id))
 
     def close(self) -> None:
         if self._env is not None:
             self._env.close()
             self._env = None
+
+    def _use_own_context(self) -> None:
+        """Make the OpenGL context of the environment's renderer the current one. Gymnasium's draws into whichever is
+        current, which is that of another environment in this process if that was created later."""
+        viewer = getattr(getattr(self._env.unwrapped if self._env else None, "mujoco_renderer", None), "viewer", None)
+        if viewer is not None:
+            viewer.make_context_current()
 
     def _render_image(self) -> Any:
         assert self._env is not None
