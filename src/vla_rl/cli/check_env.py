@@ -58,7 +58,7 @@ def main(
         findings = examine_named_env(
             name, overrides, modules, num_envs, chunk, device, expert, seconds, whole_range, on_section
         )
-    _print_findings(f"{name}: {num_envs} envs, chunks of {chunk}, {device}", findings)
+    _print_findings(f"{name}: {num_envs} envs, chunks of {chunk}, {device}", findings, seconds)
     return int(any(section.findings for section in findings.sections))
 
 
@@ -173,7 +173,7 @@ def _read_docstrings(config: type) -> dict[str, str]:
     return reported
 
 
-def _print_findings(title: str, findings: Findings) -> None:
+def _print_findings(title: str, findings: Findings, seconds: float) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -197,3 +197,11 @@ def _print_findings(title: str, findings: Findings) -> None:
     unseen = sum(len(section.notices) for section in findings.sections)
     summary = f"[bold red]{count} finding{'s' * (count > 1)}[/]" if count else "[green]keeps to the contract[/]"
     console.print(f"\n{summary}" + (f"; {unseen} not seen" if unseen else ""))
+    taken = sum(section.seconds for section in findings.sections)
+    if taken > 2 * seconds:
+        longest = sorted(findings.sections, key=lambda section: -section.seconds)[:3]
+        console.print(
+            f"[dim]took {taken:.0f} s instead of about {seconds:g} (--seconds): the simulator's start, "
+            "one call of each kind, about 40 chunks and the expert's episode are never cut; longest: "
+            f"{', '.join(f'{section.name} {section.seconds:.0f} s' for section in longest)}[/]"
+        )
