@@ -112,6 +112,20 @@ def test_a_loose_contact_is_a_fault_and_the_run_ends_as_it_should(home, tmp_path
     assert len(read_steps(tmp_path / "run")) == 2
 
 
+def test_a_cable_that_was_lost_before_holds_and_says_so(home, tmp_path, cable, caplog):
+    """The page's two rows, one after the other: the second needs the file of the first to be gone."""
+    from lerobot_robot_so101_twin import SO101Twin, SO101TwinConfig
+
+    changes = [*cable, "env.robot.lose_after=30"]
+    assert evaluate(load_short(home, *changes))["faults"] == 1
+    assert evaluate(load_short(home, *changes, "env.robot.lose_seconds=1000"))["faults"] == 0
+    SO101Twin(SO101TwinConfig(id="twin", port=str(tmp_path / "cable"), lose_after=30))
+    assert "lose_after does nothing" in caplog.text
+    (tmp_path / "cable").unlink()
+    with pytest.raises(SafetyStop, match="tried 3 times"):
+        evaluate(load_short(home, *changes, "env.robot.lose_seconds=1000"))
+
+
 def test_a_lost_cable_ends_the_run_which_is_saved_and_continues(home, tmp_path, cable):
     spec = load_short(
         home,

