@@ -97,6 +97,17 @@ class Run:
     """Step at which the run ends."""
     devices: str = ""
     """Device of each role, such as "sim cpu x2, policy cuda:0, learner cuda:0-3 (NVIDIA H200)"."""
+    _stop_reasons: list[str] = field(factory=list, init=False, repr=False)
+
+    def stop(self, reason: str) -> None:
+        """Let the run end after its current step as after its last one: evaluated, saved, with results. A resumed run
+        continues."""
+        self._stop_reasons.append(reason)
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The first reason that a listener gave to `stop`; None: the run goes to its last step."""
+        return next(iter(self._stop_reasons), None)
 
 
 class ReadOnly(dict[str, Any]):

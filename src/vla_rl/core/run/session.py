@@ -254,7 +254,7 @@ class Session(ABC):
         state.wall_seconds = perf_counter() - self._start_time
         self.record_trace("end", final=True)
         results = self.run_store.write_results(
-            self.spec, state, self.runtime.workers.notes(), self.mode, self.runtime.workers.time_shares()
+            self.spec, state, self.runtime.workers.notes(), self.run_info, self.runtime.workers.time_shares()
         )
         self.events.on_run_end(self.run_info, results)
         return results
@@ -279,17 +279,20 @@ class Session(ABC):
     def pass_milestone(self) -> bool:
         """Evaluate and save between two steps, if due. Return whether to continue training."""
         state = self.state
-        finished = state.step >= self.run_info.steps
         self.interrupts.worth_saving = True
-        evaluate, save = (due or finished for due in self.eval_and_save_due())
-        save = save and state.step > 0
-        if evaluate and state.evaluated < state.step:
+        evaluate, save = self.eval_and_save_due()
+        save = (save or self._is_finished()) and state.step > 0
+        if (evaluate or self._is_finished()) and state.evaluated < state.step:
             if save:
                 self._write_checkpoint()  # an evaluation may take hours, in which a run can be killed
             self._evaluate_policy()
-        if save:
+        finished = self._is_finished()  # a listener may stop the run for what the evaluation says
+        if state.step and (finished or save):
             self.save_checkpoint()
         return not finished
+
+    def _is_finished(self) -> bool:
+        return self.state.step >= self.run_info.steps or self.run_info.stop_reason is not None
 
     @abstractmethod
     def drain_rollouts(self) -> None:

@@ -11,7 +11,7 @@ import attrs
 from attrs import define, field
 
 from vla_rl.core.errors import CheckpointError, UserError
-from vla_rl.core.events import Evaluation, late_actions_of
+from vla_rl.core.events import Evaluation, Run, late_actions_of
 from vla_rl.core.run.flow import Ledger
 from vla_rl.core.spec.spec import Spec
 
@@ -114,7 +114,7 @@ class RunStore(Protocol):
         """Replace the state in the checkpoint of its step, whose other files stay; otherwise as `save_checkpoint`."""
 
     def write_results(
-        self, spec: Spec, state: State, notes: Sequence[str], mode: str, roles: Mapping[str, Any]
+        self, spec: Spec, state: State, notes: Sequence[str], run: Run, roles: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Write results.json and return its content. `notes` are the simulator's remarks on its settings; `roles` is
         `Workers.time_shares`."""

@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 
 from vla_rl.core.errors import CheckpointError, UserError, WorkerDied
+from vla_rl.core.events import Run
 from vla_rl.core.paths import explain_path_errors, link_or_copy, resolve_path
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec, checkpoint_record
@@ -346,18 +347,17 @@ class RunFolder:
     # --------------------------------------------------------------------------------------------------- results
 
     def write_results(
-        self, spec: Spec, state: State, notes: Sequence[str], mode: str, roles: Mapping[str, Any]
+        self, spec: Spec, state: State, notes: Sequence[str], run: Run, roles: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Write the results of the run.
 
         Args:
             notes: remarks of the simulator on its settings.
-            mode: as in `Run`.
             roles: result of `Trace.role_shares` for this attempt at the run.
         """
         last, before = state.last or {}, state.before or {}
         results = {
-            "mode": mode,
+            "mode": run.mode,
             "success": last.get("success"),
             "success_before": before.get("success"),
             "tasks": last.get("tasks", {}),
@@ -375,6 +375,7 @@ class RunFolder:
             "max_steps": spec.rollout.max_steps or "the task's own limit",
             "greedy": spec.eval.greedy,
             "steps": state.step,
+            "stop_reason": run.stop_reason,
             "env_steps": state.env_steps,
             "tickets": attrs.asdict(state.tickets),
             **state.parts,

@@ -132,6 +132,8 @@ def draw_summary(run: Run, results: dict[str, Any]) -> RenderableType:
     seconds = results.get("wall_seconds")
     took = f" in {format_duration(seconds)}" if seconds is not None else ""
     done = f"[bold]{escape(run.name)}[/] finished{took}"
+    if run.stop_reason is not None:
+        done += f" after step {results['steps']} of {run.steps}: {escape(run.stop_reason)}"
     where = f"[dim]results, checkpoints and curves: {escape(str(run.folder))}[/]"
     roles = results.get("roles")
     work: list[RenderableType] = ["", _draw_roles(roles)] if roles else []
