@@ -57,6 +57,36 @@ def test_a_log_file_gets_one_line_for_each_step(tmp_path: Path, capsys: pytest.C
     assert "3:07" in out
 
 
+@pytest.mark.parametrize(
+    ("step", "split"),
+    [
+        (4.0, "env 25% policy 50% learner 25%,"),
+        (16.0, "env 6% policy 12% learner 6% messages 75%,"),  # a slow network
+        (2.0, "env 25% policy 50% learner 25%,"),  # roles that work at the same time
+    ],
+)
+def test_the_time_of_messages_has_its_share(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], step: float, split: str
+) -> None:
+    hook: Any = plugin.build(ConsoleConfig(mode="plain"))
+    hook.on_run_start(run=a_run(tmp_path))
+    hook.on_update_end(step=1, metrics={**METRICS, "time/step": step})
+    assert split in capsys.readouterr().out
+
+
+def test_the_table_of_roles_fits_into_a_narrow_terminal(tmp_path: Path) -> None:
+    waits = {"sim": 0.2, "policy": 0.31, "learner": 0.12, "messages": 0.1}
+    usage = {"workers": 2, "busy": 0.123, "waits_for": waits, "bubbles": 0.07}
+    roles = dict.fromkeys(("sim", "policy", "learner"), usage)
+    sink = io.StringIO()
+    hook: Any = Screen(ConsoleConfig(mode="plain"), Console(file=sink, width=60))
+    hook.on_run_end(run=a_run(tmp_path), results={**RESULTS, "roles": roles})
+    assert "…" not in sink.getvalue()
+    for name, share in (("busy", "12.3"), ("waits: messages", "10.0"), ("bubbles", "7.0")):
+        (line,) = [line for line in lines_of(sink) if line.startswith(name)]
+        assert line.split()[-6:] == [share, "%"] * 3
+
+
 def test_a_run_whose_rollouts_are_ahead_says_how_far(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hook = plugin.build(ConsoleConfig())
     hook.on_run_start(run=a_run(tmp_path))

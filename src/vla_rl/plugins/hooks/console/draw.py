@@ -16,7 +16,7 @@ from rich.text import Text
 from vla_rl.core.events import Rate, Run
 from vla_rl.plugins.hooks.console.status import Status, format_duration, format_rate, rate_style
 
-COLOURS = {"env": "cyan", "policy": "magenta", "learner": "yellow"}
+COLOURS = {"env": "cyan", "policy": "magenta", "learner": "yellow", "messages": "bright_black"}
 NUMBERS = {
     "loss/policy": "loss",
     "loss/imitation": "loss",
@@ -141,20 +141,22 @@ def draw_summary(run: Run, results: dict[str, Any]) -> RenderableType:
 
 
 def _draw_roles(roles: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Return a table of each role's busy and waiting time, as shares of the time of all training iterations."""
+    """Return a table of each role's busy and waiting time, as shares of the time of all training iterations. Each role
+    is a column, so that it fits into a narrow terminal."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("role", no_wrap=True)
-    table.add_column("workers", justify="right", style="dim")
-    table.add_column("busy", justify="right", style="bold")
-    causes = list(next(iter(roles.values()))["waits_for"])
-    for i, cause in enumerate(causes):
-        table.add_column(f"{'waits: ' if i == 0 else ''}{cause}", justify="right", no_wrap=True)
-    table.add_column("bubbles", justify="right")
-    for name, usage in roles.items():
-        shares = [usage["busy"], *(usage["waits_for"][cause] for cause in causes), usage["bubbles"]]
-        cells = [f"{100 * share:.1f} %" if share else "-" for share in shares]
-        table.add_row(Text(name, style=COLOURS[{"sim": "env"}.get(name, name)]), str(usage["workers"]), *cells)
+    for name in roles:
+        table.add_column(Text(name, style=COLOURS[{"sim": "env"}.get(name, name)]), justify="right", no_wrap=True)
+    table.add_row("workers", *(str(usage["workers"]) for usage in roles.values()), style="dim")
+    table.add_row("busy", *(_format_share(usage["busy"]) for usage in roles.values()), style="bold")
+    for cause in next(iter(roles.values()))["waits_for"]:
+        table.add_row(f"waits: {cause}", *(_format_share(usage["waits_for"][cause]) for usage in roles.values()))
+    table.add_row("bubbles", *(_format_share(usage["bubbles"]) for usage in roles.values()))
     return table
+
+
+def _format_share(share: float) -> str:
+    return f"{100 * share:.1f} %" if share else "-"
 
 
 def _list_rows(status: Status) -> Iterator[tuple[str, RenderableType]]:

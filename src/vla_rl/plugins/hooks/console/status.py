@@ -10,6 +10,8 @@ from vla_rl.core.events import Evaluation, Rate, Run, wilson_interval
 
 ROLES = ("env", "policy", "learner")
 SMOOTHING = 0.3
+VISIBLE = 0.01
+"""Share of the roles' time from which the time of messages is shown."""
 
 
 def format_duration(seconds: float | None) -> str:
@@ -139,7 +141,12 @@ class Status:
 
     @property
     def time_split(self) -> dict[str, float]:
-        """Shares of env, policy and learner in their total time in the last step; empty when unknown."""
+        """Shares of env, policy and learner in the time of the last step, and of messages between processes, which have
+        what is left unless roles work at the same time; empty when unknown."""
         seconds = {role: max(0.0, self.metrics.get(f"time/{role}", 0.0)) for role in ROLES}
-        total = sum(seconds.values())
+        working = sum(seconds.values())
+        idle = self.metrics.get("time/step", 0.0) - self.metrics.get("time/imagination", 0.0) - working
+        if idle > VISIBLE * working:
+            seconds["messages"] = idle
+        total = sum(seconds.values()) if working else 0.0
         return {role: s / total for role, s in seconds.items()} if total else {}
