@@ -197,6 +197,10 @@ def test_a_module_adds_plugins_without_being_installed(tmp_path):
         ("import sys\nsys.exit(3)", "cannot be imported: .*toy.py:2: SystemExit: 3; it must not end the process"),
         ("import sys\nsys.exit()", "cannot be imported: .*toy.py:2: SystemExit: ; it must not end the process"),
         ("import zoom", "needs 'zoom', which is not installed"),
+        (
+            "import torch\ntorch.set_default_dtype(torch.float64)",
+            "module .*toy.py' sets torch's default dtype to torch.float64, for simulators and models of others, too",
+        ),
         ("vla_rl_plugins = {'envs': {}}", "has 'envs'; did you mean 'env'.; kinds are model, engine"),
         ("vla_rl_plugins = 42", "vla_rl_plugins of module .*toy.py is 42; it must be a dict"),
         (

@@ -296,8 +296,16 @@ def import_module(name: str) -> ModuleType:
         raise PluginError(f"plugins: {format_path(name)} cannot be used: {error_reason(exc)}") from exc
     if path is None and not all(part.isidentifier() for part in name.split(".")):
         raise PluginError(f"plugins: {name!r} is neither a dotted module name nor the path of a .py file")
+    dtype = _default_dtype()
     try:
-        return importlib.import_module(name) if path is None else _import_file(path)
+        module = importlib.import_module(name) if path is None else _import_file(path)
+        if dtype != (changed := _default_dtype()):
+            sys.modules["torch"].set_default_dtype(dtype or sys.modules["torch"].float32)
+            raise PluginError(
+                f"plugins: module {name!r} sets torch's default dtype to {changed}, for simulators and models of others, too; "
+                "give its own tensors a dtype instead"
+            )
+        return module
     except UserError:
         raise
     except ModuleNotFoundError as exc:
@@ -313,6 +321,12 @@ def import_module(name: str) -> ModuleType:
 
 
 # ------------------------------------------------------------------------------------------------ internal
+
+
+def _default_dtype() -> Any:
+    """Return torch's default dtype; None where that is float32, or torch is not imported."""
+    torch = sys.modules.get("torch")
+    return None if torch is None or torch.get_default_dtype() == torch.float32 else torch.get_default_dtype()
 
 
 def _find_kind(kind: str) -> Kind:
