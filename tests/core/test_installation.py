@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vla_rl.core import installation, requirements
-from vla_rl.core.installation import OWN_DIST, console_command, pip_arguments
+from vla_rl.core.installation import OWN_DIST, console_command, pip_arguments, quote_path
 from vla_rl.core.requirements import install_command
 
 ROOT = Path(__file__).parents[2]
@@ -122,6 +122,10 @@ def test_pages_name_the_command_of_the_release() -> None:
         if re.search(wrong, line)
     ]
     assert len(texts) > 300 and not lines, "\n".join(lines)
+
+
+def test_a_path_that_begins_with_a_dash_is_no_option() -> None:
+    assert [quote_path(path) for path in (Path("-dash"), "my run", "/runs/-x")] == ["./-dash", "'my run'", "/runs/-x"]
 
 
 def test_a_command_pastes_whether_the_environment_is_activated_or_not(

@@ -53,6 +53,11 @@ def console_command() -> str:
     return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
 
 
+def quote_path(path: Path | str) -> str:
+    """Return a path as an argument of a command in a shell: one that begins with a dash is no option."""
+    return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
+
+
 def _source_folder(extras: str) -> str | None:
     """Return the arguments for a clone that is on PYTHONPATH and not installed."""
     folder = Path(__file__).parents[3]

@@ -12,6 +12,7 @@ from typing import Any
 from attrs import frozen
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.installation import quote_path
 from vla_rl.core.paths import read_text
 
 LONGEST_RESULT = 500_000_000
@@ -64,7 +65,7 @@ def check_evaluations(*paths: Path) -> None:
         if spec or (path / "spec.yaml").is_file() or (path / "model").is_dir():
             name = "-".join(part for part in path.parts[-3:] if part not in ("checkpoints", "runs", "/", ".."))
             files.append(f"{name.removesuffix(path.suffix) if spec else name}.json")
-            commands.append(f"  vla-rl eval {shlex.quote(str(path))} --output {shlex.quote(files[-1])}")
+            commands.append(f"  vla-rl eval {quote_path(path)} --output {shlex.quote(files[-1])}")
         else:
             files.append(str(path))
     if commands:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from vla_rl.core.catalogue import build, hook_modules
 from vla_rl.core.errors import CheckpointError, HookFailed, RunFolderMoved, StopAndSave, UserError, WorkerDied
 from vla_rl.core.events import Run
 from vla_rl.core.hookspecs import RunEvents
-from vla_rl.core.installation import console_command
+from vla_rl.core.installation import console_command, quote_path
 from vla_rl.core.interrupts import Interrupts, RunStopped, StopRequested
 from vla_rl.core.manager import broadcast, open_listeners
 from vla_rl.core.run.runtime import Runtime, StartRuntime
@@ -177,7 +176,7 @@ class Session(ABC):
     @classmethod
     def _resume_command(cls, run_store: RunStore) -> str:
         verb = "sft" if cls.mode == "imitation" else "run"
-        return f"{console_command()} {verb} {shlex.quote(str(run_store.path))} --resume"
+        return f"{console_command()} {verb} {quote_path(run_store.path)} --resume"
 
     @classmethod
     def _note_resume(cls, error: Exception, run_store: RunStore) -> None:
