@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,12 +13,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+from scripted_runs import one_token
 
 from vla_rl.core.errors import UserError
-from vla_rl.runtime.comm.backends.own_ray import OwnRay
+from vla_rl.runtime.comm.backends.own_ray import OwnRay, join_cluster, read_token_again
 from vla_rl.runtime.comm.backends.private_folder import PrivateFolder
 
 ray = pytest.importorskip("ray")
+from ray._raylet import GcsClient  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+
 NICENESS = "RAY_worker_niceness"
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.own_ray]
 
@@ -133,11 +138,6 @@ def test_the_environment_is_in_a_folder_with_characters_that_a_shell_interprets(
     assert done.stdout.splitlines() == [str(python), str(used), str(folder), path]
 
 
-def test_a_cluster_that_is_not_there(train):
-    with pytest.raises(UserError, match=r"runtime.address='127.0.0.1:1'"):
-        train(runtime={"backend": "ray", "address": "127.0.0.1:1"})
-
-
 def test_samples_that_have_no_room_on_their_way_are_refused_with_their_size(tmp_path, caplog):
     own = OwnRay(folder=PrivateFolder(tmp_path), shared=2**28)
     own.check_store(2**28)
@@ -146,3 +146,42 @@ def test_samples_that_have_no_room_on_their_way_are_refused_with_their_size(tmp_
     assert "up to 0.3 GiB of samples move to the learners in a step, and Ray keeps 0.2 GiB in /dev/shm" in caplog.text
     with pytest.raises(UserError, match=r"up to 1048576.0 GiB of samples .* 0.2 GiB in /dev/shm and for .* RAY_TMPDIR"):
         own.check_store(2**50)
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:1", r"runtime.address='127.0.0.1:1': .*refused"),
+        ("auto", r"runtime.address='auto' \(RAY_ADDRESS=127.0.0.1:2\): .*refused"),
+        ("nowhere", r"runtime.address='nowhere': neither host:port nor auto"),
+    ],
+)
+def test_a_cluster_that_is_not_there(train, monkeypatch, address, message):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:2")
+    with pytest.raises(UserError, match=message):
+        train(runtime={"backend": "ray", "address": address})
+
+
+def test_a_cluster_that_does_not_take_this_process(monkeypatch):
+    with one_token():
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+        try:
+            metadata = b"CLUSTER_METADATA", b"cluster"
+            gcs = GcsClient(address=cluster.address)
+            versions = json.loads(gcs.internal_kv_get(*metadata))
+            gcs.internal_kv_put(
+                metadata[0], json.dumps({**versions, "python_version": "3.9.1"}).encode(), True, metadata[1]
+            )
+            with pytest.raises(
+                UserError, match=r"has other versions than this process: .* Python: 3\.9\.1 This process"
+            ):
+                join_cluster(cluster.address)
+            assert not ray.is_initialized()
+            monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+            read_token_again()
+            with pytest.raises(UserError, match="it asks for a token; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or"):
+                join_cluster(cluster.address)
+            monkeypatch.undo()
+            read_token_again()
+        finally:
+            cluster.shutdown()

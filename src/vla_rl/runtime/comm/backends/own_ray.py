@@ -44,7 +44,9 @@ the workers; Ray would start a worker for every core in advance, which our actor
 of each of the last 100,000 calls: 10 MiB a minute of an asynchronous run.
 """
 MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-TEMPORARY = "RAY_TMPDIR"
+ADDRESS, TEMPORARY = "RAY_ADDRESS", "RAY_TMPDIR"
+REACH_S = 5.0
+"""Seconds that a cluster gets to answer."""
 VITAL = ("raylet", "gcs_server")
 """Ray's processes without which a run cannot continue."""
 
@@ -224,15 +226,27 @@ def _first_line(error: Exception) -> str:
 
 
 def join_cluster(address: str, **options: Any) -> None:
-    """Connect to a running cluster. Raises UserError when it cannot be reached."""
+    """Connect to a running cluster. Raises UserError when it cannot be reached, asks for another token, or has another
+    version of Python or Ray.
+    """
     import ray
 
-    _check_reachable(address)
+    named = os.environ.get(ADDRESS) if address == "auto" else None
+    where = f"runtime.address={address!r}" + (f" ({ADDRESS}={named})" if named else "")
     try:
+        services = import_module("ray._private.services")
+        _check_reachable(services.canonicalize_bootstrap_address(address) if address == "auto" else address)
         with _signals_kept():
             ray.init(address=address, **options)
-    except (ConnectionError, ValueError, ray.exceptions.RayError) as exc:
-        raise UserError(f"no Ray cluster could be reached at runtime.address={address!r}: {exc}") from exc
+    except (OSError, ValueError, ray.exceptions.RayError) as exc:
+        raise UserError(f"no Ray cluster could be reached at {where}: {exc}") from exc
+    except RuntimeError as exc:
+        if "Version mismatch" not in str(exc):
+            raise
+        ray.shutdown()
+        raise UserError(
+            f"the Ray cluster at {where} has other versions than this process: {' '.join(str(exc).split())}"
+        ) from exc
     warn_without_token(f"the Ray cluster at {address}")
 
 
@@ -336,11 +350,22 @@ def _kill_process(process: psutil.Process) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raises UserError when nothing listens at host:port. Ray itself would try for minutes."""
+    """Raises OSError when nothing listens at host:port, or the cluster asks for another token. Ray itself would try
+    for minutes.
+    """
+    import ray
+
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
-        return  # "auto", for example
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except OSError as exc:
-        raise UserError(f"no Ray cluster could be reached at runtime.address={address!r}: {exc}") from exc
+        raise ValueError("neither host:port nor auto")
+    socket.create_connection((host, int(port)), timeout=REACH_S).close()
+    if not address.startswith("ray://"):
+        no_cluster = "0" * 56  # otherwise the client asks for the cluster's id, again and again where it is refused
+        client = import_module("ray._raylet").GcsClient(address=address, cluster_id=no_cluster)
+        try:
+            client.internal_kv_get(b"", None, timeout=REACH_S)
+        except ray.exceptions.RayError as exc:  # the token is looked at first, then the id
+            if "InvalidAuthToken" in str(exc):
+                raise ConnectionError(
+                    f"it asks for a token; set {MODE}=token, and {TOKEN} or {TOKEN_FILE} to the cluster's"
+                ) from exc
