@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ from suite_start import check_start
 
 pytest_plugins = ["chromium"]
 
+os.environ["PATH"] = os.pathsep.join(
+    [str(Path(sys.executable).parent), os.environ["PATH"]]
+)  # as in an activated environment
 os.environ.setdefault("MUJOCO_GL", "egl")  # mujoco reads it at import, and loading a model may import mujoco
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell leaves it for jobs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vla_rl.core import installation, requirements
-from vla_rl.core.installation import OWN_DIST, console_command, pip_arguments, quote_path
+from vla_rl.core.installation import OWN_DIST, console_command, pip_arguments, pip_command, quote_path
 from vla_rl.core.requirements import install_command
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +100,29 @@ def test_vla_rl_is_asked_of_an_index_only_where_one_has_it(describe, monkeypatch
     monkeypatch.setattr(installation, "PUBLISHED", published)
     monkeypatch.setattr(requirements, "unmet_base", list)
     assert install_command(OWN_DIST, "more") == command
+
+
+@pytest.mark.parametrize(
+    ("made", "on_path", "command"),
+    [
+        ({"lib/python3.12/site-packages/pip/__init__.py": ""}, True, "pip install"),
+        ({"lib/python3.12/site-packages/pip/__init__.py": ""}, False, "'{}/bin/python' -m pip install"),
+        ({"pyvenv.cfg": "home = /usr\nuv = 0.9.1\n"}, True, "uv pip install --python '{}/bin/python'"),
+        ({"pyvenv.cfg": "uv = 0\n", "lib/python3.12/site-packages/pip/__init__.py": ""}, True, "pip install"),
+        ({"pyvenv.cfg": "home = /usr\nuv = 0.9.1\n", "pipx_metadata.json": "{}"}, True, "pipx runpip 'my env' install"),
+    ],
+)
+def test_the_command_is_of_what_made_the_environment(tmp_path, monkeypatch, made, on_path, command) -> None:
+    """`uv tool` makes what uv makes; an environment of uv has no pip unless it was asked for."""
+    folder = tmp_path / "my env"
+    for name, text in {"bin/python": "", "bin/pip": "", **made}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "bin" / "pip").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder / "bin") if on_path else "/nowhere")
+    assert pip_command("install", folder / "bin" / "python") == command.format(folder)
+    monkeypatch.setattr(sys, "executable", str(folder / "bin" / "python"))
+    assert pip_command("install") == command.format(folder)
 
 
 def test_a_clone_on_the_path_alone_names_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:

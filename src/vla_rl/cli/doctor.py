@@ -13,7 +13,7 @@ from typing import Literal
 
 from attrs import asdict, frozen
 
-from vla_rl.core.installation import OWN_DIST, pip_arguments
+from vla_rl.core.installation import OWN_DIST, pip_arguments, pip_command
 from vla_rl.core.requirements import install_command, keep_build, missing_requirements, unmet_base
 from vla_rl.runtime.comm.backends.reservation import LEAST_SHARED, SHARED
 from vla_rl.toolkit.envs.mujoco_installation import find_damage
@@ -153,7 +153,8 @@ def _check_extras() -> Iterator[Finding]:
     except metadata.PackageNotFoundError:
         detail = "not installed as a distribution, so no plugin is known"
         arguments = pip_arguments(OWN_DIST)
-        fix = f"pip install {arguments}" if arguments else f"install {OWN_DIST} from its clone or its wheel"
+        install = f"{pip_command('install')} {arguments}"
+        fix = install if arguments else f"install {OWN_DIST} from its clone or its wheel"
         yield Finding(area="extras", what=OWN_DIST, state="broken", detail=detail, fix=fix)
         return
     for extra in extras:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from vla_rl.cli.console import INTERRUPTED, open_closed_streams, print_all_letters, report_errors
+from vla_rl.core.installation import pip_command
 
 app = typer.Typer(
     name="vla-rl",
@@ -420,7 +421,7 @@ def new_plugin(
     from vla_rl.cli.new_plugin import new_plugin as make
 
     project = make(kind, name, folder or Path(name))
-    typer.echo(f"made {project}; now: pip install -e '{project}[test]' && pytest {project}")
+    typer.echo(f"made {project}; now: {pip_command('install')} -e '{project}[test]' && pytest {project}")
 
 
 def _add_collection(collection: str, about: str) -> None:

@@ -42,7 +42,7 @@ from vla_rl.core.declarations import (
     resolve_target,
 )
 from vla_rl.core.errors import PluginError, UserError, did_you_mean
-from vla_rl.core.installation import OWN_DIST
+from vla_rl.core.installation import OWN_DIST, pip_command
 from vla_rl.core.paths import error_reason, expand_tilde, format_path, resolve_path
 from vla_rl.core.requirements import install_command, normalise_name
 
@@ -482,7 +482,7 @@ def _import_failure(who: str, item: Installed, exc: BaseException, extra: str | 
     if missing is None or missing.partition(".")[0] == package:
         return PluginError(f"{who} ({item.target}) cannot be imported: {_describe_exception(exc)}")
     if item.entry is None:
-        return PluginError(f"{who} needs {missing!r}, which is not installed; try: pip install {missing}")
+        return PluginError(f"{who} needs {missing!r}, which is not installed; try: {pip_command('install')} {missing}")
     command = install_command(item.dist, extra or _guess_extra(item, missing))
     return PluginError(f"{who} needs {missing!r}, which is not installed; try: {command}")
 

@@ -40,6 +40,23 @@ def pip_arguments(dist: str, extra: str | None = None) -> str | None:
     return "-e " * editable + shlex.quote(f"{path}{extras}") if path.exists() else None
 
 
+def pip_command(action: str, python: Path | None = None) -> str:
+    """Return how a shell runs `pip ACTION` in an interpreter's environment (None: this one's), which uv or pipx may
+    have made without a pip of its own."""
+    interpreter = python or Path(sys.executable)
+    folder = interpreter.parent.parent
+    settings = folder / "pyvenv.cfg"
+    if (folder / "pipx_metadata.json").is_file():
+        return f"pipx runpip {shlex.quote(folder.name)} {action}"
+    by_uv = settings.is_file() and "\nuv = " in settings.read_text(encoding="utf-8")
+    if by_uv and not any(folder.glob("lib/python3*/site-packages/pip")):
+        return f"uv pip {action.removesuffix(' -y')} --python {shlex.quote(str(interpreter))}"
+    on_path = shutil.which("pip")
+    if on_path is not None and Path(on_path).parent.samefile(interpreter.parent):
+        return f"pip {action}"
+    return f"{shlex.quote(str(interpreter))} -m pip {action}"
+
+
 def console_command() -> str:
     """Return what a shell in this folder runs as `vla-rl`: the script of this interpreter's environment, by its path
     where the environment is not activated."""

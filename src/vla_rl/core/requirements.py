@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from vla_rl.core.installation import OWN_DIST, pip_arguments
+from vla_rl.core.installation import OWN_DIST, pip_arguments, pip_command
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -57,8 +57,8 @@ def keep_build(unmet: Sequence[str]) -> str:
     names = "|".join(re.split(r"[^\w.-]", text)[0] for text in unmet)
     return (
         f"installing {OWN_DIST} again would replace what is installed, and with it a build for CUDA; to keep it: "
-        f"pip freeze | grep -iE '^({names}|nvidia)' > keep.txt, and -c keep.txt with every pip install; to meet it: "
-        f"install a newer build from where this one came (torch: https://pytorch.org/get-started)"
+        f"{pip_command('freeze')} | grep -iE '^({names}|nvidia)' > keep.txt, and -c keep.txt with every install; "
+        f"to meet it: install a newer build from where this one came (torch: https://pytorch.org/get-started)"
     )
 
 
@@ -77,7 +77,7 @@ def install_command(dist: str, extra: str | None) -> str:
             map(_requirement_text, _requirements_with_extra(dist, extra or "", tuple(sys.path)))
         )
         arguments = " ".join(map(shlex.quote, needed))
-    return f"pip install {arguments}"
+    return f"{pip_command('install')} {arguments}"
 
 
 def other_pythons(extra: str) -> list[str]:

@@ -9,7 +9,7 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-from vla_rl.core.installation import OWN_DIST, pip_arguments
+from vla_rl.core.installation import OWN_DIST, pip_arguments, pip_command
 
 ASK_SECONDS = 90.0
 SAME = (OWN_DIST, "ray")
@@ -54,7 +54,7 @@ def interpreter_problems(python: Path) -> list[str]:
         version = metadata.version(name)
         if name not in answer["has"]:
             same = pip_arguments(name) if name == OWN_DIST else f"'{name}=={version}'"
-            how = f"try: {python} -m pip install {same}" if same else f"install {version} there"
+            how = f"try: {pip_command('install', python)} {same}" if same else f"install {version} there"
             problems.append(f"{python} has no {name}; {how}")
         elif answer["has"][name] != version:
             problems.append(f"{python} has {name} {answer['has'][name]}, this interpreter {version}; install the same")

@@ -15,6 +15,7 @@ from pathlib import Path
 from attrs import frozen
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.installation import pip_command
 
 PARTS = ("mujoco", "mujoco-core", "mujoco-studio")
 """Distributions that write the folder `mujoco`."""
@@ -60,7 +61,7 @@ def find_damage(path: Sequence[str] | None = None) -> MujocoFault | None:
 
 def replace_command(version: str) -> str:
     """Return the command that replaces whatever MuJoCo is installed by this version."""
-    return f"pip uninstall -y {' '.join(PARTS)} && pip install mujoco=={version}"
+    return f"{pip_command('uninstall -y')} {' '.join(PARTS)} && {pip_command('install')} mujoco=={version}"
 
 
 def require_whole_mujoco(user: str) -> None:

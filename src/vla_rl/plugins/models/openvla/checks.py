@@ -4,12 +4,15 @@ it."""
 from __future__ import annotations
 
 import logging
+import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import CheckpointError
+from vla_rl.core.installation import pip_command
 from vla_rl.core.spec.structure import at
 from vla_rl.plugins.models.openvla.adapter_config import read_adapter_config
 from vla_rl.plugins.models.openvla.config import RANGES, FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
@@ -183,8 +186,8 @@ def find_tokenizer(folder: Path) -> Path:
     if (folder / SENTENCEPIECE).is_file() and not file.is_file():
         raise CheckpointError(
             f"{folder} has its tokenizer as {SENTENCEPIECE} alone, which is not read; write {TOKENIZER} next to it:\n"
-            "  pip install sentencepiece protobuf\n"
-            f"  python -c \"from transformers import LlamaTokenizer as T; f = '{folder}'; "
+            f"  {pip_command('install')} sentencepiece protobuf\n"
+            f"  {shlex.quote(sys.executable)} -c \"from transformers import LlamaTokenizer as T; f = '{folder}'; "
             'T.from_pretrained(f).save_pretrained(f)"'
         )
     if not file.is_file():
