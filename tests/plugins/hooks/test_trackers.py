@@ -9,7 +9,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -102,7 +102,8 @@ def test_wandb_without_a_login_is_left_out(tmp_path, caplog):
 
 def whole(file: Path) -> list[Any]:
     """Their own process writes the file, and may still do so after the run has ended here."""
-    for _ in range(100):
+    until = monotonic() + 120
+    while monotonic() < until:
         records = list(wandb_records(file))
         if records and records[-1].WhichOneof("record_type") == "exit":
             return records

@@ -22,7 +22,7 @@ from vla_rl.runtime.run_folder.folder import RunFolder
 from vla_rl.runtime.run_folder.lock import NAME, FolderInUse, RunLock
 from vla_rl.runtime.start import run
 
-LONG = {"train": {"steps": 6, "checkpoint_every": 1}, "env": {"latency_s": 0.05}}
+ENDLESS = {"train": {"steps": 10**6, "checkpoint_every": 1}, "env": {"latency_s": 0.05}}
 
 
 def leave(folder: Path, **owner) -> None:
@@ -49,7 +49,7 @@ def test_a_copy_of_a_folder_that_is_held_is_free(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_is_not_resumed_while_it_runs_and_is_once_it_was_killed(tmp_path, train, start_run, caplog):
-    spec = parse_spec(scripted_spec(**LONG))
+    spec = parse_spec(scripted_spec(**ENDLESS))
     spec.dump(tmp_path / "spec.yaml")
     folder = tmp_path / "run"
     with start_run(tmp_path / "spec.yaml", folder, stdout=subprocess.DEVNULL) as process:
@@ -61,9 +61,11 @@ def test_a_run_is_not_resumed_while_it_runs_and_is_once_it_was_killed(tmp_path, 
                 run(spec, folder, resume)
         process.kill()
         process.wait()
-        run(spec, folder, True)
+        last = RunFolder(folder).restore_checkpoint()[0].step + 2
+        ends = {**ENDLESS, "train": {**ENDLESS["train"], "steps": last}}
+        run(parse_spec(scripted_spec(**ends)), folder, True)
     assert f"was held by process {process.pid} on host" in caplog.text
-    _, expected = train("whole", **LONG)
+    _, expected = train("whole", **ends)
     assert read_metrics(folder) == expected
 
 
@@ -83,7 +85,7 @@ def test_what_a_killed_owner_started_does_not_hold_its_lock(tmp_path, fork_serve
             with pytest.raises(FolderInUse, match=f"process {owner.pid} "):
                 RunLock(tmp_path)
             owner.send_signal(signal.SIGKILL)
-            owner.wait(10)
+            owner.wait(60)
             assert all(process.is_running() for process in left)
             RunLock(tmp_path).release()
         finally:

@@ -226,18 +226,23 @@ def test_a_publication_holds_back_only_the_tickets_that_wait_for_it(train, tmp_p
 def test_a_stop_in_the_middle_of_an_update_loses_nothing(train, tmp_path, streaming):
     """Rollouts that run meanwhile end at once, the update is finished, and the checkpoint is the one after it."""
     (tmp_path / "slow_loss.py").write_text(
-        "import os, signal, threading, time\n"
+        "import os, signal, time\n"
         "from pathlib import Path\n"
         "from vla_rl import hookimpl\n"
-        f"STOP = Path({str(tmp_path / 'stop')!r})\n"
+        f"STOP, DRIVER = Path({str(tmp_path / 'stop')!r}), Path({str(tmp_path / 'driver')!r})\n"
         "@hookimpl(wraps='algorithm')\n"
         "def loss(scores, batch):\n"
+        "    if DRIVER.exists():  # the second update, in the learner's process\n"
+        "        driver = int(DRIVER.read_text())\n"
+        "        DRIVER.unlink()\n"
+        "        os.kill(driver, signal.SIGTERM)\n"
         "    time.sleep(0.15 if STOP.exists() else 0)\n"
         "    return (yield)\n"
         "@hookimpl(wraps='algorithm')\n"
         "def advantages(rollout):\n"
         "    if rollout.step == 2 and STOP.exists():\n"
-        "        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
+        "        DRIVER.with_name('named').write_text(str(os.getpid()))\n"
+        "        DRIVER.with_name('named').rename(DRIVER)\n"
         "    return (yield)\n"
     )
     steps = {

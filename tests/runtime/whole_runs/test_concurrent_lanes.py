@@ -75,7 +75,9 @@ def test_the_trace_shows_every_lane(train, tmp_path):
     busy = results["roles"]["sim"]
     assert busy["busy"] + sum(busy["waits_for"].values()) == pytest.approx(1.0, abs=0.01) and busy["bubbles"] >= 0
     profile = from_trace(data)
-    assert profile.sim.each and profile.sim.mean == pytest.approx(0.02, rel=0.5)
+    longest = max(seconds for _, seconds in at_once) / 1e6
+    assert profile.sim.each and 0.0 < profile.sim.mean <= longest
+    assert max(profile.sim.seconds) >= 0.02, "what an env sleeps"
     assert draw_timelines(data)[0][1].count("worker 0: sim") == 2, "one for each shape of screen"
 
 
