@@ -6,13 +6,17 @@ import errno
 import json
 import os
 import re
+import shlex
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scripted_runs import read_metrics, scripted_spec, weights_in
+from typer.testing import CliRunner
 
+from vla_rl.cli.main import app
 from vla_rl.core.errors import CheckpointError, SpecError, UserError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.plugins.trainers.off_policy.demonstrations import DemonstratedTransitions
@@ -23,6 +27,7 @@ from vla_rl.toolkit.trainers.frame_records import frame_dtype
 from vla_rl.toolkit.trainers.record_log import RecordLog
 from vla_rl.toolkit.trainers.replay import _transition_dtype
 
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "off-policy.md"
 NETWORK = {
     "image_size": 32, "channels": [8], "keypoints": 2, "words": 16, "instruction": 4, "hidden": [16], "head": {"type": "gaussian"}
 }  # fmt: skip
@@ -262,3 +267,25 @@ def test_a_spec_with_its_algorithm_is_read_back(tmp_path):
     spec = parse_spec(off_policy_spec())
     assert parse_spec(spec.to_dict()) == spec
     assert json.loads(json.dumps(spec.to_dict()))["algorithm"] == {"type": "transitions"}
+
+
+def test_the_spec_of_the_page_clones_and_trains(tmp_path, monkeypatch):
+    """With its two commands, shortened."""
+    (text,) = re.findall(r"```yaml\n(# sac.yaml\n.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    (tmp_path / "sac.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    short = ["runtime.backend=local", "eval.before=false", "eval.episodes_per_task=1", "env.num_envs=4"]
+    of_clone = ["imitation.expert.episodes=4", "imitation.steps=1"]
+    of_run = [
+        "train.steps=1",
+        "rollout.episodes=4",
+        "trainer.min_data=4",
+        "trainer.critic_updates=1",
+        "trainer.batch=4",
+    ]
+    for command, keys in zip(
+        re.findall("^vla-rl (.*sac.yaml.*)$", PAGE.read_text(), flags=re.MULTILINE), (of_clone, of_run), strict=True
+    ):
+        done = CliRunner().invoke(app, [*shlex.split(command), *short, *keys])
+        assert done.exit_code == 0, done.output
+    assert any(line.get("off_policy/updates") for line in read_metrics(tmp_path / "runs" / "sac"))
