@@ -302,8 +302,8 @@ def import_module(name: str) -> ModuleType:
         if dtype != (changed := _default_dtype()):
             sys.modules["torch"].set_default_dtype(dtype or sys.modules["torch"].float32)
             raise PluginError(
-                f"plugins: module {name!r} sets torch's default dtype to {changed}, for simulators and models of others, too; "
-                "give its own tensors a dtype instead"
+                f"plugins: module {name!r} sets torch's default dtype to {changed}, for simulators and models of "
+                "others, too; give its own tensors a dtype instead"
             )
         return module
     except UserError:

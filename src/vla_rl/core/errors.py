@@ -21,7 +21,7 @@ class CheckpointError(UserError):
     """A checkpoint of a model or a run cannot be read or written. The message names the file and says what to do."""
 
 
-class RunFolderMoved(CheckpointError):
+class RunFolderGone(CheckpointError):
     """The folder of a run was moved, or removed, while the run wrote to it."""
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from scripted_runs import read_metrics, scripted_spec
 
-from vla_rl.core.errors import RunFolderMoved, UserError
+from vla_rl.core.errors import RunFolderGone, UserError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.run_folder.folder import RunFolder
 from vla_rl.runtime.run_folder.lock import NAME, FolderInUse, RunLock
@@ -174,7 +174,7 @@ def test_a_folder_that_is_removed_is_missed(tmp_path):
     folder.mkdir()
     with RunLock(folder) as lock:
         shutil.rmtree(folder)
-        with pytest.raises(RunFolderMoved, match="was moved, or removed"):
+        with pytest.raises(RunFolderGone, match="was moved, or removed"):
             lock.check_place()
 
 

@@ -81,7 +81,7 @@ def test_ctrl_c_says_what_it_does_and_what_was_saved(start, tmp_path):
 
 @pytest.mark.parametrize("errors", ["apart", "same"])
 def test_an_output_that_its_reader_closes_ends_the_run_saved(tmp_path, fork_server, errors):
-    """As in `vla-rl run ... | head -3`, and with `2>&1`."""
+    """`vla-rl run ... | head -3`, and the same with `2>&1`."""
     parse_spec(scripted_spec(hooks=[{"type": "console"}], train={"steps": 10**6})).dump(tmp_path / "spec.yaml")
     command = ("-m", "vla_rl.cli.main", "run", tmp_path / "spec.yaml", "--folder", tmp_path / "run")
     with (tmp_path / "errors").open("w") as file:

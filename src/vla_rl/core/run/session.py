@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from attrs import Factory, define, field
 
 from vla_rl.core.catalogue import build, hook_modules
-from vla_rl.core.errors import CheckpointError, HookFailed, RunFolderMoved, StopAndSave, UserError, WorkerDied
+from vla_rl.core.errors import CheckpointError, HookFailed, RunFolderGone, StopAndSave, UserError, WorkerDied
 from vla_rl.core.events import Run
 from vla_rl.core.hookspecs import RunEvents
 from vla_rl.core.installation import console_command, quote_path
@@ -260,7 +260,7 @@ class Session(ABC):
 
     def _save_and_stop(self) -> UserError:
         """Save, unless that is already done. Return the error that ends the run."""
-        if isinstance(self.interrupts.reason, RunFolderMoved):
+        if isinstance(self.interrupts.reason, RunFolderGone):
             return self.interrupts.reason
         command = self._resume_command(self.run_store)
         message = f"stopped after step {self.state.step}; saved in {self.run_store.path}; continue with: {command}"

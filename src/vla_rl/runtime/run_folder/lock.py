@@ -24,7 +24,7 @@ from typing import Self
 import psutil
 from attrs import asdict, frozen
 
-from vla_rl.core.errors import RunFolderMoved, UserError
+from vla_rl.core.errors import RunFolderGone, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class RunLock:
         os.close(self._file)
 
     def check_place(self) -> None:
-        """Raise RunFolderMoved if the folder is no longer where it was locked."""
+        """Raise RunFolderGone if the folder is no longer where it was locked."""
         try:
             if self._path.stat().st_ino == os.fstat(self._file).st_ino:
                 return
@@ -123,7 +123,7 @@ class RunLock:
             now = Path(f"/proc/self/fd/{self._file}").readlink().parent
             if now.is_dir() and now != self._path.parent.absolute():
                 what = f"{self._path.parent} was moved to {now} while the run wrote to it; --resume continues it there"
-        raise RunFolderMoved(f"{what}\n  what was not saved before is lost")
+        raise RunFolderGone(f"{what}\n  what was not saved before is lost")
 
     def _take_lock(self, patience_s: float) -> None:
         try:
@@ -171,7 +171,7 @@ class RunLock:
                 os.utime(self._file)
             try:
                 self.check_place()
-            except RunFolderMoved as exc:
+            except RunFolderGone as exc:
                 self._lost(exc)
                 return
 
