@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from vla_rl.runtime.comm.backends.ray_errors import has_died, is_unreachable
 from vla_rl.runtime.messages.reports import RolloutProgress
 
 
@@ -41,6 +42,8 @@ class ProgressPolls:
     def _read_answer(self, reference: Any) -> RolloutProgress:
         try:
             progress: RolloutProgress = self._ray.get(reference)
-        except self._ray.exceptions.RayActorError:  # the driver learns of the death when it waits for a result
-            return RolloutProgress()
+        except self._ray.exceptions.RayError as exc:
+            if not (has_died(exc) or is_unreachable(exc)):
+                raise
+            return RolloutProgress()  # the driver learns of it when it waits for a result
         return progress

@@ -22,6 +22,7 @@ from vla_rl.runtime.comm.backend import TICK_S, Backend, CallHung
 from vla_rl.runtime.comm.backends.actor import BY_REFERENCE, Actor
 from vla_rl.runtime.comm.backends.own_ray import OwnRay, join_cluster
 from vla_rl.runtime.comm.backends.progress_polls import ProgressPolls
+from vla_rl.runtime.comm.backends.ray_errors import explain_death, has_died
 from vla_rl.runtime.comm.backends.reservation import is_node_alive, nodes_of, reserve_slots, rounded_down
 from vla_rl.runtime.comm.interfaces import CLOSE_S, IDLE, MakeHost
 from vla_rl.runtime.comm.remote import ConcurrencyGroup
@@ -169,8 +170,8 @@ class RayBackend(Backend):
     def _has_died(self, reference: Any) -> bool:
         try:
             self.ray.get(reference)
-        except self.ray.exceptions.RayActorError:
-            return True
+        except self.ray.exceptions.RayError as exc:
+            return has_died(exc)
         return False
 
     def call_worker(
@@ -285,17 +286,15 @@ class RayBackend(Backend):
             )
 
     def _get_result(self, reference: Any) -> Any:
-        errors = self.ray.exceptions
-        lost = (errors.RayActorError, errors.ObjectLostError)
         try:
             return self.ray.get(reference, timeout=TICK_S)
-        except (errors.RayTaskError, *lost) as exc:
-            cause = exc.cause if isinstance(exc, errors.RayTaskError) else exc
-            if isinstance(cause, lost):  # the worker of this call, or the one that was to supply an argument
+        except self.ray.exceptions.RayError as exc:
+            cause = exc.cause if isinstance(exc, self.ray.exceptions.RayTaskError) else exc
+            if has_died(cause):  # the worker of this call, or the one that was to supply an argument
                 self._check_ray()
                 ids = [actor._ray_actor_id.hex() for actor in self.actors]  # noqa: SLF001 - Ray offers no public way
                 dead = [name for identity, name in zip(ids, self.names, strict=True) if identity in str(cause)]
-                raise WorkerDied(f"{', '.join(dead) or 'a worker'} died: {cause}") from exc
+                raise WorkerDied(f"{', '.join(dead) or 'a worker'} died: {explain_death(cause)}") from exc
             if isinstance(cause, Exception):
                 raise cause from exc
             raise
