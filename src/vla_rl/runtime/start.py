@@ -12,7 +12,7 @@ from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.plan import Cluster, Plan
 from vla_rl.core.run.imitation import Cloning, imitation_of
 from vla_rl.core.run.loop import ReinforcementLearning
-from vla_rl.core.run.runtime import Scaling
+from vla_rl.core.run.runtime import Scaling, StartRuntime
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Component, Spec, has_own_policy, trains_on_transitions
 from vla_rl.runtime.checks.run import check_spec
@@ -50,14 +50,14 @@ def run(spec: Spec, folder: Path | str, resume: bool = False) -> dict[str, Any]:
     those of `Session.run_attempts`.
     """
     check_spec(spec, training=True)
-    return ReinforcementLearning.run_attempts(spec, RunFolder(Path(folder)), resume, start)
+    return ReinforcementLearning.run_attempts(spec, RunFolder(Path(folder)), resume, _start_attempts())
 
 
 def clone(spec: Spec, folder: Path | str, resume: bool = False) -> dict[str, Any]:
     """Train in a folder as the spec's `imitation:` says; otherwise as `run`."""
     imitation_of(spec)
     check_spec(spec, training=False, imitation=True)
-    return Cloning.run_attempts(spec, RunFolder(Path(folder)), resume, start)
+    return Cloning.run_attempts(spec, RunFolder(Path(folder)), resume, _start_attempts())
 
 
 def evaluate(
@@ -119,6 +119,20 @@ def start(
         interrupts=interrupts,
         parts=() if imitation else make_parts(spec, folder),
     )
+
+
+def _start_attempts() -> StartRuntime:
+    """Return `start` for the attempts at a run: each has the plan of the one before, so that it waits for a lost node.
+    After an attempt that could not start, the next is planned anew.
+    """
+    plans: list[Plan] = []
+
+    def start_attempt(spec: Spec, **options: Any) -> Driver:
+        driver = start(spec, plan=plans.pop() if plans else None, **options)
+        plans.append(driver.plan)
+        return driver
+
+    return start_attempt
 
 
 def make_parts(spec: Spec, folder: Path | None) -> list[StepPart]:

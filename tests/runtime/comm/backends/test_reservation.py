@@ -9,6 +9,7 @@ import pytest
 import ray
 from scripted_runs import one_token
 
+from vla_rl.core.errors import WorkerDied
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot
 from vla_rl.runtime.comm.backends import reservation
 from vla_rl.runtime.comm.backends.reservation import bundles_of, choose_store, reserve_slots
@@ -61,7 +62,7 @@ def test_what_others_use_is_not_there(monkeypatch, tmp_path):
             with pytest.raises(DoesNotFit, match=message):
                 reserve_slots(ray, [Slot(roles=("policy",), cpus=1.0)], 60.0)
             ray.util.remove_placement_group(group)
-            with pytest.raises(DoesNotFit, match="node 'gone' left the cluster and did not come back within 1 s"):
+            with pytest.raises(WorkerDied, match="node 'gone' left the cluster and did not come back within 1 s"):
                 reserve_slots(ray, [Slot(roles=("sim",), node="gone")], 60.0)
         finally:
             ray.shutdown()

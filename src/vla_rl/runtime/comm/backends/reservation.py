@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from vla_rl.core.errors import format_count
+from vla_rl.core.errors import WorkerDied, format_count
 from vla_rl.core.plan import DoesNotFit, Node, Slot
 
 SHARED = Path("/dev/shm")  # noqa: S108 - where Ray keeps what processes share
@@ -75,34 +75,42 @@ def bundles_of(slots: Sequence[Slot]) -> tuple[list[dict[str, float]], list[str 
 def reserve_slots(ray: Any, slots: Sequence[Slot], deadline: float) -> tuple[Any, list[int]]:
     """Reserve what the slots need. Return (placement group, bundle of each slot).
 
-    Raises DoesNotFit when the cluster does not have the resources, or others use them.
+    Raises WorkerDied when a node has left the cluster; DoesNotFit when others use the resources.
     """
     bundles, nodes, bundle_of = bundles_of(slots)
     patience = min(PATIENCE_S, deadline)
-    until = monotonic() + patience
+    known: dict[str, str] | None = None
+    group: Any = None
+    until = 0.0
     while True:
-        ids = {node.name: identity for identity, node in nodes_of(ray)}
-        gone = sorted({name for name in nodes if name is not None and name not in ids})
-        if not gone:
-            break
+        alive = {node.name: identity for identity, node in nodes_of(ray)}
+        ids = {name: identity for name, identity in alive.items() if name in nodes}
+        gone = sorted({name for name in nodes if name is not None} - ids.keys())
+        if ids != known:  # Ray calls a lost node alive for some seconds, and one that is back has another id
+            known = ids
+            until = monotonic() + patience
+            if group is not None:
+                ray.util.remove_placement_group(group)
+            selectors = [{} if name is None else {NODE_LABEL: ids.get(name, "")} for name in nodes]
+            group = None if gone else ray.util.placement_group(bundles, "PACK", bundle_label_selector=selectors)
+        if group is None:
+            sleep(0.5)
+        elif group.wait(0.5):
+            return group, bundle_of
         if monotonic() > until:
-            raise DoesNotFit(
-                f"node {gone[0]!r} left the cluster and did not come back within {patience:g} s; there are: "
-                f"{', '.join(ids)}"
-            )
-        sleep(0.5)
-    selectors = [{} if name is None else {NODE_LABEL: ids[name]} for name in nodes]
-    group = ray.util.placement_group(bundles, strategy="PACK", bundle_label_selector=selectors)
-    if not group.wait(patience):
-        ray.util.remove_placement_group(group)
-        free = ray.available_resources()
-        raise DoesNotFit(
-            f"the workers need {_format_bundles(bundles, nodes)}, and of the cluster's CPUs {free.get('CPU', 0):g} "
-            f"and of "
-            f"its GPUs {free.get('GPU', 0):g} are free after {patience:g} s of waiting; stop what uses the others, or "
-            f"place on fewer devices"
+            break
+    if group is None:
+        raise WorkerDied(
+            f"node {gone[0]!r} left the cluster and did not come back within {patience:g} s; there are: "
+            f"{', '.join(alive)}"
         )
-    return group, bundle_of
+    ray.util.remove_placement_group(group)
+    free = ray.available_resources()
+    raise DoesNotFit(
+        f"the workers need {_format_bundles(bundles, nodes)}, and of the cluster's CPUs {free.get('CPU', 0):g} "
+        f"and of its GPUs {free.get('GPU', 0):g} are free after {patience:g} s of waiting; stop what uses the others, "
+        f"or place on fewer devices"
+    )
 
 
 def is_node_alive(ray: Any, group: Any, bundle: int) -> bool:

@@ -46,7 +46,8 @@ class Restarts:
                 self.fleet.connect_policies(self.restart_dead_workers(exc))
 
     def restart_dead_workers(self, error: WorkerDied) -> set[int]:
-        """Start the dead workers again. Return them; their policies are not connected to them yet.
+        """Start the dead workers again. Return them; their policies are not connected to them yet. A death during this
+        is another one.
 
         Raises the error where other workers than sim workers died, or too many.
         """
@@ -58,12 +59,16 @@ class Restarts:
             error.add_note(f"sim workers were started again {self.count} times (runtime.restarts: {self.limit})")
             raise error
         self.count += 1
-        fleet.backend.revive_workers([worker.worker_index for worker in dead])
-        fleet.get_all([worker.call(HostInterface.start_sim) for worker in dead])
         workers = ", ".join(str(worker.worker_index) for worker in dead)
         num_lost = sum(lane.num_envs for worker in dead for lane in worker.assignment.lanes)
         self.fault_log.on_fault(
-            f"sim worker {workers} died with {num_lost} unfinished episodes and was started again; they are re-run: "
+            f"sim worker {workers} died with {num_lost} unfinished episodes and is started again; they are re-run: "
             f"{str(error).splitlines()[0]}"
         )
-        return {worker.worker_index for worker in dead}
+        restarted = {worker.worker_index for worker in dead}
+        fleet.backend.revive_workers(sorted(restarted))
+        try:
+            fleet.get_all([worker.call(HostInterface.start_sim) for worker in dead])
+        except WorkerDied as exc:
+            restarted |= self.restart_dead_workers(exc)
+        return restarted
