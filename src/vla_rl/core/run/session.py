@@ -229,7 +229,7 @@ class Session(ABC):
         self.runtime.workers.listen(self.note_progress, self._report_progress, self._report_fault)
         with open_listeners(self.events, self.run_info):
             results = self._train_and_record()
-        if self.interrupts.reason is not None:
+        if not isinstance(self.interrupts.reason, StopAndSave | None):  # nothing is left to save
             raise self.interrupts.stop_error(
                 f"the run itself is finished, and its results are in {self.run_store.path}"
             )

@@ -7,22 +7,23 @@ import os
 import pickle
 import shlex
 import signal
+import socket
 import sys
 import sysconfig
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic, sleep, time
 from typing import Any
 
-from vla_rl.core.errors import WorkerDied
+from vla_rl.core.errors import StopAndSave, WorkerDied
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.comm.backend import TICK_S, Backend, CallHung
 from vla_rl.runtime.comm.backends.actor import BY_REFERENCE, Actor
 from vla_rl.runtime.comm.backends.own_ray import OwnRay, join_cluster
 from vla_rl.runtime.comm.backends.progress_polls import ProgressPolls
-from vla_rl.runtime.comm.backends.ray_errors import explain_death, has_died
+from vla_rl.runtime.comm.backends.ray_errors import explain_death, has_died, is_unreachable
 from vla_rl.runtime.comm.backends.reservation import is_node_alive, nodes_of, reserve_slots, rounded_down
 from vla_rl.runtime.comm.interfaces import CLOSE_S, IDLE, MakeHost
 from vla_rl.runtime.comm.remote import ConcurrencyGroup
@@ -34,6 +35,10 @@ from vla_rl.toolkit.waiting import PATIENCE_S, Work, works_now
 
 logger = logging.getLogger(__name__)
 
+HEAD_LOOK_S, HEAD_MISSES = 4.0, 6
+"""Seconds between two checks for the head of a cluster, and failed ones after which a run saves and ends: without the
+head Ray ends the process after 60 s (`RAY_gcs_rpc_server_reconnect_timeout_s`).
+"""
 LOOKS = 4
 """Number of checks for hung workers within a deadline."""
 
@@ -85,10 +90,18 @@ class RayBackend(Backend):
             "runtime_env": {"env_vars": {"PYTHONPATH": path}},
         }
         if self.owner and address is not None:
+            # otherwise a worker ends its connections after 30 s of a cut network, and with them the calls
+            options["runtime_env"]["env_vars"]["RAY_grpc_keepalive_timeout_ms"] = str(round(1000 * deadline_s))
             join_cluster(address, **options)
         elif self.owner:
             self.own = OwnRay()
             self.own.start(**options)
+        self.head: str = ray.get_runtime_context().gcs_address
+        """Address of the cluster's head."""
+        self.head_checked = monotonic()
+        """Time of the last check for the head."""
+        self.head_misses = 0
+        """Failed checks since the head was reached last."""
 
     def cluster_resources(self) -> Cluster:
         nodes = tuple(node for _, node in nodes_of(self.ray))
@@ -147,11 +160,11 @@ class RayBackend(Backend):
         return actor.options(**options).remote(self.make_host, self.spec.to_dict(), assignment)
 
     def dead_workers(self) -> list[int]:
-        if self.own and self.own.ended_processes():
+        if self.head_misses >= HEAD_MISSES or (self.own and self.own.ended_processes()):
             return []
         workers = {actor.activity.remote(): index for index, actor in enumerate(self.actors)}
         answers, _ = self.ray.wait(list(workers), num_returns=len(workers), timeout=30)
-        return [workers[answer] for answer in answers if self._has_died(answer)]
+        return [workers[answer] for answer in answers if has_died(self._read_error(answer))]
 
     def revive_workers(self, workers: Sequence[int]) -> None:
         homeless = [worker for worker in workers if not is_node_alive(self.ray, *self.held[worker])]
@@ -167,12 +180,13 @@ class RayBackend(Backend):
             self.processes[worker] = self.actors[worker].process.remote()
         self.handles = {key: handle for key, handle in self.handles.items() if key[0] not in workers}
 
-    def _has_died(self, reference: Any) -> bool:
+    def _read_error(self, reference: Any, timeout: float | None = None) -> Exception | None:
+        """Return the error of Ray that a call ended with."""
         try:
-            self.ray.get(reference)
+            self.ray.get(reference, timeout=timeout)
         except self.ray.exceptions.RayError as exc:
-            return has_died(exc)
-        return False
+            return exc
+        return None
 
     def call_worker(
         self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, group: ConcurrencyGroup = "call"
@@ -242,6 +256,10 @@ class RayBackend(Backend):
             self.ray.kill(actor)
         groups = self.groups
         self.groups = []
+        if not self._reaches_head():  # it carries out what is above, and what is below would wait for it
+            for actor in actors:
+                actor.__ray_terminate__.remote()
+            return
         for group in groups:
             self.ray.util.remove_placement_group(group)
 
@@ -279,25 +297,55 @@ class RayBackend(Backend):
 
     def _check_ray(self) -> None:
         ended = self.own.ended_processes() if self.own else []
+        if not self.own and monotonic() - self.head_checked > HEAD_LOOK_S:
+            self.head_checked = monotonic()
+            self.head_misses = 0 if self._reaches_head() else self.head_misses + 1
+            if self.head_misses == HEAD_MISSES:
+                lost = f"the head of the Ray cluster ({self.head}) has not answered for {HEAD_LOOK_S * HEAD_MISSES:g} s"
+                self.interrupts.stop_because(StopAndSave(f"{lost}; without it Ray ends every process after 60 s"))
         if ended:
             raise WorkerDied(
                 f"Ray's {' and '.join(ended)} ended, from outside or for lack of memory, and with it all workers; what "
                 f"was done since the last checkpoint is lost"
             )
 
+    def _reaches_head(self) -> bool:
+        host, _, port = self.head.rpartition(":")
+        with suppress(OSError):
+            socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
+            return True
+        return False
+
     def _get_result(self, reference: Any) -> Any:
         try:
             return self.ray.get(reference, timeout=TICK_S)
         except self.ray.exceptions.RayError as exc:
             cause = exc.cause if isinstance(exc, self.ray.exceptions.RayTaskError) else exc
-            if has_died(cause):  # the worker of this call, or the one that was to supply an argument
+            if has_died(cause) or is_unreachable(cause):  # the called worker, or the one that supplies an argument
                 self._check_ray()
                 ids = [actor._ray_actor_id.hex() for actor in self.actors]  # noqa: SLF001 - Ray offers no public way
-                dead = [name for identity, name in zip(ids, self.names, strict=True) if identity in str(cause)]
-                raise WorkerDied(f"{', '.join(dead) or 'a worker'} died: {explain_death(cause)}") from exc
+                lost = [worker for worker, identity in enumerate(ids) if identity in str(cause)]
+                why = f"died: {explain_death(cause)}"
+                if is_unreachable(cause):
+                    why = self._end_unreachable(lost)
+                raise WorkerDied(f"{', '.join(self.names[worker] for worker in lost) or 'a worker'} {why}") from exc
             if isinstance(cause, Exception):
                 raise cause from exc
             raise
+
+    def _end_unreachable(self, workers: Sequence[int]) -> str:
+        """Ask workers that lost a call until they answer, and end them. Return what happened to them."""
+        begun = monotonic()
+        for worker in workers:
+            while self.head_misses < HEAD_MISSES:
+                error = self._read_error(self.actors[worker].activity.remote(), TICK_S)
+                if has_died(error):
+                    return f"could not be reached for {monotonic() - begun:.0f} s, lost a call and ended: {error}"
+                if error is None:
+                    self._kill_worker(worker)
+                sleep(TICK_S)
+                self._wait_on()  # raises WorkerDied after the deadline
+        return f"could not be reached for {monotonic() - begun:.0f} s"
 
     def _kill_worker(self, worker: int) -> None:
         """End a worker that answers neither the driver nor Ray."""
@@ -319,7 +367,7 @@ class RayBackend(Backend):
             asked_at = time()
             answer = actor.activity.remote()
             answered, _ = self.ray.wait([answer], timeout=min(10.0, self.deadline))
-            if not answered:
+            if not answered or is_unreachable(self._read_error(answer)):
                 if time() - self.silent.setdefault(name, asked_at) < self.deadline:
                     continue
                 self._kill_worker(worker)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 
-def is_unreachable(error: BaseException) -> bool:
+def is_unreachable(error: BaseException | None) -> bool:
     """Return whether a call was lost, and its worker may still be alive."""
     from ray import exceptions
 
     return isinstance(error, exceptions.ActorUnavailableError)
 
 
-def has_died(error: BaseException) -> bool:
+def has_died(error: BaseException | None) -> bool:
     """Return whether a worker has ended, or what it held is lost. All other errors say neither."""
     from ray import exceptions
 
