@@ -110,8 +110,8 @@ class TicketQueue:
         self._left = 0
         """Tickets that no lane has taken."""
         self._loaded_tasks: dict[int, deque[str]] = {}
-        """Lane -> tasks that its envs got last. Tickets of the same task are preferred: many simulators need seconds to
-        build the scene of another one.
+        """Lane -> tasks that its envs got last in this rollout. Tickets of the same task are preferred: many simulators
+        need seconds to build the scene of another one.
         """
         self._lane_of_env = {
             env: lane.index for lane in lanes for env in range(lane.first_env, lane.first_env + lane.num_envs)
@@ -135,6 +135,7 @@ class TicketQueue:
         with self._changed:
             self.running = True
             self.begun += 1
+            self._loaded_tasks.clear()  # a run that was resumed has no earlier rollouts, and must order tickets alike
             self._queue_batches([*batches, *self._early])
             self._early = []
 

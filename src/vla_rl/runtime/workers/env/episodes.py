@@ -154,9 +154,12 @@ class Episodes:
         return self.simulator.high
 
     def clear_tickets(self) -> None:
-        """Drop the running tickets. The scenes that the envs have loaded and streams between two tickets are kept."""
+        """Drop the running tickets. Streams between two tickets are kept."""
         self.waiting = WaitingTickets()
         """Tickets that no env has started."""
+        self.loaded_tasks: list[str | None] = [None] * self.num_envs
+        """Task whose scene each env has loaded since then. A run that was resumed does not know of earlier ones, and
+        must choose tickets alike."""
         self.active = np.zeros(self.num_envs, bool)
         """Envs that run a ticket."""
         self.obs_env_ids = NO_ENVS
@@ -243,7 +246,7 @@ class Episodes:
         started = []
         for env_id in np.flatnonzero(~self.active).tolist() if self.waiting else ():
             previous = self.requests[env_id]
-            loaded = None if previous is None else previous.state.task
+            loaded = self.loaded_tasks[env_id]
             ticket = self.waiting.take_ticket(self.first_env + env_id, loaded)
             while ticket is not None and self.gives_up(ticket.state):
                 ticket = self.waiting.take_ticket(self.first_env + env_id, loaded)
@@ -272,6 +275,7 @@ class Episodes:
 
     def _assign_request(self, env_id: int, request: EpisodeRequest) -> None:
         self.requests[env_id] = request
+        self.loaded_tasks[env_id] = request.state.task
         self.identity[env_id] = request.number, request.random_key, request.episode, request.version
         self.statistics.limit[env_id] = self.step_limits[request.state.task]
 
