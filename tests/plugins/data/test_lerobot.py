@@ -157,6 +157,24 @@ def _in_two_files(folder: Path) -> None:
         pq.write_table(table.filter(pa.array(~late)), (folder / file).with_name("file-001.parquet"))
 
 
+@pytest.mark.parametrize("first", [pa.bool_(), pa.int64(), pa.float64()], ids=str)
+def test_files_may_store_a_feature_as_different_types(recorded: Any, folders: Any, tmp_path: Path, first: Any) -> None:
+    """Arrow would cast all files to the type of the first: 0.7 to True where that holds booleans."""
+    info, episodes = recorded
+    folder = tmp_path / "mixed"
+    shutil.copytree(folders[3, False], folder)
+    _in_two_files(folder)
+    file = folder / "data" / "chunk-000" / "file-001.parquet"  # has the first episode
+    table = pq.read_table(file)
+    place = table.schema.get_field_index("action")
+    whole = [[float(number > 0) for number in row] for row in table["action"].to_pylist()]
+    pq.write_table(table.set_column(place, "action", pa.array(whole).cast(pa.list_(first))), file)
+    windows = STEPS - CHUNK + 1
+    _, actions = opened(folder, info).read_samples(np.array([0, windows]))
+    assert np.array_equal(actions[0], episodes[0]["actions"][:CHUNK] > 0)
+    assert np.array_equal(actions[1], episodes[1]["actions"][:CHUNK])
+
+
 def _parquet(change: Callable[[dict[str, Any]], Any], file: str = "data/chunk-000/file-000.parquet") -> Any:
     def damage(folder: Path) -> None:
         columns = pq.read_table(folder / file).to_pydict()

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from attrs import frozen
-from pyarrow.dataset import dataset as open_rows
+from pyarrow.parquet import ParquetFile
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
@@ -160,15 +160,18 @@ def refuse_first(where: str, findings: Iterable[DataFinding]) -> None:
 
 def read_columns(where: str, files: Sequence[Path], sizes: dict[str, int]) -> dict[str, Array]:
     """Return the columns of all rows of the files, in order: the vectors named in `sizes` as float32 [rows, size], and
-    the columns `INDEX_COLUMNS` as [rows]."""
+    the columns `INDEX_COLUMNS` as [rows]. Each file is read with its own types, which may differ."""
     try:
-        table = open_rows([arrow_name(file) for file in files], format="parquet").to_table(
-            columns=[*sizes, *INDEX_COLUMNS]
-        )
-        index_columns = {name: _read_index_column(name, table[name]) for name in INDEX_COLUMNS}
-        return index_columns | {name: _read_vectors(name, table[name], size) for name, size in sizes.items()}
+        parts = [_read_file(file, sizes) for file in files]
     except (OSError, ValueError, LookupError, pa.ArrowException) as exc:
         raise UserError(f"{where}: its rows cannot be read ({exc}); download it again") from exc
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _read_file(file: Path, sizes: dict[str, int]) -> dict[str, Array]:
+    table = ParquetFile(arrow_name(file)).read(columns=[*sizes, *INDEX_COLUMNS])
+    index_columns = {name: _read_index_column(name, table[name]) for name in INDEX_COLUMNS}
+    return index_columns | {name: _read_vectors(name, table[name], size) for name, size in sizes.items()}
 
 
 def _read_index_column(name: str, column: Any) -> Array:
