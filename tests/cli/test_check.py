@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -139,7 +140,7 @@ def test_commands_of_a_remedy_stand_alone(folder):
     assert code == 2 and problem.endswith("write tokenizer.json next to it:")
     assert commands[0] == "    pip install sentencepiece protobuf"
     program, flag, source = shlex.split(commands[1])
-    assert (program, flag) == ("python", "-c")
+    assert (program, flag) == (sys.executable, "-c")
     compile(source, "remedy", "exec")
 
 

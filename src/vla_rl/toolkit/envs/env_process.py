@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import DupFd
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -236,12 +235,14 @@ class SeparateProcess:
         self._pipe = ours
         self._note = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - open as long as the process
         """The env that the process runs, which it writes there."""
-        arguments = cloudpickle.dumps(make), first, chunk, theirs, DupFd(self._note.fileno())
+        note: Connection[Any, Any] = Connection(os.dup(self._note.fileno()))  # the kind of descriptor that travels
+        arguments = cloudpickle.dumps(make), first, chunk, theirs, note
         self._process = context.Process(target=_serve_requests, args=arguments, daemon=True)
         try:
             with delay_signals():  # a signal to the whole job reaches neither the fork server nor the envs
                 self._process.start()
                 theirs.close()
+                note.close()
                 self._pipe.recv()
         except (EOFError, OSError, RuntimeError):
             call = unguarded_call()
@@ -286,14 +287,15 @@ class SeparateProcess:
         self._pipe.close()
 
 
-def _serve_requests(make: bytes, first: int, chunk: int, pipe: Connection[Any, Any], note: Any) -> None:
-    """Answer the owner's requests until it closes the pipe. `note`: descriptor of the file for the env that runs."""
+def _serve_requests(
+    make: bytes, first: int, chunk: int, pipe: Connection[Any, Any], note: Connection[Any, Any]
+) -> None:
+    """Answer the owner's requests until it closes the pipe. `note`: the file for the env that runs."""
     ignore_signals()  # they are the owner's to handle
     leave_with_parent()
-    descriptor = note.detach()
 
     def note_running(env_id: int) -> None:
-        os.pwrite(descriptor, env_id.to_bytes(ENV_ID_BYTES), 0)
+        os.pwrite(note.fileno(), env_id.to_bytes(ENV_ID_BYTES), 0)
 
     served = _Served(pickle.loads(make), first, chunk, note_running)  # noqa: S301 - from our owner
     pipe.send(None)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from model_cases import noise, reloading
 from pi0_cases import CHUNK, ENV, expert, flow_error, observation, policy
+from rounding import assert_same_up_to
 from safetensors.torch import load_file
 from torch import nn
 
@@ -75,7 +76,8 @@ def test_adapters_are_on_the_linear_layers_that_would_be_trained(expert_only: bo
     obs = observation(2)
     chunk = model.sample_chunk(obs, noise(2), False)
     scores = model.chunk_log_probs(obs, chunk)
-    assert torch.equal(scores.log_probs, chunk.log_probs)
+    # other kernels where a weight has a gradient, and a log-probability magnifies what they round
+    assert_same_up_to(18, scores.log_probs, chunk.log_probs)
     (scores.log_probs.sum() + scores.values.sum() + model.imitation_loss(obs, expert(2))).backward()
     idle = [name for name, p in model.module.named_parameters() if p.requires_grad and p.grad is None]
     assert not idle

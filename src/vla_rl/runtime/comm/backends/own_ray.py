@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -67,8 +68,8 @@ class OwnRay:
     """Folder of its sockets and logs. Ray's default folder is readable by all users of the machine."""
     shared: int = 0
     """Bytes of shared memory that its object store takes at most; 0: the object store is files of its folder."""
-    starting: set[psutil.Process] = field(factory=set)
-    """Processes of workers that were seen while they started."""
+    launched_at: int = 0
+    """Length of the raylet's log when the workers that start now were launched: it names their processes."""
 
     def start(self, **options: Any) -> None:
         """Start Ray, with a second try: on a busy machine its processes may start too late. Raises UserError where both
@@ -161,20 +162,27 @@ class OwnRay:
         """Return the names of vital processes that have ended."""
         return [name for name, process in self.vital.items() if not _is_alive(process)]
 
+    @property
+    def _log_folder(self) -> Path:
+        assert self.folder is not None
+        return self.folder.path / "ray" / "session_latest" / "logs"
+
+    def note_launch(self) -> None:
+        """Take note that workers are started from now on."""
+        self.launched_at = (self._log_folder / "raylet.out").stat().st_size
+
     def check_starting_workers(self) -> None:
         """Raise WorkerDied when the process of a worker has ended before it had an actor. Ray reports nothing then, and
         starts processes for that actor again and again.
         """
-        assert self.folder is not None
-        logs = self.folder.path / "ray" / "session_latest" / "logs"
-        for process in _descendant_processes(self.vital["raylet"]):
-            with suppress(psutil.Error):
-                if any(part.endswith("/default_worker.py") for part in process.cmdline()):
-                    self.starting.add(process)
-        for process in self.starting:
-            if _is_alive(process):
+        logs = self._log_folder
+        with (logs / "raylet.out").open("rb") as log:
+            log.seek(self.launched_at)
+            started = re.findall(rb"Started worker process .*?pid (\d+)", log.read())
+        for number in map(int, started):
+            if psutil.pid_exists(number):
                 continue
-            output = _read_lines(*logs.glob(f"worker-*-{process.pid}.err"))
+            output = _read_lines(*logs.glob(f"worker-*-{number}.err"))
             if not any(line.startswith(":actor_name:") for line in output):
                 wrote = [line for line in output if not line.startswith(":")] or _read_lines(logs / "raylet.err")
                 if len(wrote) > 2 * QUOTED:
