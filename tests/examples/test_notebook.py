@@ -40,7 +40,7 @@ def test_it_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("QUICKSTART_FOLDER", str(tmp_path / "run"))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = nbclient.NotebookClient(
-        notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOK.parent)}}
+        notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]

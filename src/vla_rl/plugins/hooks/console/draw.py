@@ -29,7 +29,7 @@ UNITS = {"rollout": "chunk steps", "eval": "episodes", "bc_warmup": "epochs", "d
 UNITS |= {"starting envs": "envs", "loading the model": "MB"}
 """Phase -> unit of its progress."""
 SPARKS = "▁▂▃▄▅▆▇█"
-BAR, SPLIT = 30, 20
+BAR, SPLIT = 30, 12
 BARRED = 24
 """Longest task name, in characters, that leaves the summary room for bars next to its figures."""
 MAX_WIDTH = 92
