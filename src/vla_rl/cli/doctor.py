@@ -18,11 +18,10 @@ from vla_rl.core.requirements import install_command, keep_build, missing_requir
 from vla_rl.runtime.comm.backends.reservation import LEAST_SHARED, SHARED
 from vla_rl.toolkit.envs.mujoco_installation import find_damage
 from vla_rl.toolkit.envs.rendering import FIXES, ProbeResult, probe_rendering
-from vla_rl.toolkit.process_limits import count_cpus, count_free_processes, read_memory
+from vla_rl.toolkit.process_limits import FEW_PROCESSES, count_cpus, count_free_processes, read_memory
 
 State = Literal["ok", "missing", "broken"]
 GIB = 2**30
-FEW_PROCESSES = 400
 VERSIONS = ("torch", "ray", "numpy", "transformers", "peft", "mujoco", "gymnasium", "attrs", "cattrs", "pluggy")
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 
 GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+FEW_PROCESSES = 400
+"""Processes and threads below which a run on Ray may not start: one with two workers takes about 250."""
 
 
 def count_cpus() -> int:

@@ -18,6 +18,7 @@ from scripted_runs import one_token
 from vla_rl.core.errors import UserError
 from vla_rl.runtime.comm.backends.own_ray import OwnRay, join_cluster, read_token_again
 from vla_rl.runtime.comm.backends.private_folder import PrivateFolder
+from vla_rl.toolkit import process_limits
 
 ray = pytest.importorskip("ray")
 from ray._raylet import GcsClient  # noqa: E402
@@ -81,6 +82,19 @@ def test_it_keeps_no_record_of_calls(monkeypatch, own, asked):
     actor.__ray_terminate__.remote()
     process.wait(60)  # it hands in its records at its end
     assert bool(ray.timeline()) == bool(asked)
+
+
+@pytest.mark.parametrize("allowed", [200, 2000])
+def test_a_limit_of_processes_is_said_before_the_start(monkeypatch, own, tmp_path, caplog, allowed):
+    group = tmp_path / "pids" / "job"
+    group.mkdir(parents=True)
+    (group / "pids.max").write_text(str(allowed))
+    (group / "pids.current").write_text("30")
+    (tmp_path / "membership").write_text("3:pids:/job\n")
+    monkeypatch.setattr(process_limits, "GROUPS", tmp_path)
+    monkeypatch.setattr(process_limits, "MEMBERSHIP", tmp_path / "membership")
+    own.start(num_cpus=1)
+    assert ("only 170 more processes and threads may start here" in caplog.text) == (allowed == 200)
 
 
 @pytest.mark.parametrize("failures", [1, 2])

@@ -26,7 +26,7 @@ from vla_rl.core.errors import UserError, WorkerDied
 from vla_rl.core.paths import explain_path_errors
 from vla_rl.runtime.comm.backends.private_folder import PrivateFolder
 from vla_rl.runtime.comm.backends.reservation import LEAST_SHARED, SHARED, choose_store
-from vla_rl.toolkit.process_limits import count_cpus
+from vla_rl.toolkit.process_limits import FEW_PROCESSES, count_cpus, count_free_processes
 from vla_rl.toolkit.processes import delay_signals
 
 logger = logging.getLogger(__name__)
@@ -104,6 +104,8 @@ class OwnRay:
         parent = Path(os.environ.get(TEMPORARY, "/tmp"))  # noqa: S108 - paths of sockets are short
         with explain_path_errors(f"the variable {TEMPORARY}, for Ray's files,", parent):
             self.folder = PrivateFolder(parent)
+        if (processes := count_free_processes()) is not None and processes < FEW_PROCESSES:
+            logger.warning("only %d more processes and threads may start here: see vla-rl doctor", processes)
         store = choose_store(self.folder.path)
         self.shared = 0 if "_plasma_directory" in store else store.get("object_store_memory", 0)
         self._make_token()
