@@ -10,11 +10,12 @@ from typing import Any, Literal
 from attrs import frozen
 
 from vla_rl.core.declarations import HookPlugin
+from vla_rl.core.errors import WorkerDied
 
 
 @frozen(kw_only=True)
 class BadConfig:
-    does: Literal["raise", "exit", "interrupt", "bare", "write", "fill"] = "raise"
+    does: Literal["raise", "exit", "interrupt", "bare", "write", "fill", "die"] = "raise"
     event: str = "on_update_end"
     at: int = 2
     file: str = ""
@@ -65,6 +66,8 @@ class Bad:
                 raise KeyboardInterrupt
             case "bare":
                 raise BaseException("bare")  # noqa: TRY002
+            case "die":
+                raise WorkerDied("worker 1 (policy) died")
             case "write" if metrics is not None:
                 metrics["loss/total"] = "spoilt"
             case "fill":

@@ -10,7 +10,7 @@ from uuid import uuid4
 import attrs
 
 from vla_rl.core.catalogue import build
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import UserError, WorkerDied
 from vla_rl.core.events import Run
 from vla_rl.core.interrupts import Interrupts, StopRequested
 from vla_rl.core.manager import broadcast, open_listeners
@@ -94,8 +94,11 @@ def _evaluate_model(
                 "checkpoint": checkpoint_record(spec),
                 "episodes": [attrs.asdict(episode) for episode in evaluation.episodes],
             }
-            events.on_eval_end(run_info, state.step, evaluation)
-            events.on_run_end(run_info, {})
+            try:
+                events.on_eval_end(run_info, state.step, evaluation)
+                events.on_run_end(run_info, {})
+            except WorkerDied as exc:  # which held recordings
+                raise NotRecorded(result, exc) from exc
         if interrupts.reason is not None:  # a hook failed and asked for a stop
             cause = interrupts.reason.__cause__
             raise NotRecorded(result, cause if isinstance(cause, OSError) else interrupts.reason)
