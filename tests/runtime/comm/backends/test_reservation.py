@@ -12,7 +12,7 @@ from scripted_runs import one_token
 from vla_rl.core.errors import WorkerDied
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot
 from vla_rl.runtime.comm.backends import reservation
-from vla_rl.runtime.comm.backends.reservation import bundles_of, choose_store, reserve_slots
+from vla_rl.runtime.comm.backends.reservation import bundles_of, choose_store, nodes_of, reserve_slots
 from vla_rl.toolkit.placement.checks import validate_plan
 
 Usage = namedtuple("Usage", "total used free")
@@ -59,8 +59,12 @@ def test_what_others_use_is_not_there(monkeypatch, tmp_path):
             group, bundle_of = reserve_slots(ray, [Slot(roles=("sim",), cpus=1.5)], 60.0)
             assert bundle_of == [0]
             message = r"workers need 1 CPU and 0 GPUs, and of the cluster's CPUs 0.5 and of its GPUs 0 are free"
+            looks = []
+            monkeypatch.setattr(reservation, "nodes_of", lambda ray: looks.append(ray) or nodes_of(ray))
             with pytest.raises(DoesNotFit, match=message):
                 reserve_slots(ray, [Slot(roles=("policy",), cpus=1.0)], 60.0)
+            assert len(looks) <= 3, "it waits between two looks"
+            monkeypatch.setattr(reservation, "nodes_of", nodes_of)
             ray.util.remove_placement_group(group)
             with pytest.raises(WorkerDied, match="node 'gone' left the cluster and did not come back within 1 s"):
                 reserve_slots(ray, [Slot(roles=("sim",), node="gone")], 60.0)

@@ -8,13 +8,13 @@ import math
 import shutil
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 from vla_rl.core.errors import WorkerDied, format_count
 from vla_rl.core.plan import DoesNotFit, Node, Slot
+from vla_rl.toolkit.process_limits import read_memory
 
 SHARED = Path("/dev/shm")  # noqa: S108 - where Ray keeps what processes share
 LEAST_SHARED = 2**28
@@ -91,11 +91,13 @@ def reserve_slots(ray: Any, slots: Sequence[Slot], deadline: float) -> tuple[Any
             until = monotonic() + patience
             if group is not None:
                 ray.util.remove_placement_group(group)
-            selectors = [{} if name is None else {NODE_LABEL: ids.get(name, "")} for name in nodes]
-            group = None if gone else ray.util.placement_group(bundles, "PACK", bundle_label_selector=selectors)
+            group = None
+            if not gone:
+                selectors = [{} if name is None else {NODE_LABEL: ids[name]} for name in nodes]
+                group = ray.util.placement_group(bundles, "PACK", bundle_label_selector=selectors)
         if group is None:
-            sleep(0.5)
-        elif group.wait(0.5):
+            sleep(1)
+        elif group.wait(1):  # whole seconds: Ray cuts off fractions, and does not wait at all
             return group, bundle_of
         if monotonic() > until:
             break
@@ -125,7 +127,7 @@ def choose_store(folder: Path) -> dict[str, Any]:
     """
     if sys.platform != "linux":
         return {}
-    share = int(STORE_SHARE * import_module("ray._private.utils").estimate_available_memory())
+    share = int(STORE_SHARE * read_memory()[1])
     free = shutil.disk_usage(SHARED).free if SHARED.is_dir() else 0
     if free >= LEAST_SHARED:
         return {"object_store_memory": min(share, int(0.9 * free))}
