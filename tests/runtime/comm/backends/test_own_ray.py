@@ -152,6 +152,13 @@ def test_the_environment_is_in_a_folder_with_characters_that_a_shell_interprets(
     assert done.stdout.splitlines() == [str(python), str(used), str(folder), path]
 
 
+def test_a_raylet_that_logs_to_stderr_names_no_worker(tmp_path):
+    """As with RAY_LOG_TO_STDERR=1."""
+    own = OwnRay(folder=PrivateFolder(tmp_path))
+    own.note_launch()
+    own.check_starting_workers()
+
+
 def test_samples_that_have_no_room_on_their_way_are_refused_with_their_size(tmp_path, caplog):
     own = OwnRay(folder=PrivateFolder(tmp_path), shared=2**28)
     own.check_store(2**28)
@@ -168,10 +175,11 @@ def test_samples_that_have_no_room_on_their_way_are_refused_with_their_size(tmp_
         ("127.0.0.1:1", r"runtime.address='127.0.0.1:1': .*refused"),
         ("auto", r"runtime.address='auto' \(RAY_ADDRESS=127.0.0.1:2\): .*refused"),
         ("nowhere", r"runtime.address='nowhere': neither host:port nor auto"),
+        ("auto", r"runtime.address='auto' \(RAY_ADDRESS=local\): neither host:port nor auto"),
     ],
 )
 def test_a_cluster_that_is_not_there(train, monkeypatch, address, message):
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:2")
+    monkeypatch.setenv("RAY_ADDRESS", "local" if "=local" in message else "127.0.0.1:2")
     with pytest.raises(UserError, match=message):
         train(runtime={"backend": "ray", "address": address})
 

@@ -68,8 +68,8 @@ class OwnRay:
     """Folder of its sockets and logs. Ray's default folder is readable by all users of the machine."""
     shared: int = 0
     """Bytes of shared memory that its object store takes at most; 0: the object store is files of its folder."""
-    launched_at: int = 0
-    """Length of the raylet's log when the workers that start now were launched: it names their processes."""
+    num_earlier: int = 0
+    """Number of worker processes that Ray started before those of the last launch."""
 
     def start(self, **options: Any) -> None:
         """Start Ray, with a second try: on a busy machine its processes may start too late. Raises UserError where both
@@ -143,22 +143,17 @@ class OwnRay:
         assert self.folder is not None
         parent = self.folder.path.parent
         disk = shutil.disk_usage(parent).free
+        what = f"up to {size / GIB:.1f} GiB of samples move to the learners in a step, and Ray"
+        shared = f"{self.shared / GIB:.1f} GiB in {SHARED}"
         if size > self.shared + disk:
             raise UserError(
-                f"up to {size / GIB:.1f} GiB of samples move to the learners in a step, and Ray has room for "
-                f"{self.shared / GIB:.1f} GiB in {SHARED} and for {disk / GIB:.1f} GiB in {parent}; lower "
-                f"rollout.episodes or the pixels of cameras, set {TEMPORARY} to a folder with more room, or place "
-                f"policies in the learners' workers (placement.type: collocated)"
+                f"{what} has room for {shared} and for {disk / GIB:.1f} GiB in {parent}; lower rollout.episodes or the "
+                f"pixels of cameras, set {TEMPORARY} to a folder with more room, or place policies in the learners' "
+                f"workers (placement.type: collocated)"
             )
         if size > max(self.shared, LEAST_SHARED):
-            logger.warning(
-                "up to %.1f GiB of samples move to the learners in a step, and Ray keeps %.1f GiB in %s, the rest in "
-                "files in %s, which is slower; enlarge it (docker run --shm-size)",
-                size / GIB,
-                self.shared / GIB,
-                SHARED,
-                parent,
-            )
+            slower = f"the rest in files in {parent}, which is slower"
+            logger.warning("%s keeps %s, %s; enlarge it (docker run --shm-size)", what, shared, slower)
 
     def ended_processes(self) -> list[str]:
         """Return the names of vital processes that have ended."""
@@ -169,19 +164,22 @@ class OwnRay:
         assert self.folder is not None
         return self.folder.path / "ray" / "session_latest" / "logs"
 
+    def _started_workers(self) -> list[int]:
+        """Return the ids of all worker processes that the raylet's log names; none if that log goes to stderr."""
+        log = self._log_folder / "raylet.out"
+        text = log.read_bytes() if log.is_file() else b""
+        return [int(number) for number in re.findall(rb"Started worker process .*?pid (\d+)", text)]
+
     def note_launch(self) -> None:
         """Take note that workers are started from now on."""
-        self.launched_at = (self._log_folder / "raylet.out").stat().st_size
+        self.num_earlier = len(self._started_workers())
 
     def check_starting_workers(self) -> None:
         """Raise WorkerDied when the process of a worker has ended before it had an actor. Ray reports nothing then, and
         starts processes for that actor again and again.
         """
         logs = self._log_folder
-        with (logs / "raylet.out").open("rb") as log:
-            log.seek(self.launched_at)
-            started = re.findall(rb"Started worker process .*?pid (\d+)", log.read())
-        for number in map(int, started):
+        for number in self._started_workers()[self.num_earlier :]:
             if psutil.pid_exists(number):
                 continue
             output = _read_lines(*logs.glob(f"worker-*-{number}.err"))
@@ -245,7 +243,8 @@ def join_cluster(address: str, **options: Any) -> None:
     where = f"runtime.address={address!r}" + (f" ({ADDRESS}={named})" if named else "")
     try:
         services = import_module("ray._private.services")
-        _check_reachable(services.canonicalize_bootstrap_address(address) if address == "auto" else address)
+        # None: RAY_ADDRESS asks for a Ray of this process
+        _check_reachable((services.canonicalize_bootstrap_address(address) or "") if address == "auto" else address)
         with _signals_kept():
             ray.init(address=address, **options)
     except (OSError, ValueError, ray.exceptions.RayError) as exc:

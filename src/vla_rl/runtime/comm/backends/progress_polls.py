@@ -1,4 +1,4 @@
-"""Progress of busy workers, pending for without waiting for their answers."""
+"""Progress of busy workers, asked for without waiting for their answers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,9 @@ class ProgressPolls:
             total += self._known.get(actor, RolloutProgress())
         return total
 
-    def count_silent(self, actors: Iterable[Any]) -> int:
-        """Return how many of these actors have not answered yet."""
-        return sum(actor not in self._known for actor in actors)
-
-    def forget_answers(self) -> None:
-        """Forget all answers, as another phase begins."""
-        self._pending.clear()
-        self._known.clear()
+    def count_started(self, actors: Iterable[Any]) -> int:
+        """Return how many of these actors have answered."""
+        return sum(actor in self._known for actor in actors)
 
     def _read_answer(self, reference: Any) -> RolloutProgress:
         try:

@@ -123,7 +123,8 @@ class RayBackend(Backend):
         group, bundle_of = reserve_slots(self.ray, [assignment.slot for assignment in assignments], self.deadline)
         self.groups.append(group)
         self.held = [(group, bundle_of[assignment.index]) for assignment in assignments]
-        self._note_launch()
+        if self.own:
+            self.own.note_launch()
         for assignment in assignments:
             plugins = (
                 f"env {spec.env.type!r}, model {spec.model.type!r}"
@@ -133,10 +134,6 @@ class RayBackend(Backend):
             self.actors.append(self._launch_actor(assignment))
             self.processes.append(self.actors[-1].process.remote())
             self.names.append(f"worker {assignment.index} ({', '.join(assignment.slot.roles)}; {plugins})")
-
-    def _note_launch(self) -> None:
-        if self.own:
-            self.own.note_launch()
 
     def _launch_actor(self, assignment: Assignment) -> Any:
         """Start a worker's actor on the device that it holds."""
@@ -180,7 +177,8 @@ class RayBackend(Backend):
             self.groups.append(group)
             for worker, bundle in zip(homeless, bundle_of, strict=True):
                 self.held[worker] = group, bundle
-        self._note_launch()
+        if self.own:
+            self.own.note_launch()
         for worker in workers:
             self.actors[worker] = self._launch_actor(self.assignments[worker])
             self.processes[worker] = self.actors[worker].process.remote()
@@ -218,10 +216,8 @@ class RayBackend(Backend):
                 self._wait_on()
 
     def starting_work(self) -> tuple[Work, ...]:
-        works, started = (
-            self.read_progress(range(len(self.actors))).works,
-            len(self.actors) - self._progress_polls.count_silent(self.actors),
-        )
+        works = self.read_progress(range(len(self.actors))).works
+        started = self._progress_polls.count_started(self.actors)
         if started == len(self.actors) or self.begun > monotonic() - PATIENCE_S:
             return works
         return Work(what="starting workers", done=started, total=len(self.actors)), *works
