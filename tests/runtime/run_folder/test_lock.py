@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -181,6 +182,18 @@ def test_a_folder_that_is_removed_is_missed(tmp_path):
 def test_a_lock_that_is_removed_ends_no_run(tmp_path):
     with RunLock(tmp_path) as lock:
         (tmp_path / NAME).unlink()
+        lock.check_place()
+
+
+def test_a_lock_whose_handle_is_stale_ends_no_run(tmp_path, monkeypatch):
+    """As on NFS, where another machine removed the lock."""
+    with RunLock(tmp_path) as lock, monkeypatch.context() as patch:
+        (tmp_path / NAME).unlink()
+
+        def fail(descriptor):
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+        patch.setattr(os, "fstat", fail)
         lock.check_place()
 
 

@@ -122,8 +122,6 @@ class Fleet:
         self.lanes = sorted((lane for a in assignments for lane in a.lanes), key=lambda lane: lane.index)
         self.sim_of = {lane.index: sim for sim in self.sims for lane in sim.assignment.lanes}
         """Lane -> handle of the sim role that hosts it."""
-        self.policy_of = {lane.index: policy for policy in self.policies for lane in policy.assignment.served}
-        """Lane -> handle of the policy that acts for it."""
         learner_workers = {learner.worker_index for learner in self.learners}
         self.remote_policies = [policy for policy in self.policies if policy.worker_index not in learner_workers]
         """Policies that share no worker with a learner, so that weights have to reach them."""

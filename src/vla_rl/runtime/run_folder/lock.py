@@ -111,10 +111,11 @@ class RunLock:
     def check_place(self) -> None:
         """Raise RunFolderGone if the folder is no longer where it was locked."""
         try:
-            if self._path.stat().st_ino == os.fstat(self._file).st_ino:
+            held = os.fstat(self._file)
+            if self._path.stat().st_ino == held.st_ino:
                 return
         except FileNotFoundError:
-            if self._path.parent.is_dir() and not os.fstat(self._file).st_nlink:
+            if self._path.parent.is_dir() and not held.st_nlink:
                 return  # the lock alone was removed
         except OSError:  # a network file system that does not answer now
             return
