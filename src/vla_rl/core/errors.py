@@ -62,6 +62,11 @@ def did_you_mean(name: str, known_names: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def format_count(count: float, noun: str) -> str:
     """Return `1 GPU`, `2 GPUs`, `0 GPUs`: the count of a noun whose plural ends with s."""
     return f"{count:g} {noun}{'s' * (count != 1)}"

@@ -10,9 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+
+import psutil
 
 from vla_rl.core.interrupts import SIGNALS
 
@@ -101,6 +103,20 @@ def delay_signals(numbers: frozenset[signal.Signals] = SIGNALS) -> Iterator[None
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def find_descendants(pid: int) -> list[psutil.Process]:
+    """Return all descendants of a process; none if it has ended."""
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.Error:
+        return []
+
+
+def kill_process(process: psutil.Process) -> None:
+    """Kill a process, unless it has ended."""
+    with suppress(psutil.Error):
+        process.kill()
 
 
 def module_path() -> str:

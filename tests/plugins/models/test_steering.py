@@ -12,6 +12,7 @@ from model_cases import noise
 from pi0_cases import CHUNK, ENV, expert, observation, policy
 from safetensors.torch import load_file, save_file
 
+from eager_recorder import EagerRecorder, no_host_reads
 from vla_rl.core.capabilities import Steerable
 from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import CheckpointError, UserError
@@ -21,7 +22,7 @@ from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.toolkit.models.adapters import LoRAConfig
-from vla_rl.toolkit.models.cuda_graphs import CapturedFunction, EagerRecorder, no_host_reads
+from vla_rl.toolkit.models.cuda_graphs import CapturedFunction
 from vla_rl.toolkit.models.fitting import MismatchError
 from vla_rl.toolkit.models.flow_config import FlowSDE, SteeringConfig
 from vla_rl.toolkit.models.heads import STEERING_HEAD

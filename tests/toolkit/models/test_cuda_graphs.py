@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from eager_recorder import EagerRecorder
 from vla_rl.toolkit.models import cuda_graphs
-from vla_rl.toolkit.models.cuda_graphs import CapturedFunction, CudaGraphRecorder, EagerRecorder, padded_size
+from vla_rl.toolkit.models.cuda_graphs import CapturedFunction, CudaGraphRecorder, padded_size
 
 
 class CountingRecorder(EagerRecorder):

@@ -27,7 +27,14 @@ from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.types import ActionSource, Array
 from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.envs.single_env import ChunkRecord, Outcome, SingleEnv, View
-from vla_rl.toolkit.processes import delay_signals, ignore_signals, leave_with_parent, unguarded_call
+from vla_rl.toolkit.processes import (
+    delay_signals,
+    find_descendants,
+    ignore_signals,
+    kill_process,
+    leave_with_parent,
+    unguarded_call,
+)
 
 if TYPE_CHECKING:
     from vla_rl.toolkit.envs.single_env import MakeEnv
@@ -277,12 +284,11 @@ class SeparateProcess:
         return answers
 
     def close(self) -> None:
-        begun = _find_descendants(self.pid)
+        begun = find_descendants(self.pid)
         self._process.kill()  # envs need no cleanup, and a hanging one would not answer
         self._process.join()
         for process in begun:  # started by envs, such as a game engine's server: nothing else ends them
-            with suppress(psutil.Error):
-                process.kill()
+            kill_process(process)
         self._note.close()
         self._pipe.close()
 
@@ -302,14 +308,6 @@ def _serve_requests(
     with suppress(EOFError):
         while True:
             pipe.send(served.answer(*pipe.recv()))
-
-
-def _find_descendants(pid: int) -> list[psutil.Process]:
-    """Return all descendants of a process."""
-    try:
-        return list(psutil.Process(pid).children(recursive=True))
-    except psutil.Error:
-        return []
 
 
 @define

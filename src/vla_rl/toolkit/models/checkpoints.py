@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import frozen
 
-from vla_rl.core.errors import CheckpointError
+from vla_rl.core.errors import CheckpointError, first_line
 from vla_rl.core.paths import expand_tilde
 from vla_rl.core.spec.structure import Problems, Structurer, at, keys_of
 from vla_rl.toolkit.json_files import Record, path_inside, read_record
@@ -105,11 +105,10 @@ def _from_hub(name: str, wanted: Sequence[str], download: bool) -> Path:
             )
         )
     except Exception as error:  # many kinds: no network, offline mode, no such repository, a gate, a full disk
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         which = f"{repository}{f' --revision {revision}' if revision else ''}"
         raise CheckpointError(
             f"checkpoint {name!r} is neither a folder ({Path(name).absolute()}) nor in the hub's cache "
-            f"({constants.HF_HUB_CACHE}), and could not be fetched: {reason}\n"
+            f"({constants.HF_HUB_CACHE}), and could not be fetched: {first_line(error)}\n"
             f"  with network access: hf download {which} --local-dir FOLDER, then set model.checkpoint: FOLDER;\n"
             f"  or copy the folder models--{repository.replace('/', '--')} of another machine's cache into this one"
         ) from error

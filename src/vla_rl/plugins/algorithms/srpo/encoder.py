@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import UserError, first_line
 from vla_rl.core.paths import expand_tilde
 from vla_rl.plugins.algorithms.srpo.config import EncoderSettings
 from vla_rl.toolkit.models.checkpoints import resolve_checkpoint
@@ -81,9 +81,8 @@ def check_checkpoint(name: str) -> None:
     try:
         config = AutoConfig.from_pretrained(folder if folder.is_dir() else name)
     except (OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         where = f"folder {folder.absolute()}" if folder.is_dir() else f"{name} of the hub, or the hub's cache,"
-        raise _missing_encoder_error(f"{where} gave no V-JEPA 2 checkpoint: {reason}") from error
+        raise _missing_encoder_error(f"{where} gave no V-JEPA 2 checkpoint: {first_line(error)}") from error
     if not isinstance(config, VJEPA2Config):
         raise _missing_encoder_error(f"{name} is a {config.model_type!r} model, and no V-JEPA 2")
 

@@ -6,6 +6,7 @@ import logging
 from functools import cache
 from typing import TYPE_CHECKING
 
+from vla_rl.core.errors import first_line
 from vla_rl.core.installation import pip_command
 from vla_rl.plugins.hooks.video.config import VideoConfig
 
@@ -36,7 +37,7 @@ def encoder_missing() -> str:
 
         imageio_ffmpeg.get_ffmpeg_exe()
     except (ImportError, RuntimeError, OSError) as exc:
-        reason = f"{exc}".splitlines()[0] if str(exc) else type(exc).__name__
+        reason = first_line(exc)
         command = f"{pip_command('install')} imageio-ffmpeg"
         logger.warning("hook video makes no videos: there is no encoder (%s); try: %s", reason, command)
         return reason

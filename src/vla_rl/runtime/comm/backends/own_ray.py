@@ -22,12 +22,12 @@ from typing import Any
 import psutil
 from attrs import define, field
 
-from vla_rl.core.errors import UserError, WorkerDied
+from vla_rl.core.errors import UserError, WorkerDied, first_line
 from vla_rl.core.paths import explain_path_errors
 from vla_rl.runtime.comm.backends.private_folder import PrivateFolder
 from vla_rl.runtime.comm.backends.reservation import LEAST_SHARED, SHARED, choose_store
 from vla_rl.toolkit.process_limits import FEW_PROCESSES, count_cpus, count_free_processes
-from vla_rl.toolkit.processes import delay_signals
+from vla_rl.toolkit.processes import delay_signals, find_descendants, kill_process
 
 logger = logging.getLogger(__name__)
 
@@ -80,14 +80,14 @@ class OwnRay:
         except UserError:
             raise
         except Exception as exc:  # Ray raises many kinds: RuntimeError, ConnectionError, Exception itself
-            logger.warning("Ray did not start (%s), and is tried once more: %s", _describe_load(), _first_line(exc))
+            logger.warning("Ray did not start (%s), and is tried once more: %s", _describe_load(), first_line(exc))
             try:
                 self._try_start(**options)
             except UserError:
                 raise
             except Exception as again:
                 raise UserError(
-                    f"Ray did not start, tried twice ({_describe_load()}): {_first_line(again)}\n"
+                    f"Ray did not start, tried twice ({_describe_load()}): {first_line(again)}\n"
                     "  try again when the machine is less busy, or take one process (runtime.backend: local)"
                 ) from again
 
@@ -197,13 +197,13 @@ class OwnRay:
         import ray
 
         children = _started_processes()
-        started = [process for child in children for process in (child, *_descendant_processes(child))]
+        started = [process for child in children for process in (child, *find_descendants(child.pid))]
         for process in children:
             if process not in self.vital.values():  # Ray would send SIGTERM, which they ignore, and wait
-                _kill_process(process)
+                kill_process(process)
         ray.shutdown()
         for process in started:
-            _kill_process(process)
+            kill_process(process)
         psutil.wait_procs(started, timeout=END_S)
         folder = self.folder
         self.folder = None
@@ -227,10 +227,6 @@ class OwnRay:
 
 def _describe_load() -> str:
     return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def join_cluster(address: str, **options: Any) -> None:
@@ -341,21 +337,10 @@ def _read_lines(*files: Path) -> list[str]:
     return [line for file in files for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
 
 
-def _descendant_processes(process: psutil.Process) -> list[psutil.Process]:
-    with suppress(psutil.Error):
-        return list(process.children(recursive=True))
-    return []
-
-
 def _is_alive(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
-
-
-def _kill_process(process: psutil.Process) -> None:
-    with suppress(psutil.Error):
-        process.kill()
 
 
 def _check_reachable(address: str) -> None:

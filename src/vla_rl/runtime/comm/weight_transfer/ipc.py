@@ -8,7 +8,7 @@ import pickle
 
 import torch
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import UserError, first_line
 from vla_rl.core.types import Array
 from vla_rl.runtime.comm.weight_transfer.ends import WeightReceiver, WeightSender
 from vla_rl.runtime.comm.weight_transfer.link import TransferLink
@@ -35,7 +35,7 @@ class IpcSender(WeightSender):
         try:
             handles = [reduce_tensor(memory) for memory in self._memory]
         except RuntimeError as exc:
-            raise UserError(f"CUDA cannot share memory of this process: {_first_line(exc)}; {ADVICE}") from exc
+            raise UserError(f"CUDA cannot share memory of this process: {first_line(exc)}; {ADVICE}") from exc
         with link.translate_errors("connecting"):
             link.store.set(HANDLES, pickle.dumps(handles))
 
@@ -70,7 +70,7 @@ class IpcReceiver(WeightReceiver):
         try:
             self._memory = [_open_mapped_tensor(rebuild, list(arguments), device) for rebuild, arguments in handles]
         except RuntimeError as exc:
-            raise UserError(f"CUDA cannot map the learner's memory: {_first_line(exc)}; {ADVICE}") from exc
+            raise UserError(f"CUDA cannot map the learner's memory: {first_line(exc)}; {ADVICE}") from exc
 
     def wait_for_version(self, memory: Array | None) -> None:
         self.link.begin_next_version()
@@ -90,7 +90,3 @@ def _open_mapped_tensor(rebuild: object, arguments: list[object], device: torch.
     arguments[DEVICE_ARGUMENT] = torch.cuda.current_device() if device.index is None else device.index
     tensor: torch.Tensor = rebuild(*arguments)
     return tensor
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]

@@ -9,7 +9,7 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any
 
-from vla_rl.core.errors import WorkerDied
+from vla_rl.core.errors import WorkerDied, first_line
 from vla_rl.runtime.comm.backend import CallHung
 from vla_rl.runtime.comm.process_group import open_store
 from vla_rl.runtime.messages.weights import WeightTransfer
@@ -46,7 +46,7 @@ class TransferLink:
             policies = ", ".join(map(str, transfer.policies))
             other = f"learner worker {transfer.learner}" if self.rank else f"policy worker {policies}"
             where = f"weight transfer ({transfer.strategy}), {activity}"
-            reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
+            reason = first_line(exc)
             if monotonic() - started >= 0.99 * transfer.deadline_s:
                 raise CallHung(
                     f"{where}: {other} did not answer within {transfer.deadline_s:g} s (runtime.deadline_s): {reason}"
