@@ -186,7 +186,7 @@ def test_a_lock_that_is_removed_ends_no_run(tmp_path):
 
 
 def test_a_lock_whose_handle_is_stale_ends_no_run(tmp_path, monkeypatch):
-    """As on NFS, where another machine removed the lock."""
+    """On NFS it is, where another machine removed the lock."""
     with RunLock(tmp_path) as lock, monkeypatch.context() as patch:
         (tmp_path / NAME).unlink()
 

@@ -153,7 +153,7 @@ def test_the_environment_is_in_a_folder_with_characters_that_a_shell_interprets(
 
 
 def test_a_raylet_that_logs_to_stderr_names_no_worker(tmp_path):
-    """As with RAY_LOG_TO_STDERR=1."""
+    """RAY_LOG_TO_STDERR=1 does that."""
     own = OwnRay(folder=PrivateFolder(tmp_path))
     own.note_launch()
     own.check_starting_workers()
