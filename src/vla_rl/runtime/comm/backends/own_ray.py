@@ -68,8 +68,8 @@ class OwnRay:
     """Folder of its sockets and logs. Ray's default folder is readable by all users of the machine."""
     shared: int = 0
     """Bytes of shared memory that its object store takes at most; 0: the object store is files of its folder."""
-    num_earlier: int = 0
-    """Number of worker processes that Ray started before those of the last launch."""
+    launched_at: int = 0
+    """Length of the raylet's log when the workers that start now were launched."""
 
     def start(self, **options: Any) -> None:
         """Start Ray, with a second try: on a busy machine its processes may start too late. Raises UserError where both
@@ -164,25 +164,25 @@ class OwnRay:
         assert self.folder is not None
         return self.folder.path / "ray" / "session_latest" / "logs"
 
-    def _started_workers(self) -> list[int]:
-        """Return the ids of all worker processes that the raylet's log names; none if that log goes to stderr."""
+    def _read_raylet_log(self) -> bytes:
+        """Return the raylet's log, which names the processes of workers; empty if it goes to stderr."""
         log = self._log_folder / "raylet.out"
-        text = log.read_bytes() if log.is_file() else b""
-        return [int(number) for number in re.findall(rb"Started worker process .*?pid (\d+)", text)]
+        return log.read_bytes() if log.is_file() else b""
 
     def note_launch(self) -> None:
         """Take note that workers are started from now on."""
-        self.num_earlier = len(self._started_workers())
+        self.launched_at = len(self._read_raylet_log())
 
     def check_starting_workers(self) -> None:
         """Raise WorkerDied when the process of a worker has ended before it had an actor. Ray reports nothing then, and
-        starts processes for that actor again and again.
+        starts processes for that actor again and again. One that Ray ended, as it was slow to start, is left to Ray.
         """
-        logs = self._log_folder
-        for number in self._started_workers()[self.num_earlier :]:
-            if psutil.pid_exists(number):
+        logs, log = self._log_folder, self._read_raylet_log()[self.launched_at :]
+        slow = re.findall(rb"worker process\((\d+)\) have not registered", log)
+        for number in re.findall(rb"Started worker process .*?pid (\d+)", log):
+            if number in slow or psutil.pid_exists(int(number)):
                 continue
-            output = _read_lines(*logs.glob(f"worker-*-{number}.err"))
+            output = _read_lines(*logs.glob(f"worker-*-{int(number)}.err"))
             if not any(line.startswith(":actor_name:") for line in output):
                 wrote = [line for line in output if not line.startswith(":")] or _read_lines(logs / "raylet.err")
                 if len(wrote) > 2 * QUOTED:
