@@ -9,13 +9,13 @@ import multiprocessing
 import os
 import pickle
 import signal
-import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import cloudpickle
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
-ENV_ID_BYTES = 4
-
 Answer = tuple[str, Any]
 """Reply for one env: ("answer", result) or ("broken" | "user error", text)."""
 
@@ -65,7 +62,7 @@ class _Served:
     """Envs behind one method that never raises: errors are returned as replies."""
 
     def __init__(self, make: MakeEnv, first: int, chunk: int, note_running: Callable[[int], object]) -> None:
-        """Create the envs' place. `note_running` is called with each env before it runs."""
+        """`note_running` is called with the number of each env before it runs."""
         self._note_running = note_running
         self._make = make
         self._first = first
@@ -190,10 +187,8 @@ class _ProcessType(Protocol):
     """Interface of the places envs can live in: this process or another one."""
 
     pid: int
-
-    @property
-    def running_env(self) -> int | None:
-        """Env that answers, or failed to; None: unknown."""
+    running_env: int | None
+    """Env that answers, or failed to; None: unknown."""
 
     def __init__(self, make: MakeEnv, first: int, chunk: int) -> None: ...
 
@@ -240,16 +235,13 @@ class SeparateProcess:
         context.set_forkserver_preload([__name__])
         ours, theirs = context.Pipe()
         self._pipe = ours
-        self._note = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - open as long as the process
-        """The env that the process runs, which it writes there."""
-        note: Connection[Any, Any] = Connection(os.dup(self._note.fileno()))  # the kind of descriptor that travels
-        arguments = cloudpickle.dumps(make), first, chunk, theirs, note
+        self.running_env: int | None = None
+        arguments = cloudpickle.dumps(make), first, chunk, theirs
         self._process = context.Process(target=_serve_requests, args=arguments, daemon=True)
         try:
             with delay_signals():  # a signal to the whole job reaches neither the fork server nor the envs
                 self._process.start()
                 theirs.close()
-                note.close()
                 self._pipe.recv()
         except (EOFError, OSError, RuntimeError):
             call = unguarded_call()
@@ -262,26 +254,24 @@ class SeparateProcess:
         Finalize(self, self._process.kill, exitpriority=0)  # multiprocessing would ask it to end in vain, and wait
         self.pid = self._process.pid or 0
 
-    @property
-    def running_env(self) -> int | None:
-        noted = os.pread(self._note.fileno(), ENV_ID_BYTES, 0)
-        return int.from_bytes(noted) if noted else None
-
     def send_requests(self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]) -> None:
-        self._note.truncate(0)
+        self.running_env = None
         self._pipe.send((method, requests, to_recreate))
 
     def receive_answers(self, timeout: float) -> dict[int, Answer]:
+        end = monotonic() + timeout
         try:
-            if not self._pipe.poll(timeout):
-                raise TimeoutError
-            answers: dict[int, Answer] = self._pipe.recv()
+            while self._pipe.poll(max(0.0, end - monotonic())):
+                received: int | dict[int, Answer] = self._pipe.recv()
+                if isinstance(received, dict):
+                    return received
+                self.running_env = received
         except (EOFError, ConnectionError) as exc:
             self._process.join(5)
             code = self._process.exitcode
             hint = "; -9 is what a lack of memory gives" if code == -signal.SIGKILL else ""
             raise ConnectionError(f"its process ended with exit code {code}{hint}") from exc
-        return answers
+        raise TimeoutError
 
     def close(self) -> None:
         begun = find_descendants(self.pid)
@@ -289,21 +279,14 @@ class SeparateProcess:
         self._process.join()
         for process in begun:  # started by envs, such as a game engine's server: nothing else ends them
             kill_process(process)
-        self._note.close()
         self._pipe.close()
 
 
-def _serve_requests(
-    make: bytes, first: int, chunk: int, pipe: Connection[Any, Any], note: Connection[Any, Any]
-) -> None:
-    """Answer the owner's requests until it closes the pipe. `note`: the file for the env that runs."""
+def _serve_requests(make: bytes, first: int, chunk: int, pipe: Connection[Any, Any]) -> None:
+    """Answer the owner's requests until it closes the pipe: the number of each env before it runs, then all replies."""
     ignore_signals()  # they are the owner's to handle
     leave_with_parent()
-
-    def note_running(env_id: int) -> None:
-        os.pwrite(note.fileno(), env_id.to_bytes(ENV_ID_BYTES), 0)
-
-    served = _Served(pickle.loads(make), first, chunk, note_running)  # noqa: S301 - from our owner
+    served = _Served(pickle.loads(make), first, chunk, pipe.send)  # noqa: S301 - from our owner
     pipe.send(None)
     with suppress(EOFError):
         while True:
