@@ -79,33 +79,18 @@ def _check_machine() -> Iterator[Finding]:
     yield Finding(area="machine", what="packages", state="ok", detail=packages)
     yield Finding(area="machine", what="cores", state="ok", detail=f"{count_cpus()} usable")
     if (processes := count_free_processes()) is not None:
-        few = processes < FEW_PROCESSES
-        yield Finding(
-            area="machine",
-            what="processes",
-            state="missing" if few else "ok",
-            detail=f"{processes} more may start, threads included; a run with two workers takes about 250",
-            fix="docker run --pids-limit=-1, or systemd's TasksMax=infinity; else runtime.backend=local" if few else "",
-        )
+        detail = f"{processes} more may start, threads included; a run with two workers takes about 250"
+        fix = "docker run --pids-limit=-1, or systemd's TasksMax=infinity; else runtime.backend=local"
+        yield _judge_optional("machine", "processes", processes >= FEW_PROCESSES, detail, fix)
     total, free = read_memory()
-    tight = free < 4 * GIB
-    yield Finding(
-        area="machine",
-        what="memory",
-        state="missing" if tight else "ok",
-        detail=f"{free / GIB:.1f} of {total / GIB:.1f} GiB free",
-        fix="close other programs, or lower env.num_envs" if tight else "",
-    )
+    detail = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    yield _judge_optional("machine", "memory", free >= 4 * GIB, detail, "close other programs, or lower env.num_envs")
     shm = shutil.disk_usage(SHARED).free if SHARED.is_dir() else 0
-    small = shm < LEAST_SHARED
-    files = f"; Ray takes files in {tempfile.gettempdir()} instead, slower where there are many" if small else ""
-    yield Finding(
-        area="machine",
-        what=str(SHARED),
-        state="missing" if small else "ok",
-        detail=f"{shm / GIB:.1f} GiB free, for samples on their way to learners in other workers{files}",
-        fix=f"docker run --shm-size=8g, or mount -o remount,size=8G {SHARED}" if small else "",
-    )
+    suffices = shm >= LEAST_SHARED
+    files = "" if suffices else f"; Ray takes files in {tempfile.gettempdir()} instead, slower where there are many"
+    detail = f"{shm / GIB:.1f} GiB free, for samples on their way to learners in other workers{files}"
+    fix = f"docker run --shm-size=8g, or mount -o remount,size=8G {SHARED}"
+    yield _judge_optional("machine", str(SHARED), suffices, detail, fix)
 
 
 def _check_mujoco() -> Iterator[Finding]:
@@ -126,7 +111,7 @@ def _check_runtimes(outcomes: dict[str, ProbeResult]) -> Iterator[Finding]:
     cuda, has_driver = outcomes["cuda"], shutil.which("nvidia-smi") is not None
     fix = cuda.choose_remedy("install a torch build with CUDA: https://pytorch.org/get-started") if has_driver else ""
     detail = cuda.detail + ("" if cuda.works or has_driver else ", and there is no NVIDIA driver; runs use the CPU")
-    yield Finding(area="runtime", what="CUDA", state="ok" if cuda.works else "missing", detail=detail, fix=fix)
+    yield _judge_optional("runtime", "CUDA", cuda.works, detail, fix)
 
 
 def _check_drawing(outcomes: dict[str, ProbeResult]) -> Iterator[Finding]:
@@ -137,13 +122,8 @@ def _check_drawing(outcomes: dict[str, ProbeResult]) -> Iterator[Finding]:
     }
     for name, (what, users) in backends.items():
         result = outcomes[name]
-        yield Finding(
-            area="drawing",
-            what=what,
-            state="ok" if result.works else "missing",
-            detail=f"{result.detail} ({users})",
-            fix=result.choose_remedy(FIXES[name]),
-        )
+        fix = result.choose_remedy(FIXES[name])
+        yield _judge_optional("drawing", what, result.works, f"{result.detail} ({users})", fix)
 
 
 def _check_extras() -> Iterator[Finding]:
@@ -158,13 +138,13 @@ def _check_extras() -> Iterator[Finding]:
         return
     for extra in extras:
         missing = missing_requirements(OWN_DIST, extra)
-        yield Finding(
-            area="extras",
-            what=extra,
-            state="missing" if missing else "ok",
-            detail=f"needs {', '.join(missing)}" if missing else "installed",
-            fix=install_command(OWN_DIST, extra) if missing else "",
-        )
+        detail = f"needs {', '.join(missing)}" if missing else "installed"
+        yield _judge_optional("extras", extra, not missing, detail, install_command(OWN_DIST, extra) if missing else "")
+
+
+def _judge_optional(area: str, what: str, works: bool, detail: str, fix: str) -> Finding:
+    """Return the finding of something that only some runs need; `fix` counts where it does not work."""
+    return Finding(area=area, what=what, state="ok" if works else "missing", detail=detail, fix="" if works else fix)
 
 
 def _installed_version(dist: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from contextlib import suppress
 from ctypes import c_char_p, c_int, c_uint, c_void_p
 from typing import Any
 
@@ -66,9 +67,7 @@ def egl() -> str:
 
 def osmesa() -> str:
     """Draw into memory, as MuJoCo does with MUJOCO_GL=osmesa."""
-    lib = ctypes.CDLL(
-        next(name for name in ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so") if _library_exists(name))
-    )
+    lib = _load_osmesa()
     lib.OSMesaCreateContextExt.restype = c_void_p
     lib.OSMesaMakeCurrent.argtypes = (c_void_p, c_void_p, c_uint, c_int, c_int)
     lib.OSMesaGetProcAddress.restype = c_void_p
@@ -144,14 +143,11 @@ def ray() -> str:
 PROBES = {probe.__name__: probe for probe in (egl, osmesa, vulkan, cuda, ray)}
 
 
-def _library_exists(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError as exc:
-        if library == "libOSMesa.so":
-            raise RuntimeError("libOSMesa is not installed") from exc
-        return False
-    return True
+def _load_osmesa() -> Any:
+    for library in ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"):
+        with suppress(OSError):
+            return ctypes.CDLL(library)
+    raise RuntimeError("libOSMesa is not installed")
 
 
 if __name__ == "__main__":

@@ -309,6 +309,7 @@ def test_whatever_files_of_a_run_say_is_text(folder, tmp_path):
         ("results.json", {"env_steps": -1}, "'env_steps' is int -1, a whole number from 0 on"),
         ("results.json", {"wall_seconds": float("inf")}, "'wall_seconds' is float inf, a number from 0 on"),
         ("results.json", {"notes": 3}, "'notes' is not a list"),
+        ("results.json", {"missing": 3}, "'missing' is int 3, a list"),
         ("results.json", {"checkpoint": "acme/vla"}, "'checkpoint' is str 'acme/vla', a JSON object"),
         ("results.json", {"checkpoint": {"keys": {"model.gripper": 1}}}, "keys: 'model.gripper' is int 1"),
         ("environment.json", "3", r"environment\.json holds int 3, a JSON object"),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -132,6 +133,25 @@ def test_a_tracker_that_fails_is_said_once_and_never_raises(tmp_path, caplog, br
     hook.on_run_end()
     hook.on_close()
     assert len(caplog.records) == 1 and said in caplog.text
+
+
+def test_a_tracker_that_refuses_the_run_keeps_no_checkpoints(tmp_path, caplog):
+    """Their hard links would hold what the run removes."""
+    store = Journal("open")
+    hook = tracker(store, artifacts="all")
+    store.go.clear()
+    hook.on_run_start(a_run(tmp_path))
+    hook.on_checkpoint(1, a_checkpoint(tmp_path, 1))
+    assert list((tmp_path / ".uploading").rglob("weights"))
+    store.go.set()
+    end = monotonic() + 60
+    while "takes nothing of this run" not in caplog.text:
+        assert monotonic() < end
+        sleep(0.01)
+    hook.on_checkpoint(2, a_checkpoint(tmp_path, 2))
+    hook.on_run_end()
+    hook.on_close()
+    assert not list((tmp_path / ".uploading").rglob("weights"))
 
 
 def test_the_end_does_not_wait_for_ever(tmp_path, caplog):

@@ -80,7 +80,7 @@ def success_chart(rollouts: Sequence[Point], evaluations: Sequence[Point], last:
         bar = f'<path d="M{x:.1f} {frame.map_y(p.low):.1f}V{frame.map_y(p.high):.1f}"/>'
         dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5"/>'
         parts.append(f'<g class="eval"><title>{escape(description)}</title>{bar}{dot}</g>')
-    return _wrap_svg(frame, parts, "Success over training steps", shape.css)
+    return wrap_svg(frame.width, frame.height, parts, "Success over training steps", shape.css)
 
 
 def small_chart(name: str, pairs: Pairs, band: Sequence[Pairs] = ()) -> str:
@@ -96,7 +96,15 @@ def small_chart(name: str, pairs: Pairs, band: Sequence[Pairs] = ()) -> str:
         lower, upper = ([frame.map_point(*pair) for pair in _thin_points(end)] for end in band)
         parts.append(f'<path class="band" d="{_path_data([*upper, *reversed(lower)])}Z"/>')
     parts.append(f'<path class="line" d="{_path_data([frame.map_point(*pair) for pair in _thin_points(pairs)])}"/>')
-    return _wrap_svg(frame, parts, name)
+    return wrap_svg(frame.width, frame.height, parts, name)
+
+
+def metric_figure(name: str, label: str, pairs: Pairs, band: Sequence[Pairs] = ()) -> str:
+    """A metric as a small chart, under its label and its last value."""
+    return (
+        f'<figure><figcaption title="{escape(name)}">{escape(label)}<b>{format_number(pairs[-1][1])}</b></figcaption>'
+        f"{small_chart(label, pairs, band)}</figure>"
+    )
 
 
 def axis_ticks(low: float, high: float, count: int) -> list[float]:
@@ -118,6 +126,13 @@ def format_number(value: float) -> str:
     return f"{value:,.4g}"
 
 
+def wrap_svg(width: float, height: float, parts: Sequence[str], title: str, css: str = "") -> str:
+    """A drawing of this size in its own units, which is scaled to the page."""
+    box = f"0 0 {width:g} {height:g}"
+    head = f'<svg class="{css}" viewBox="{box}" role="img" aria-label="{escape(title, quote=True)}">'
+    return f"{head}{''.join(parts)}</svg>"
+
+
 def _draw_grid(frame: Frame, values: Sequence[float], label: Callable[[float], str], x_title: str) -> Iterator[str]:
     right = frame.width - frame.right
     for value in values:
@@ -132,12 +147,6 @@ def _draw_grid(frame: Frame, values: Sequence[float], label: Callable[[float], s
     if x_title:
         middle = (frame.left + right) / 2
         yield f'<text class="tick" x="{middle}" y="{frame.height - 4}" text-anchor="middle">{escape(x_title)}</text>'
-
-
-def _wrap_svg(frame: Frame, parts: Sequence[str], title: str, css: str = "") -> str:
-    box = f"0 0 {frame.width:g} {frame.height:g}"
-    head = f'<svg class="{css}" viewBox="{box}" role="img" aria-label="{escape(title, quote=True)}">'
-    return f"{head}{''.join(parts)}</svg>"
 
 
 def _path_data(points: Pairs) -> str:

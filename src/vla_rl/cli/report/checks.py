@@ -23,20 +23,21 @@ def read_results(file: Path) -> Mapping[str, Any]:
         return {}
     results = read_record(file)
     for key in RATES:
-        if results.data.get(key) is not None:
+        if results.has_value(key):
             check_rate(results.get_record(key))
     for key in TASKS:
         for rate in results.get_records(key).values() if results.data.get(key) else ():
             check_rate(rate)
     for key in COUNTS:
-        if results.data.get(key) is not None:
+        if results.has_value(key):
             results.get_integer(key)
-    if results.data.get("wall_seconds") is not None:
+    if results.has_value("wall_seconds"):
         results.get_number("wall_seconds", low=0)
     for key in ("imagination", "versions"):
-        if results.data.get(key) is not None:
-            results.get_record(key)
-    if results.data.get("checkpoint") is not None:
+        results.get_section(key)
+    if results.has_value("missing"):
+        results.list_of_records("missing")
+    if results.has_value("checkpoint"):
         results.get_record("checkpoint").get_records("keys")
     if not isinstance(results.data.get("notes") or [], list):
         raise UserError(f"{file}: 'notes' is not a list, a list of texts is expected")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from vla_rl.cli.report.charts import format_number, small_chart
+from vla_rl.cli.report.charts import metric_figure
 from vla_rl.cli.report.gather import ReportData
 from vla_rl.cli.report.html import render_section
 
@@ -60,12 +60,7 @@ def _metric_charts(run: ReportData) -> str:
         if len(pairs) < 2:
             continue
         ends = [run.metric_series(f"{name}{end}") for end in ("_low", "_high")]
-        chart = small_chart(label, pairs, band=ends if all(ends) else ())
-        figures += (
-            f'<figure><figcaption title="{escape(name)}">{escape(label)}'
-            f"<b>{format_number(pairs[-1][1])}</b></figcaption>"
-            f"{chart}</figure>"
-        )
+        figures += metric_figure(name, label, pairs, ends if all(ends) else ())
     note = (
         '<p class="note">Success over-estimation: how much more often the policy succeeds in the world model than in '
         "the simulator, from the same first frames; band: 95 % interval. The others are of episodes that the model was "

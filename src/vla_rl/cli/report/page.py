@@ -9,8 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cli.report.charts import PHONE, SCREEN, format_number, small_chart, success_chart
-from vla_rl.cli.report.gather import Point, ReportData
+from attrs import asdict
+
+from vla_rl.cli.report.charts import PHONE, SCREEN, format_number, metric_figure, success_chart
+from vla_rl.cli.report.gather import ReportData
 from vla_rl.cli.report.html import interval_table, render_document, render_name, render_section
 from vla_rl.cli.report.imagination import imagination_section
 from vla_rl.cli.report.timeline import draw_timelines
@@ -77,9 +79,8 @@ def _list_tiles(run: ReportData) -> Iterator[tuple[str, str, str, str]]:
         yield _success_tile("before training", before)
     if not results:
         for point in dict.fromkeys([*run.evaluations[-1:], *run.evaluations[:1]]):
-            yield _success_tile(
-                f"success after step {point.step}" if point.step else "before training", _point_to_rate(point)
-            )
+            title = f"success after step {point.step}" if point.step else "before training"
+            yield _success_tile(title, asdict(point))
     speed = [value for _, value in run.metric_series("throughput/env_steps_per_s")]
     if speed:
         yield "env steps a second", format_number(round(sorted(speed)[len(speed) // 2], 1)), "median of the steps", ""
@@ -127,11 +128,7 @@ def _learning_section(run: ReportData) -> str:
     for name, label in (METRICS | AHEAD if run.metric_series("rollout/ready_tickets") else METRICS).items():
         pairs = run.metric_series(name)
         if len(pairs) >= MIN_STEPS:
-            figures += (
-                f'<figure><figcaption title="{escape(name)}">{escape(label)}'
-                f"<b>{format_number(pairs[-1][1])}</b></figcaption>"
-                f"{small_chart(label, pairs)}</figure>"
-            )
+            figures += metric_figure(name, label, pairs)
     return render_section("Learning, over training steps", f'<div class="multiples">{figures}</div>') if figures else ""
 
 
@@ -264,10 +261,6 @@ def _render_tile(title: str, value: str, note: str, kind: str) -> str:
 def _success_tile(title: str, success: Mapping[str, Any], css: str = "") -> tuple[str, str, str, str]:
     interval = f"{100 * success['low']:.1f} to {100 * success['high']:.1f} %, n\u00a0=\u00a0{success['n']}"
     return title, f"{100 * success['rate']:.1f} %", interval, css
-
-
-def _point_to_rate(point: Point) -> dict[str, Any]:
-    return {"rate": point.rate, "low": point.low, "high": point.high, "n": point.n}
 
 
 def _format_value(value: Any) -> str:

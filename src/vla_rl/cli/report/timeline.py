@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from vla_rl.cli.report.charts import PHONE, SCREEN, ChartShape, axis_ticks, format_number
+from vla_rl.cli.report.charts import PHONE, SCREEN, ChartShape, axis_ticks, format_number, wrap_svg
 
 Event = Mapping[str, Any]
 ROW, GAP = 22.0, 6.0
@@ -98,9 +98,7 @@ def _draw_in(shape: ChartShape, tracks: Sequence[Track], begin: float, end: floa
                 f'<rect class="{escape(track.role)}{shade}" x="{left + x:.2f}" y="{y:.1f}" width="{length:.2f}" '
                 f'height="{ROW}"><title>{escape(names)}</title></rect>'
             )
-    box = f"0 0 {width:g} {height:g}"
-    head = f'<svg class="{shape.css}" viewBox="{box}" role="img" aria-label="Timeline of a training step">'
-    return f"{head}{''.join(parts)}</svg>"
+    return wrap_svg(width, height, parts, "Timeline of a training step", shape.css)
 
 
 def _merge_bars(

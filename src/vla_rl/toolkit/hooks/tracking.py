@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -40,6 +41,8 @@ FAILING_WAIT_S = 10.0
 class TrackerSettings:
     """Settings in the config of every tracker plugin."""
 
+    name: str | None = None
+    """Name of the run in the tracker; null: the spec's."""
     videos: bool = True
     """Upload the videos that the hook `video` makes of evaluations."""
     artifacts: Literal["none", "last", "all"] = "none"
@@ -84,7 +87,7 @@ class Tracker:
         self._todo: SimpleQueue[tuple[str, Callable[[], None]] | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._run: Run | None = None
-        self._finished = self._failing = self._warned = False
+        self._refused = self._finished = self._failing = self._warned = False
         self._evaluated: int | None = None
         """Step of an evaluation whose videos may still come."""
         self._saved: tuple[int, Path] | None = None
@@ -152,7 +155,7 @@ class Tracker:
 
     def _upload_checkpoint(self) -> None:
         """Hand in the last checkpoint as a copy, since the run may remove it before its upload."""
-        if self._saved is None or self._run is None:
+        if self._saved is None or self._run is None or self._refused:
             return
         step, folder = self._saved
         copied = Path(self._run.folder) / HELD / self._name / folder.name
@@ -168,9 +171,9 @@ class Tracker:
                 self._store.checkpoint(step, copied)
             finally:
                 shutil.rmtree(copied, ignore_errors=True)
-                for parent in (copied.parent, copied.parent.parent):
-                    if parent.is_dir() and not any(parent.iterdir()):
-                        parent.rmdir()
+                with suppress(OSError):  # not empty
+                    copied.parent.rmdir()
+                    copied.parent.parent.rmdir()
 
         self._enqueue_call("a checkpoint", upload_copy)
 
@@ -184,7 +187,8 @@ class Tracker:
         try:
             self._open_run(self._run)
         except BaseException as exc:  # a tracker may raise anything, SystemExit too
-            self._failing = True
+            self._refused = self._failing = True
+            shutil.rmtree(Path(self._run.folder) / HELD / self._name, ignore_errors=True)
             logger.warning(
                 "%s takes nothing of this run, which continues without it: %s", self._name, _format_error(exc)
             )

@@ -18,7 +18,5 @@ class MlflowConfig(TrackerSettings):
     the run folder."""
     experiment: str = "vla-rl"
     """Experiment that groups the runs to compare."""
-    name: str | None = None
-    """Name of the run in MLflow; null: the spec's."""
     tags: Mapping[str, str] = Factory(dict)
     """Tags of the run in MLflow, to search by."""

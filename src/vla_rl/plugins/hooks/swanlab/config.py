@@ -17,8 +17,6 @@ class SwanlabConfig(TrackerSettings):
     """Project that groups the runs to compare."""
     workspace: str | None = None
     """User or organisation; null: that of the login."""
-    name: str | None = None
-    """Name of the run on SwanLab; null: the spec's."""
     tags: tuple[str, ...] = field(default=(), converter=tuple)
     """Tags of the run on SwanLab, to search by."""
     mode: Literal["online", "local", "offline"] | None = None

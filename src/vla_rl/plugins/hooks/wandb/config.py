@@ -17,8 +17,6 @@ class WandbConfig(TrackerSettings):
     """Project that groups the runs to compare."""
     entity: str | None = None
     """User or team; null: that of the login."""
-    name: str | None = None
-    """Name of the run on Weights & Biases; null: the spec's."""
     group: str | None = None
     """Group of runs that belong together, such as seeds of one spec."""
     tags: tuple[str, ...] = field(default=(), converter=tuple)
