@@ -24,7 +24,7 @@ LENGTH = 4
 
 @frozen(kw_only=True)
 class FragileConfig:
-    fault: Literal["none", "kill", "abort", "stop", "raise", "nan", "slow", "reset"] = "none"
+    fault: Literal["none", "kill", "abort", "stop", "raise", "nan", "slow", "reset", "abort reset"] = "none"
     always: bool = False
     env_id: int = 1
     states: tuple[int, ...] = ()
@@ -58,7 +58,9 @@ class Fragile(SingleEnv):
 
     def reset(self, state_id: int, seed: int) -> None:
         self.state_id, self.steps, self.push = state_id, 0, 0.0
-        if self.config.fault == "reset" and self.breaks():
+        if "reset" in self.config.fault and self.breaks():
+            if self.config.fault == "abort reset":
+                os.abort()
             raise RuntimeError("the scene fell apart")
         self.target = 1.0 if np.random.default_rng(state_id).random() < 0.5 else -1.0
 
@@ -68,7 +70,7 @@ class Fragile(SingleEnv):
         self.steps += 1
         self.push += float(action[0])
         due = bool(self.config.states) or self.life == self.config.at_step
-        broken = self.config.fault != "reset" and due and self.breaks()
+        broken = "reset" not in self.config.fault and due and self.breaks()
         if broken and self.config.fault == "abort":
             os.abort()
         if broken and self.config.fault == "kill":

@@ -16,7 +16,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -183,25 +183,6 @@ def _method_location(env: SingleEnv, method: str) -> str:
     return f"{type(env).__name__}.{method}{where}"
 
 
-class _ProcessType(Protocol):
-    """Interface of the places envs can live in: this process or another one."""
-
-    pid: int
-    running_env: int | None
-    """Env that answers, or failed to; None: unknown."""
-
-    def __init__(self, make: MakeEnv, first: int, chunk: int) -> None: ...
-
-    def send_requests(
-        self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]
-    ) -> None: ...
-
-    def receive_answers(self, timeout: float) -> dict[int, Answer]:
-        """Return the replies. Raises TimeoutError, EOFError or ConnectionError."""
-
-    def close(self) -> None: ...
-
-
 class Inline:
     """Envs in this process."""
 
@@ -236,6 +217,7 @@ class SeparateProcess:
         ours, theirs = context.Pipe()
         self._pipe = ours
         self.running_env: int | None = None
+        """Env that answers, or failed to; None: unknown."""
         arguments = cloudpickle.dumps(make), first, chunk, theirs
         self._process = context.Process(target=_serve_requests, args=arguments, daemon=True)
         try:
@@ -259,6 +241,7 @@ class SeparateProcess:
         self._pipe.send((method, requests, to_recreate))
 
     def receive_answers(self, timeout: float) -> dict[int, Answer]:
+        """Return the replies. Raise TimeoutError, or ConnectionError if the process has ended."""
         end = monotonic() + timeout
         try:
             while self._pipe.poll(max(0.0, end - monotonic())):
@@ -309,7 +292,7 @@ class EnvProcess:
     """Envs that were reset and have not broken since."""
     _to_recreate: set[int] = Factory(set)
     """Envs to recreate at their next reset, since they are broken."""
-    _process: _ProcessType | None = None
+    _process: SeparateProcess | Inline | None = None
     _unsent: str = ""
 
     @property

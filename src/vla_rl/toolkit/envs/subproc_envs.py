@@ -111,11 +111,10 @@ class SubprocEnvs(SimEnv):
             if not missing:
                 break
         if not self._has_worked:
-            env_id = min(missing)
-            texts = [text for env_id in missing for text in self._faults.get(env_id, ())]
+            env_id = next(env_id for env_id in missing if self._faults[env_id])  # others broke with it
             raise UserError(
                 f"env {self._env_number(env_id)} broke {RESET_TRIES} times in reset, from state "
-                f"{requests[env_id][0]}:\n{texts[-1]}"
+                f"{requests[env_id][0]}:\n{self._faults[env_id][-1]}"
             )
         return self._build_observation(env_ids)
 

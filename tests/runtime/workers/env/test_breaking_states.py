@@ -167,6 +167,15 @@ def test_a_state_that_cannot_be_reset_leaves_the_other_envs_alone():
     env.close()
 
 
+def test_an_env_that_ends_its_process_in_every_reset_is_named_with_its_state():
+    """Also where it is not the first in its process, whose others break with it."""
+    config = FragileConfig(fault="abort reset", states=(BAD,), processes=Processes(envs_per_process=2))
+    env = fragile.build(config, EnvContext(num_envs=2, chunk=1))
+    with pytest.raises(UserError, match=rf"^env 1 broke 3 times in reset, from state {BAD}:"):
+        env.reset(np.arange(2), np.array([33, BAD]), np.arange(2))
+    env.close()
+
+
 def test_frames_of_an_episode_that_was_given_up_are_dropped():
     frames = FrameRecorder(("main",))
     obs = Observation(images={"main": np.zeros((1, 8, 8, 3), np.uint8)}, instructions=("",))

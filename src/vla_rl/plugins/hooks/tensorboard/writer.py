@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
-from vla_rl.core.events import Evaluation, Run, robot_metrics
+from vla_rl.core.events import Evaluation, Run
+from vla_rl.toolkit.hooks.tracking import scalars_of
 
 if TYPE_CHECKING:
     from vla_rl.plugins.hooks.tensorboard.config import TensorboardConfig
@@ -38,15 +39,7 @@ class TensorboardWriter:
         self._write_scalars(metrics, step)
 
     def on_eval_end(self, step: int, evaluation: Evaluation) -> None:
-        success = evaluation.success
-        scalars = {
-            "eval/success_rate": success.rate,
-            "eval/success_low": success.low,
-            "eval/success_high": success.high,
-        }
-        scalars |= {f"eval_task/{name}": rate.rate for name, rate in evaluation.tasks.items()}
-        scalars |= robot_metrics("eval", evaluation.episodes)
-        self._write_scalars(scalars | {"time/eval": evaluation.seconds}, step)
+        self._write_scalars(scalars_of(evaluation), step)
         if self._writer is not None:
             self._writer.flush()
 
