@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from vla_rl.cli.benchmark.paired import Pair, compare_episodes, read_episodes
 from vla_rl.cli.benchmark.run import _env_type
-from vla_rl.cli.benchmark.suites import benchmark_names, load_benchmark, mean_of
+from vla_rl.cli.benchmark.suites import PACKAGE, load_benchmark, mean_of
 from vla_rl.cli.main import app
 from vla_rl.core.errors import UserError
+from vla_rl.core.spec.shipped_files import names_in
 from vla_rl.core.spec.spec import load_spec
 from vla_rl.core.types import TaskInfo
 from vla_rl.plugins.envs.tabletop import info
@@ -37,7 +38,7 @@ def refusal(*arguments: str) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("name", benchmark_names())
+@pytest.mark.parametrize("name", names_in(PACKAGE))
 def test_a_shipped_benchmark_names_keys_of_its_simulator(name):
     benchmark = load_benchmark(name)
     assert benchmark.suites and all(

@@ -9,9 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from vla_rl.cli.main import app
-from vla_rl.cli.protocol.protocols import load_protocol, protocol_names, protocol_record, with_protocol
+from vla_rl.cli.protocol.protocols import PACKAGE, load_protocol, protocol_record, with_protocol
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.spec.known_checkpoints import known_checkpoints
+from vla_rl.core.spec.shipped_files import names_in
 from vla_rl.core.spec.spec import load_spec
 
 SPEC = """\
@@ -39,7 +40,7 @@ def applied(name: str, *overrides: str, suite: str = "libero_spatial", recorded:
 
 
 def test_there_are_those_of_the_field():
-    assert set(protocol_names()) == set(OFFICIAL)
+    assert set(names_in(PACKAGE)) == set(OFFICIAL)
     told = {row.facts["protocol"].value for row in known_checkpoints().rows.values() if "protocol" in row.facts}
     assert told == set(OFFICIAL)
 

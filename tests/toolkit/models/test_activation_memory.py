@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vla_rl.toolkit.models.activation_memory import saved_bytes
+from activation_memory import saved_bytes
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

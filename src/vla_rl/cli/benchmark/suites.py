@@ -23,7 +23,7 @@ from typing import Any
 from attrs import field, frozen
 
 from vla_rl.core.errors import UserError, did_you_mean
-from vla_rl.core.spec.shipped_files import names_in, parse_file, read_named
+from vla_rl.core.spec.shipped_files import parse_file, read_named
 
 PACKAGE = "vla_rl.cli.benchmark"
 
@@ -68,11 +68,6 @@ class Benchmark:
                 near = did_you_mean(name, self.suites)
                 raise UserError(f"{self.title} has no suite {name!r}{near}; suites: {', '.join(self.suites)}")
         return [name for name in self.suites if names is None or name in names]
-
-
-def benchmark_names() -> list[str]:
-    """Return the names of this package's benchmarks."""
-    return names_in(PACKAGE)
 
 
 def load_benchmark(name: str) -> Benchmark:

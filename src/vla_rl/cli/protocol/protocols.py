@@ -22,7 +22,7 @@ from attrs import evolve, field, frozen
 
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.spec.known_checkpoints import KnownValue, written_source
-from vla_rl.core.spec.shipped_files import names_in, parse_file, read_named
+from vla_rl.core.spec.shipped_files import parse_file, read_named
 from vla_rl.core.spec.source import format_problems
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.spec.yaml import value_at
@@ -59,11 +59,6 @@ class Protocol:
             ):
                 keys |= case.keys
         return keys
-
-
-def protocol_names() -> list[str]:
-    """Return the names of this package's protocols."""
-    return names_in(PACKAGE)
 
 
 def load_protocol(name: str) -> Protocol:

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from activation_memory import saved_bytes
 from vla_rl.core.capabilities import HasReference
 from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import CheckpointError
@@ -28,7 +29,6 @@ from vla_rl.plugins.models.openvla.heads import AttentionValueHead
 from vla_rl.plugins.models.openvla.lora import add_adapters
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, hollow_model, initialise_weights
 from vla_rl.testing import check_model
-from vla_rl.toolkit.models.activation_memory import saved_bytes
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.networks import allocate_network
 from vla_rl.toolkit.models.recompute import RECOMPUTE, checkpoint_keys

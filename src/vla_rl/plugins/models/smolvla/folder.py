@@ -88,11 +88,6 @@ class SmolVLASizes:
         except ValueError as exc:
             raise raw.error(f"{raw.source}: 'expert_width_multiplier' does not fit: {exc}") from exc
 
-    @property
-    def patch_count(self) -> int:
-        """Tokens of an image."""
-        return (self.image_size // self.patch_size // self.shuffle) ** 2
-
 
 def mlp_width(width: int) -> int:
     """Return the MLP width of an expert's layer: 8/3 of its width, rounded up to a multiple of 256."""
