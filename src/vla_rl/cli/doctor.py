@@ -81,16 +81,16 @@ def _check_machine() -> Iterator[Finding]:
     if (processes := count_free_processes()) is not None:
         detail = f"{processes} more may start, threads included; a run with two workers takes about 250"
         fix = "docker run --pids-limit=-1, or systemd's TasksMax=infinity; else runtime.backend=local"
-        yield _judge_optional("machine", "processes", processes >= FEW_PROCESSES, detail, fix)
+        yield _describe_part("machine", "processes", processes >= FEW_PROCESSES, detail, fix)
     total, free = read_memory()
     detail = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
-    yield _judge_optional("machine", "memory", free >= 4 * GIB, detail, "close other programs, or lower env.num_envs")
+    yield _describe_part("machine", "memory", free >= 4 * GIB, detail, "close other programs, or lower env.num_envs")
     shm = shutil.disk_usage(SHARED).free if SHARED.is_dir() else 0
     suffices = shm >= LEAST_SHARED
     files = "" if suffices else f"; Ray takes files in {tempfile.gettempdir()} instead, slower where there are many"
     detail = f"{shm / GIB:.1f} GiB free, for samples on their way to learners in other workers{files}"
     fix = f"docker run --shm-size=8g, or mount -o remount,size=8G {SHARED}"
-    yield _judge_optional("machine", str(SHARED), suffices, detail, fix)
+    yield _describe_part("machine", str(SHARED), suffices, detail, fix)
 
 
 def _check_mujoco() -> Iterator[Finding]:
@@ -111,7 +111,7 @@ def _check_runtimes(outcomes: dict[str, ProbeResult]) -> Iterator[Finding]:
     cuda, has_driver = outcomes["cuda"], shutil.which("nvidia-smi") is not None
     fix = cuda.choose_remedy("install a torch build with CUDA: https://pytorch.org/get-started") if has_driver else ""
     detail = cuda.detail + ("" if cuda.works or has_driver else ", and there is no NVIDIA driver; runs use the CPU")
-    yield _judge_optional("runtime", "CUDA", cuda.works, detail, fix)
+    yield _describe_part("runtime", "CUDA", cuda.works, detail, fix)
 
 
 def _check_drawing(outcomes: dict[str, ProbeResult]) -> Iterator[Finding]:
@@ -123,7 +123,7 @@ def _check_drawing(outcomes: dict[str, ProbeResult]) -> Iterator[Finding]:
     for name, (what, users) in backends.items():
         result = outcomes[name]
         fix = result.choose_remedy(FIXES[name])
-        yield _judge_optional("drawing", what, result.works, f"{result.detail} ({users})", fix)
+        yield _describe_part("drawing", what, result.works, f"{result.detail} ({users})", fix)
 
 
 def _check_extras() -> Iterator[Finding]:
@@ -139,10 +139,10 @@ def _check_extras() -> Iterator[Finding]:
     for extra in extras:
         missing = missing_requirements(OWN_DIST, extra)
         detail = f"needs {', '.join(missing)}" if missing else "installed"
-        yield _judge_optional("extras", extra, not missing, detail, install_command(OWN_DIST, extra) if missing else "")
+        yield _describe_part("extras", extra, not missing, detail, install_command(OWN_DIST, extra) if missing else "")
 
 
-def _judge_optional(area: str, what: str, works: bool, detail: str, fix: str) -> Finding:
+def _describe_part(area: str, what: str, works: bool, detail: str, fix: str) -> Finding:
     """Return the finding of something that only some runs need; `fix` counts where it does not work."""
     return Finding(area=area, what=what, state="ok" if works else "missing", detail=detail, fix="" if works else fix)
 
