@@ -62,7 +62,7 @@ class _Served:
     """Envs behind one method that never raises: errors are returned as replies."""
 
     def __init__(self, make: MakeEnv, first: int, chunk: int, note_running: Callable[[int], object]) -> None:
-        """`note_running` is called with the number of each env before it runs."""
+        """`note_running` is called with the number of each env before it runs, if several are asked."""
         self._note_running = note_running
         self._make = make
         self._first = first
@@ -75,10 +75,14 @@ class _Served:
         """Call `method` on each env in turn and return the replies. Envs in `to_recreate` are recreated first."""
         for env_id in to_recreate:
             self._drop_env(env_id)
-        return {env_id: self._answer_request(method, env_id, arguments) for env_id, arguments in requests.items()}
+        answers = {}
+        for env_id, arguments in requests.items():
+            if len(requests) > 1:
+                self._note_running(env_id)
+            answers[env_id] = self._answer_request(method, env_id, arguments)
+        return answers
 
     def _answer_request(self, method: str, env_id: int, arguments: tuple[Any, ...]) -> Answer:
-        self._note_running(env_id)
         try:
             if env_id not in self.envs:
                 self.envs[env_id] = _created_env(self._make, self._first + env_id)
@@ -237,7 +241,7 @@ class SeparateProcess:
         self.pid = self._process.pid or 0
 
     def send_requests(self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]) -> None:
-        self.running_env = None
+        self.running_env = next(iter(requests)) if len(requests) == 1 else None
         self._pipe.send((method, requests, to_recreate))
 
     def receive_answers(self, timeout: float) -> dict[int, Answer]:
@@ -266,7 +270,8 @@ class SeparateProcess:
 
 
 def _serve_requests(make: bytes, first: int, chunk: int, pipe: Connection[Any, Any]) -> None:
-    """Answer the owner's requests until it closes the pipe: the number of each env before it runs, then all replies."""
+    """Answer the owner's requests until it closes the pipe: the number of each of several envs before it runs, then all
+    replies."""
     ignore_signals()  # they are the owner's to handle
     leave_with_parent()
     served = _Served(pickle.loads(make), first, chunk, pipe.send)  # noqa: S301 - from our owner
