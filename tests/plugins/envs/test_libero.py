@@ -46,11 +46,28 @@ def test_instructions_are_those_that_the_field_evaluates_with() -> None:
     assert words["_task"] == "pick the akita black bowl on the top of the cabinet and place it on the plate"
 
 
+def test_a_log_file_of_another_user_is_not_opened(tmp_path):
+    """robosuite logs to /tmp/robosuite.log, which belongs to the first user of a machine; the others could not import it."""
+    script = (
+        "import os, sys\n"
+        "sys.dont_write_bytecode = True\n"
+        "opened = []\n"
+        "sys.addaudithook(lambda event, args: opened.append(args[0]) if event == 'open' else None)\n"
+        "import vla_rl.plugins.envs.libero.scene\n"
+        "print([name for name in opened if str(name).endswith('robosuite.log')])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert ended.stdout == "[]\n"
+
+
 @pytest.fixture(scope="module")
 def official() -> tuple[dict[str, Array], Array, list[bool]]:
     """The official environment and evaluation protocol from official state 3: last observation, simulator state."""
     os.environ.setdefault("MUJOCO_GL", "egl")
-    from libero.libero.envs import OffScreenRenderEnv
+    from vla_rl.plugins.envs.libero.scene import silence_packages
+
+    with silence_packages():
+        from libero.libero.envs import OffScreenRenderEnv
 
     suite = Suite("libero_spatial")
     env = OffScreenRenderEnv(bddl_file_name=suite.tasks[0].bddl_file, camera_heights=SIZE, camera_widths=SIZE)

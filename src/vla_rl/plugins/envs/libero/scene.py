@@ -28,15 +28,26 @@ from vla_rl.toolkit.envs.rendering import mujoco_error
 os.environ.setdefault("MUJOCO_GL", "egl")
 
 
+class _NoFile(logging.NullHandler):
+    """What robosuite gets in place of its log file, /tmp/robosuite.log, which only the first user of a machine may
+    write."""
+
+    def __init__(self, filename: str) -> None:
+        super().__init__()
+
+
 @contextmanager
 def silence_packages() -> Iterator[None]:
-    """Silence the packages imported below, which print progress and warn about a missing private settings file."""
-    disabled = logging.root.manager.disable
+    """Silence the packages imported below, which print progress, warn about a missing private settings file and open a
+    log file."""
+    disabled, to_file = logging.root.manager.disable, logging.FileHandler
     logging.disable(logging.WARNING)
+    logging.FileHandler = _NoFile  # type: ignore[assignment, misc]
     try:
         with redirect_stdout(StringIO()):
             yield
     finally:
+        logging.FileHandler = to_file  # type: ignore[misc]
         logging.disable(disabled)
 
 
