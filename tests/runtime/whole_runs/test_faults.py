@@ -219,7 +219,8 @@ def test_a_gradient_that_is_not_finite_stops_the_run(train):
 
 @pytest.mark.ray
 @pytest.mark.parametrize("restarts", [2, 1])
-def test_a_worker_that_dies_while_it_is_started_again_is_started_once_more(train, tmp_path, restarts):
+def test_a_worker_that_dies_while_it_is_started_again_is_started_once_more(train, tmp_path, caplog, restarts):
+    """With one restart of sim workers at most the whole run starts over instead."""
     (tmp_path / "frail.py").write_text(
         "import attrs, dataclasses, os\n"
         "from pathlib import Path\n"
@@ -239,11 +240,7 @@ def test_a_worker_that_dies_while_it_is_started_again_is_started_once_more(train
         "runtime": {"backend": "ray", "restarts": restarts},
         "placement": {"type": "hybrid", "sim": "cpu", "policy": "0", "learner": "0"},
     }
-    if restarts == 1:
-        with pytest.raises(WorkerDied, match=r"worker 0 \(sim.* died") as caught:
-            train(env={"type": "frail"}, **changes)
-        assert any("started again 1 times (runtime.restarts: 1)" in note for note in caught.value.__notes__)
-        return
     results, metrics = train(env={"type": "frail"}, **changes)
-    assert results["faults"] == 2
+    assert ("starting over in" in caplog.text) == (restarts == 1)
+    assert restarts == 1 or results["faults"] == 2
     assert metrics == train("whole", **changes | {"env": {"type": "scripted"}})[1]
