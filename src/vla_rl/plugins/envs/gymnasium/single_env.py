@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -169,13 +170,8 @@ class GymnasiumEnv(SingleEnv):
         assert self._env is not None
         self._use_own_context()
         images = read_images(self._observation, self._env.observation_space, self._render_image, self._config)
-        plain = [name for name, image in images.items() if (image == image[0, 0]).all()]
-        if plain and not self._warned_of_colour:
-            logger.warning(
-                "%s: the image of camera %r has one colour, %s: is anything drawn, and does the camera look at it?",
-                *(self._config.id, plain[0], tuple(images[plain[0]][0, 0].tolist())),
-            )
-            self._warned_of_colour = True
+        if not self._warned_of_colour:
+            self._check_colours(images)
         return View(images, read_state(self._observation, self._state_sizes, self._config.id))
 
     def close(self) -> None:
@@ -189,6 +185,18 @@ class GymnasiumEnv(SingleEnv):
         viewer = getattr(getattr(self._env.unwrapped if self._env else None, "mujoco_renderer", None), "viewer", None)
         if viewer is not None:
             viewer.make_context_current()
+
+    def _check_colours(self, images: Mapping[str, Array]) -> None:
+        """Log a warning, once, for an image of one colour."""
+        for name, image in images.items():
+            colour = image[0, 0]
+            if (image[::16, ::16] == colour).all() and (image == colour).all():  # a few pixels rule nearly all out
+                logger.warning(
+                    "%s: the image of camera %r has one colour, %s: is anything drawn, and does the camera look at it?",
+                    *(self._config.id, name, tuple(colour.tolist())),
+                )
+                self._warned_of_colour = True
+                return
 
     def _render_image(self) -> Any:
         assert self._env is not None

