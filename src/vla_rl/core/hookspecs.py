@@ -95,6 +95,15 @@ class VLAModel(ABC):
         return torch.stack([self.imitation_loss(obs.take(row), pick_rows(actions, row)) for row in rows])
 
     @hookspec(firstresult=True)
+    def imitation_terms(self, obs: Observation, actions: ArrayOrTensor) -> torch.Tensor:
+        """Return the behaviour-cloning loss of each action, [B, C] with gradient, whose mean is an `imitation_loss`.
+        Optional, for data that leave actions out of the loss (`ends: mask`). Raise UserError for a model without."""
+        raise UserError(
+            f"{type(self).__name__} has no loss for each action (imitation_terms), which the data's `ends: mask` "
+            "needs; set `ends: repeat` to learn the repeated actions too, or `ends: drop`"
+        )
+
+    @hookspec(firstresult=True)
     def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return the trainable (name, tensor) pairs in publishing order."""
         return [(name, p.detach()) for name, p in self.module.named_parameters() if p.requires_grad]
@@ -301,6 +310,12 @@ class Demonstrations(ABC):
     def read_samples(self, indices: ArrayOrTensor) -> tuple[Observation, ArrayOrTensor]:
         """Read samples by index, int64 [B] in 0 ... num_samples - 1. Return (Observation with the simulator's cameras,
         state and instructions; actions float32 [B, C, A] in its units). Core calls it from one thread at a time."""
+
+    @hookspec(firstresult=True)
+    def recorded_actions(self, indices: ArrayOrTensor) -> Array | None:
+        """Return how many actions of each sample's chunk were recorded, int64 [B]; the others fill it up and are left
+        out of the loss. Default: None, all count."""
+        return None
 
     @hookspec(firstresult=True)
     def read_rewards(self, indices: ArrayOrTensor, discount: float) -> RecordedRewards:

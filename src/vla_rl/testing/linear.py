@@ -129,8 +129,11 @@ class LinearModel(VLAModel, HasCritic, ActionTokens, HasFeatures):
         return -log_probs.gather(-1, self.encode_actions(actions)[..., None]).mean()
 
     def imitation_losses(self, obs: Observation, actions: Any) -> torch.Tensor:
+        return self.imitation_terms(obs, actions).mean(1)
+
+    def imitation_terms(self, obs: Observation, actions: Any) -> torch.Tensor:
         log_probs = self._log_softmax(self._compute_features(obs))
-        return -log_probs.gather(-1, self.encode_actions(actions)[..., None]).mean((1, 2, 3))
+        return -log_probs.gather(-1, self.encode_actions(actions)[..., None]).mean((2, 3))
 
     def policy_features(self, obs: Observation) -> torch.Tensor:
         return self._compute_features(obs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from vla_rl.core.capabilities import ActionTokens, Compilable, HasCritic, HasFeatures, Reparameterised
 from vla_rl.core.contexts import ModelContext
 from vla_rl.core.declarations import ModelPlugin
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Chunk, EnvInfo, ValueGranularity, pick_rows, to_numpy
 from vla_rl.testing import synthetic
@@ -213,6 +215,12 @@ def _recorded_scores(case: ModelCase) -> None:
 
 def _check_weighable(case: ModelCase, sampled: Chunk) -> None:
     """Findings on what trainers use that weigh samples: a loss for each, and features for critics."""
+    with suppress(UserError):  # optional
+        terms = case.model.imitation_terms(case.obs, sampled.actions)
+        if case.is_array(terms, (case.row_count, case.chunk), "imitation_terms"):
+            loss = case.model.imitation_loss(case.obs, sampled.actions)
+            what = "losses whose mean is imitation_loss"
+            case.expect_near(terms.mean(), loss, "imitation_terms", what, "average over each action's numbers", slack=1)
     losses = case.model.imitation_losses(case.obs, sampled.actions)
     if case.is_array(losses, (case.row_count,), "imitation_losses"):
         fine = losses.requires_grad and losses.dtype == torch.float32

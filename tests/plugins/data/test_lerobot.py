@@ -281,6 +281,7 @@ def test_another_rate_than_the_robots_is_reported(
 ) -> None:
     info, _ = recorded
     data = opened(folders[3, False], info)
+    caplog.clear()
     check_sample("data", data, "robot", evolve(info, control_hz=recordings.FPS), CHUNK)
     assert not caplog.records
     check_sample("data", data, "robot", evolve(info, control_hz=30), CHUNK)

@@ -254,7 +254,7 @@ def test_an_episode_without_steps_is_left_out(recorded: Any, tmp_path: Path, cap
     empty = {name: value[:0] for name, value in two.items()}
     write(tmp_path, [[one, empty, three]])
     assert opened(tmp_path, info).num_samples() == 2 * (STEPS - CHUNK + 1)
-    (line,) = (record.getMessage() for record in caplog.records)
+    line, _ = (record.getMessage() for record in caplog.records)
     assert line.endswith("episodes 1 have no steps and are left out")
 
 

@@ -317,6 +317,7 @@ def test_data_without_rewards_are_refused_by_name(tmp_path: Path) -> None:
 def test_names_come_back_and_other_ones_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, [episode(0, action_names=tuple("abcd"), state_names=("x", "y"))])
     data = read(tmp_path)
+    caplog.clear()
     properties = data.data_properties()
     assert (properties.action_names, properties.state_names) == (tuple("abcd"), ("x", "y"))
     same = evolve(INFO, action_names=tuple("ABCD"), state_names=("x", "y"))

@@ -61,6 +61,12 @@ class Autocast:
         return losses.float()
 
     @hookimpl(wraps="model")
+    def imitation_terms(self) -> Generator[None, torch.Tensor, torch.Tensor]:
+        with self._autocast_context():
+            terms = yield
+        return terms.float()
+
+    @hookimpl(wraps="model")
     def policy_features(self) -> Generator[None, torch.Tensor, torch.Tensor]:
         with self._autocast_context():
             features = yield

@@ -1,4 +1,4 @@
-"""Choice of a data set's episodes: the key `episodes` of every data plugin."""
+"""Choice of a data set's episodes and of their last steps: the keys `episodes` and `ends` of every data plugin."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from attrs import field, frozen
 from attrs import validators as v
@@ -16,6 +16,8 @@ from vla_rl.core.errors import UserError, did_you_mean
 RANGE = re.compile(r"(\d{1,15})-(\d{1,15})", re.ASCII)
 LISTED = 20
 """Most numbers and ranges, or tasks, in a message."""
+Ends = Literal["drop", "repeat", "mask"]
+"""Handling of the steps that no whole chunk follows."""
 logger = logging.getLogger(__name__)
 
 

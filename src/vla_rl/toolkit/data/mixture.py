@@ -60,6 +60,18 @@ class MixedDemonstrations(Demonstrations):
         back = np.argsort(np.concatenate(rows))
         return Observation.concat(observations).take(back), np.concatenate(actions)[back]
 
+    def recorded_actions(self, indices: Any) -> Array | None:
+        indices = to_numpy(indices)
+        part_of = np.searchsorted(self._ends, indices, side="right")
+        counts: Array | None = None
+        for number in np.unique(part_of):
+            chosen = np.flatnonzero(part_of == number)
+            recorded = self._parts[number].recorded_actions(indices[chosen] - self._ends[number] + self.sizes[number])
+            if recorded is not None:
+                counts = np.full(len(indices), np.iinfo(np.int64).max) if counts is None else counts
+                counts[chosen] = recorded
+        return counts
+
     def read_rewards(self, indices: Any, discount: float) -> RecordedRewards:
         indices = to_numpy(indices)
         part_of = np.searchsorted(self._ends, indices, side="right")

@@ -24,6 +24,8 @@ STILL = 1e-6
 """Standard deviation below which a number of the state does not move."""
 NARROW = 0.01
 """Share of a number's range from minimum to maximum below which that of its quantiles is too small to scale by."""
+WITHOUT_CHUNK, MANY = 0.1, 0.25
+"""Share of the steps without a whole chunk after them from which a line says so, and from which it names `ends`."""
 logger = logging.getLogger(__name__)
 
 
@@ -31,15 +33,24 @@ class StepWindows:
     """Samples of episodes: each step that a whole chunk follows, episode by episode. The last C - 1 steps of an episode
     start no sample, as in OpenVLA-OFT."""
 
-    def __init__(self, lengths: Sequence[int], chunk: int) -> None:
-        """Count the samples. Raise UserError if no episode is as long as a chunk."""
-        counts = np.maximum(np.asarray(lengths, np.int64) - chunk + 1, 0)
+    def __init__(self, lengths: Sequence[int], chunk: int, source: str = "the data") -> None:
+        """Count the samples, and log where many steps or whole episodes give none. Raise UserError if no episode is as
+        long as a chunk. `source`: the data set, for messages."""
+        self._lengths = np.asarray(lengths, np.int64)
+        counts = np.maximum(self._lengths - chunk + 1, 0)
         self._ends = np.cumsum(counts)
         if not len(counts) or not self._ends[-1]:
             longest = max(lengths, default=0)
             raise UserError(
                 f"none of {len(lengths)} episodes holds a chunk of {chunk} actions; the longest has {longest}"
             )
+        steps, unread = sum(lengths), int((counts == 0).sum())
+        without = 1 - len(self) / steps
+        if unread or without > WITHOUT_CHUNK:
+            left_out = f"; {unread} of {len(counts)} episodes are shorter and left out" if unread else ""
+            remedy = "; the data's key `ends` (repeat, mask) takes all steps" if without > MANY else ""
+            text = "%s: %d of %d steps are samples, which %d actions follow%s%s"
+            logger.warning(text, source, len(self), steps, chunk, left_out, remedy)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -49,6 +60,12 @@ class StepWindows:
         episodes = np.searchsorted(self._ends, indices, side="right")
         starts = np.concatenate([[0], self._ends[:-1]])
         return episodes, indices - starts[episodes]
+
+    def count_actions(self, indices: Array, chunk: int) -> Array:
+        """Return how many of the next C actions samples int64 [B] have in their episodes, int64 [B]."""
+        episodes, steps = self.locate_samples(indices)
+        counts: Array = np.minimum(self._lengths[episodes] - steps, chunk)
+        return counts
 
     def sum_rewards(
         self, indices: Array, rewards: Array, rows: Array, last: Array, stride: int, discount: float
@@ -126,7 +143,7 @@ def compute_relative_statistics(
         source: the data set, for messages.
         episodes: number -> actions float32 [T, A], or recorded chunks [T, C, A], and states float32 [T, S].
         references: as in `relative_statistics`.
-        ends: "drop": samples are the steps that a whole chunk follows, as lerobot counts; "repeat": all steps, with
+        ends: "drop": samples are the steps that a whole chunk follows, as lerobot counts; otherwise all steps, with
             the last action repeated, as openpi counts.
     """
     _check_absolute(source, episodes, references)
@@ -154,7 +171,7 @@ def compute_relative_statistics(
 
 def _count_samples(actions: Array, chunk: int, ends: str) -> int:
     """Return how many samples begin in an episode."""
-    every = actions.ndim == 3 or ends == "repeat"
+    every = actions.ndim == 3 or ends != "drop"
     return len(actions) if every else max(len(actions) - chunk + 1, 0)
 
 

@@ -214,6 +214,9 @@ class CheckedDemonstrations(Demonstrations):
         self._warn_unknown(dict(zip(to_numpy(indices).tolist(), obs.instructions, strict=True)))
         return obs, actions
 
+    def recorded_actions(self, indices: Any) -> Array | None:
+        return self._data.recorded_actions(indices)
+
     def read_rewards(self, indices: Any, discount: float) -> RecordedRewards:
         recorded = self._data.read_rewards(indices, discount)
         wrong = np.flatnonzero(~np.isfinite(recorded.rewards))

@@ -183,6 +183,13 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
         run's seed, the demonstrated actions and the weights, so that they are new at every optimiser step and the same
         after a resume.
         """
+        return self._imitation_errors(obs, actions).mean()
+
+    def imitation_terms(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
+        return self._imitation_errors(obs, actions).mean(2)
+
+    def _imitation_errors(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
+        """Return the squared errors of the velocities, [B, C, width]."""
         horizon = self._shape[0]
         wanted = self._normalise_actions(as_tensor(actions, self._device), self._read_offsets(obs))
         target = torch.cat([wanted, wanted[:, -1:].expand(-1, horizon - wanted.shape[1], -1)], dim=1)
@@ -194,7 +201,7 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
         with seed_torch(int(rng.integers(2**63)), self._device):
             prefix, state = self._encode_observation(obs, dropout=True)
             errors = self.module.flow_matching(prefix, state, target, noise, time)
-        return errors[:, : wanted.shape[1]].mean()
+        return errors[:, : wanted.shape[1]]
 
     # ------------------------------------------------------------------------------------------------ one step
 

@@ -12,10 +12,19 @@ FAR_OUTSIDE = 2.0
 """Distance from the middle of the actions' range, in half ranges, that only actions of another kind have."""
 
 
+def refuse_masked_actions(recording: Demonstrations) -> None:
+    """Raises UserError for data that leave actions out of the loss, which behaviour cloning alone can."""
+    if recording.recorded_actions(np.zeros(1, np.int64)) is not None:
+        raise UserError(
+            "imitation.data: `ends: mask` is for trainer behaviour_cloning alone; set `ends: repeat` or `drop`"
+        )
+
+
 def check_demonstrated_actions(recording: Demonstrations, info: EnvInfo, chunk: int) -> None:
-    """Raises UserError for demonstrations with chunks of another length, or with actions of another space. Some samples
-    are read.
+    """Raises UserError for demonstrations with chunks of another length, with actions of another space, or with actions
+    that do not count. Some samples are read.
     """
+    refuse_masked_actions(recording)
     count = recording.num_samples()
     few = np.linspace(0, count - 1, min(count, 64)).astype(np.int64)
     actions = to_numpy(recording.read_samples(few)[1])

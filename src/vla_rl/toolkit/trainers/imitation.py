@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.trainers import ImitationStep
-from vla_rl.core.types import Observation
+from vla_rl.core.types import Array, Observation
 from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.demonstration_reader import read_ahead, read_samples
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
@@ -31,9 +30,14 @@ def imitate_demonstrations(
     """
     losses = [torch.zeros((), device=trained.device)]
     size = trained.train.micro_batch
-    samples: Iterator[tuple[Observation, Any]] = iter(())
+    samples: Iterator[tuple[Observation, Any, Array | None]] = iter(())
     if demonstrations is not None:
-        samples = read_ahead(partial(read_samples, demonstrations, micro_batch=size), steps, size)
+
+        def read(step: ImitationStep, start: int) -> tuple[Observation, Any, Array | None]:
+            recorded = demonstrations.recorded_actions(step.indices[start : start + size])
+            return *read_samples(demonstrations, step, start, size), recorded
+
+        samples = read_ahead(read, steps, size)
     with trained.released():
         losses += [_make_step(trained, step, samples, heartbeat) for step in steps]
         trained.check_finite()
@@ -43,7 +47,7 @@ def imitate_demonstrations(
 def _make_step(
     trained: TrainedModel,
     step: ImitationStep,
-    samples: Iterator[tuple[Observation, Any]],
+    samples: Iterator[tuple[Observation, Any, Array | None]],
     heartbeat: Callable[[], None],
 ) -> torch.Tensor:
     """Make one optimiser step on the next samples. Return the sum of their losses."""
@@ -54,8 +58,8 @@ def _make_step(
     with trained.adapters_cast_once():
         for _ in range(passes):
             heartbeat()
-            obs, actions = next(samples)
-            loss = trained.imitation_loss(obs, actions) * len(obs)
+            obs, actions, recorded = next(samples)
+            loss = trained.imitation_loss(obs, actions, recorded) * len(obs)
             (loss / step.total).backward()
             total = total + loss.detach()
     for _ in range(trained.dummy_passes(most_passes, passes)):

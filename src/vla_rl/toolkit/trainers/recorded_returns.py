@@ -8,6 +8,7 @@ from attrs import frozen
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array
+from vla_rl.toolkit.trainers.demonstrated_actions import refuse_masked_actions
 
 
 @frozen(eq=False)
@@ -55,6 +56,7 @@ def read_returns(recording: Demonstrations, discount: float, trainer: str) -> Re
         discount: discount per environment step.
         trainer: name of the trainer, for messages.
     """
+    refuse_masked_actions(recording)
     everything = np.arange(recording.num_samples())
     try:
         read = recording.read_rewards(everything, discount)

@@ -15,7 +15,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import ModelInputs
-from vla_rl.core.types import Batch, EnvInfo, Observation, Scores, Statistic
+from vla_rl.core.types import Array, Batch, EnvInfo, Observation, Scores, Statistic
 from vla_rl.toolkit.models.adapter_casts import adapters_cast_once
 from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.changed_weights import ChangedWeights
@@ -141,8 +141,14 @@ class TrainedModel:
         scores = self.strategy.run(lambda: asdict(self.model.chunk_log_probs(batch.obs, batch.chunk), recurse=False))
         return Scores(**scores)
 
-    def imitation_loss(self, obs: Observation, actions: Any) -> torch.Tensor:
-        return self.strategy.run(lambda: self.model.imitation_loss(obs, actions))
+    def imitation_loss(self, obs: Observation, actions: Any, recorded: Array | None = None) -> torch.Tensor:
+        """Return the loss. `recorded`: as `Demonstrations.recorded_actions`. The other actions have the loss 0 and
+        count in the mean, so that each recorded action weighs the same in micro-batches of any size."""
+        if recorded is None:
+            return self.strategy.run(lambda: self.model.imitation_loss(obs, actions))
+        terms = self.strategy.run(lambda: self.model.imitation_terms(obs, actions))
+        counts = torch.arange(terms.shape[1]) < torch.as_tensor(recorded)[:, None]
+        return (terms * counts.to(terms.device)).mean()
 
     def imitation_losses(self, obs: Observation, actions: Any) -> torch.Tensor:
         """Return the loss of each sample, [B]."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from attrs import field, frozen
 
-from vla_rl.toolkit.data.episodes import EpisodeChoice, check_numbers
+from vla_rl.toolkit.data.episodes import Ends, EpisodeChoice, check_numbers
 
 
 @frozen(kw_only=True)
@@ -35,7 +35,7 @@ class LeRobotConfig:
     only: Literal["all", "interventions"] = "all"
     """Samples to read: all, or those whose first action a person or an expert chose instead of the policy (feature
     `is_intervention` of recordings with takeovers), for HG-DAgger."""
-    ends: Literal["drop", "repeat"] = "drop"
+    ends: Ends = "drop"
     """Handling of an episode's last C - 1 steps (C: the chunk length), which have no full chunk after them: `drop`
-    leaves them out, as OpenVLA-OFT does; `repeat` pads their chunks with the last action, for short episodes whose end
-    has to be learnt."""
+    leaves them out, as OpenVLA-OFT does; `repeat` pads their chunks with the last action, and the copies are learnt, as
+    in openpi and lerobot's pi0; `mask` pads them too, and the loss leaves the copies out, as in lerobot's ACT."""

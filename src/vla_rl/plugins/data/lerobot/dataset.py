@@ -89,8 +89,8 @@ class LeRobotData(Demonstrations):
         self._numbers = [episode.index for episode in rows.episodes]
         self._clips = [episode.clips for episode in rows.episodes]
         refuse_first(where, find_clip_faults(rows, meta.fps, {name: self._pixels[name] for name in self._filmed}))
-        every = self._whole or config.ends == "repeat"
-        self._windows = StepWindows(rows.episode_lengths.tolist(), 1 if every else context.chunk)
+        every = self._whole or config.ends != "drop"
+        self._windows = StepWindows(rows.episode_lengths.tolist(), 1 if every else context.chunk, where)
         self._flags: Array | None = table[INTERVENTION][:, 0] > 0 if flagged else None
         """Whether the first action of a row is an intervention, bool [rows]; None: unknown, or not needed."""
         self._chosen = self._select_interventions(self._flags, where) if helped and self._flags is not None else None
@@ -145,6 +145,12 @@ class LeRobotData(Demonstrations):
             return observation, self._actions[rows].reshape(len(rows), self._chunk, self._action_dim)
         following = rows[:, None] + np.arange(self._chunk)
         return observation, self._actions[np.minimum(following, self._last[episodes][:, None])]
+
+    def recorded_actions(self, indices: Any) -> Array | None:
+        if self._whole or self._ends != "mask":
+            return None
+        samples = np.asarray(indices) if self._chosen is None else self._chosen[np.asarray(indices)]
+        return self._windows.count_actions(samples, self._chunk)
 
     def read_rewards(self, indices: Any, discount: float) -> RecordedRewards:
         if self._rewards is None:

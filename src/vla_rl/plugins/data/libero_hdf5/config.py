@@ -8,7 +8,7 @@ from typing import Literal
 from attrs import field, frozen
 
 from vla_rl.core.spec.structure import make_problem
-from vla_rl.toolkit.data.episodes import EpisodeChoice, EpisodeSelection, check_numbers
+from vla_rl.toolkit.data.episodes import Ends, EpisodeChoice, EpisodeSelection, check_numbers
 
 
 @frozen(kw_only=True)
@@ -25,6 +25,10 @@ class LiberoHDF5Config:
     drop_no_ops: bool = True
     """Leave out no-op steps, which neither move nor change the gripper: with them behaviour cloning learns to stand
     still (OpenVLA)."""
+    ends: Ends = "drop"
+    """Handling of an episode's last C - 1 steps (C: the chunk length), which have no full chunk after them: `drop`
+    leaves them out, as OpenVLA-OFT does; `repeat` pads their chunks with the last action, and the copies are learnt, as
+    in openpi and lerobot's pi0; `mask` pads them too, and the loss leaves the copies out, as in lerobot's ACT."""
     observed: Literal["before", "after"] | None = None
     """Whether observation t of a file was taken `before` action t, or `after` it as in the published files (it then
     belongs to action t + 1). Null: `after` for files with the attributes of LIBERO's own script, else `before`."""

@@ -82,7 +82,9 @@ class LiberoFiles(Demonstrations):
             camera for camera, name in CAMERAS.items() if all(name in e.group["obs"] for e in self._episodes)
         ]
         self._cameras = {camera: CAMERAS[camera] for camera in match_cameras(str(config.folder), env, recorded_cameras)}
-        self._windows = StepWindows([len(e.actions) for e in self._episodes], context.chunk)
+        self._ends = config.ends
+        lengths = [len(e.actions) for e in self._episodes]
+        self._windows = StepWindows(lengths, context.chunk if config.ends == "drop" else 1, self._where)
 
     def num_samples(self) -> int:
         return len(self._windows)
@@ -96,7 +98,11 @@ class LiberoFiles(Demonstrations):
             instructions=tuple(e.instruction for e, _ in frames_at),
             state=np.stack([e.state[t] for e, t in frames_at]),
         )
-        return observation, np.stack([e.actions[t : t + self._chunk] for e, t in frames_at])
+        following = np.arange(self._chunk)
+        return observation, np.stack([e.actions[np.minimum(t + following, len(e.actions) - 1)] for e, t in frames_at])
+
+    def recorded_actions(self, indices: Any) -> Array | None:
+        return self._windows.count_actions(np.asarray(indices), self._chunk) if self._ends == "mask" else None
 
     def data_statistics(self) -> Any:
         parts = {"action": [e.actions for e in self._episodes], "state": [e.state for e in self._episodes]}
@@ -104,7 +110,7 @@ class LiberoFiles(Demonstrations):
 
     def relative_statistics(self, references: Sequence[int | None]) -> Any:
         episodes = {number: (e.actions, e.state) for number, e in enumerate(self._episodes)}
-        return compute_relative_statistics(self._where, episodes, references, self._chunk, "drop")
+        return compute_relative_statistics(self._where, episodes, references, self._chunk, self._ends)
 
 
 def read_whole_episode(data: Any, name: str, instruction: str) -> Recorded:

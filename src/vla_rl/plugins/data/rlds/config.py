@@ -8,7 +8,7 @@ from typing import Literal
 
 from attrs import field, frozen
 
-from vla_rl.toolkit.data.episodes import EpisodeChoice, check_numbers
+from vla_rl.toolkit.data.episodes import Ends, EpisodeChoice, check_numbers
 
 
 @frozen(kw_only=True)
@@ -33,9 +33,10 @@ class RLDSConfig:
     """Feature with the state, in the simulator's units; not read for a simulator without a state."""
     instruction: str = "language_instruction"
     """Feature with the instruction of each step; `episode_metadata/...` for one of the episode."""
-    ends: Literal["drop", "repeat"] = "drop"
+    ends: Ends = "drop"
     """Handling of an episode's last C - 1 steps (C: the chunk length), which have no full chunk after them: `drop`
-    leaves them out, as OpenVLA-OFT does; `repeat` pads their chunks with the last action."""
+    leaves them out, as OpenVLA-OFT does; `repeat` pads their chunks with the last action, and the copies are learnt, as
+    in openpi and lerobot's pi0; `mask` pads them too, and the loss leaves the copies out, as in lerobot's ACT."""
     last_action: Literal["auto", "keep", "drop"] = "auto"
     """Handling of the step `is_last`, whose action means nothing in RLDS. Some writers store an action that
     was executed (`keep`), others zeros (`drop` leaves the step out). auto: drop where it is zeros or not finite in

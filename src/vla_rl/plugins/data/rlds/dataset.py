@@ -108,7 +108,7 @@ class RLDSData(Demonstrations):
         if empty:
             logger.warning("%s: episodes %s have no steps and are left out", self._where, format_numbers(empty))
         lengths = [len(episode.actions) for episode in self._episodes]
-        self._windows = StepWindows(lengths, context.chunk if config.ends == "drop" else 1)
+        self._windows = StepWindows(lengths, context.chunk if config.ends == "drop" else 1, self._where)
         self._check_numbers(lengths)
 
     def num_samples(self) -> int:
@@ -134,6 +134,9 @@ class RLDSData(Demonstrations):
             episode.actions[np.minimum(step + following, len(episode.actions) - 1)] for episode, step in positions
         ]
         return observation, np.stack(chunks)
+
+    def recorded_actions(self, indices: Any) -> Array | None:
+        return self._windows.count_actions(np.asarray(indices), self._chunk) if self._config.ends == "mask" else None
 
     def data_statistics(self) -> Any:
         features = {"action": np.concatenate([episode.actions for episode in self._episodes])}

@@ -57,12 +57,12 @@ class GaussianFilmResnetPolicy(FilmPolicy, Reparameterised):
         shifted at random, keyed by the batch's demonstrated actions."""
         return self.imitation_losses(obs, actions).mean()
 
-    def imitation_losses(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
-        """Return the terms of `imitation_loss`, averaged over the chunk of each sample."""
+    def imitation_terms(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
+        """Return the terms of `imitation_loss`, averaged over the numbers of each action."""
         outputs, _ = self.module(*self._prepare_inputs(obs, self._draw_offsets(actions)))
         scaled = self._scaler.normalise_feature(as_tensor(actions, self._device), self._scaler.dim)
         unsquashed = torch.atanh(scaled.clamp(-CLONED_RANGE, CLONED_RANGE))
-        return -SquashedGaussian.of_outputs(outputs).log_prob(unsquashed).mean((1, 2))
+        return -SquashedGaussian.of_outputs(outputs).log_prob(unsquashed).mean(2)
 
     def reparameterised_actions(self, features: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
         outputs = self.module.decode_features(features.to(self._dtype))

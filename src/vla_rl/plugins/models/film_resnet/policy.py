@@ -98,6 +98,10 @@ class FilmPolicy(VLAModel, HasCritic, HasFeatures, HasReference):
             state = self._state.normalise_feature(as_tensor(obs.state, self._device), self._state.dim).to(self._dtype)
         return image_tensors, state, self._words(obs.instructions).to(self._dtype)
 
+    def imitation_losses(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
+        """Return the terms of `imitation_loss`, averaged over the chunk of each sample."""
+        return self.imitation_terms(obs, actions).mean(1)
+
     def _draw_offsets(self, actions: ArrayOrTensor) -> ArrayOrTensor | None:
         if not self._shift:
             return None
@@ -159,14 +163,14 @@ class FilmResnetPolicy(FilmPolicy, ActionTokens):
         aim = target_distributions(bin_positions, self.codec.bins, self._smoothing)
         return -(aim * torch.log_softmax(logits, dim=-1)).sum(-1).mean()
 
-    def imitation_losses(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
-        """Return the terms of `imitation_loss`, averaged over the chunk of each sample."""
+    def imitation_terms(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
+        """Return the terms of `imitation_loss`, averaged over the numbers of each action."""
         logits, _ = self.module(*self._prepare_inputs(obs, self._draw_offsets(actions)))
         log_probs = torch.log_softmax(logits, dim=-1)
         if not self._smoothing:
-            return -_of_bins(log_probs, self.encode_actions(actions)).mean((1, 2))
+            return -_of_bins(log_probs, self.encode_actions(actions)).mean(2)
         bin_positions = self.codec.bin_positions(as_tensor(actions, self._device))
-        return -(target_distributions(bin_positions, self.codec.bins, self._smoothing) * log_probs).sum(-1).mean((1, 2))
+        return -(target_distributions(bin_positions, self.codec.bins, self._smoothing) * log_probs).sum(-1).mean(2)
 
     def _predict_distribution(self, module: FilmResnet, obs: Observation) -> tuple[Tensor, Tensor | None]:
         """Return float32 log-probs [B, C, A, bins] at the policy's temperature, and values."""

@@ -187,9 +187,16 @@ class ARPolicy(TokenPolicy):
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Return the cross-entropy of the expert's tokens (temperature 1) under teacher forcing, averaged over batch
         and chunk."""
+        return self._cross_entropy(obs, actions, "mean")
+
+    def imitation_terms(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
+        terms: Tensor = self._cross_entropy(obs, actions, "none")
+        return terms.view(-1, self._chunk, self.tokens_per_action).mean(2)
+
+    def _cross_entropy(self, obs: Observation, actions: ArrayOrTensor, reduction: str) -> Tensor:
         tokens = self.encode_actions(actions)
         logits, _ = self._run_network(obs, tokens, self._prepare_images(obs), dropout=True)
-        return F.cross_entropy(logits.flatten(0, 2), (tokens - self.module.first_token).flatten())
+        return F.cross_entropy(logits.flatten(0, 2), (tokens - self.module.first_token).flatten(), reduction=reduction)
 
     def _run_network(
         self, obs: Observation, tokens: Tensor, seen: dict[str, Tensor | None], dropout: bool = False

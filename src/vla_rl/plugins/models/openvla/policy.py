@@ -76,9 +76,16 @@ class OFTPolicy(TokenPolicy):
 
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Return the cross-entropy over the action tokens (temperature 1), averaged over batch and chunk."""
+        return self._cross_entropy(obs, actions, "mean")
+
+    def imitation_terms(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
+        terms: Tensor = self._cross_entropy(obs, actions, "none")
+        return terms.view(-1, self._chunk, self.tokens_per_action).mean(2)
+
+    def _cross_entropy(self, obs: Observation, actions: ArrayOrTensor, reduction: str) -> Tensor:
         logits, _ = self._run_network(obs, self._chunk * self.tokens_per_action, dropout=True)
         target = self.encode_actions(actions) - self.codec.first
-        return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+        return F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction=reduction)
 
     def _run_network(
         self, obs: Observation, reads: int, seen: dict[str, Tensor | None] | None = None, dropout: bool = False

@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vla_rl.core.capabilities import HasCritic
 from vla_rl.core.errors import UserError
@@ -44,8 +43,15 @@ class L1Policy(FamilyPolicy):
 
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Return the mean absolute error in normalised units, the loss of OpenVLA-OFT's fine-tuning."""
+        return self._imitation_errors(obs, actions).mean()
+
+    def imitation_terms(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
+        return self._imitation_errors(obs, actions).mean(2)
+
+    def _imitation_errors(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         target = self.codec.normalise_actions(torch.as_tensor(actions, device=self._device))
-        return F.l1_loss(self._predict_actions(obs, self._prepare_images(obs), dropout=True)[0], target.float())
+        predicted, _ = self._predict_actions(obs, self._prepare_images(obs), dropout=True)
+        return (predicted - target.float()).abs()
 
     def _predict_actions(
         self, obs: Observation, seen: dict[str, Tensor | None], dropout: bool = False
