@@ -178,6 +178,29 @@ def test_a_step_alone_cannot_be_left_out(recorded: Any, tmp_path: Path) -> None:
         opened(tmp_path, info, last_action="drop")
 
 
+def test_idle_steps_are_left_out(recorded: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each step is written twice, the second time with a black image, so that the right one is seen to be read."""
+    info, episodes = recorded
+    twice = []
+    for episode in episodes:
+        steps = np.arange(STEPS).repeat(2)
+        images = {name: np.concatenate([shown[steps], shown[-1:]]) for name, shown in episode["images"].items()}
+        for shown in images.values():
+            shown[1:-1:2] = 0
+        state = np.concatenate([episode["state"][steps], episode["state"][-1:]])
+        twice.append({**episode, "actions": episode["actions"][steps], "state": state, "images": images})
+    write(tmp_path, [[features_of(episode) for episode in twice]])
+    data, plain = opened(tmp_path, info, drop_no_ops=True, ends="repeat"), opened(tmp_path, info, ends="repeat")
+    (found,) = [line for line in caplog.messages if "drop_no_ops" in line]
+    idle = 6 * STEPS - data.num_samples()
+    assert found == f"{tmp_path}: drop_no_ops leaves out {idle} of {6 * STEPS} steps, in which nothing moves"
+    assert idle >= 3 * STEPS  # an expert may rest as well
+    obs, actions = data.read_samples(np.arange(data.num_samples()))
+    assert all(image.max() > 0 for shown in obs.images.values() for image in shown)
+    assert np.array_equal(actions[0, 1], episodes[0]["actions"][1])
+    assert plain.num_samples() == 6 * STEPS
+
+
 def test_a_folder_is_inspected(folder: Path, recorded: Any, tmp_path: Path) -> None:
     inspected = inspect_recordings(plugin.inspect(folder))
     assert inspected.findings == []

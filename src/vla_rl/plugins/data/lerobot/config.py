@@ -35,6 +35,9 @@ class LeRobotConfig:
     only: Literal["all", "interventions"] = "all"
     """Samples to read: all, or those whose first action a person or an expert chose instead of the policy (feature
     `is_intervention` of recordings with takeovers), for HG-DAgger."""
+    drop_no_ops: bool = False
+    """Leave out steps in which neither state nor action changes: with many of them behaviour cloning learns to stand
+    still. Without a state, those whose action neither moves nor changes its last number, the gripper (OpenVLA)."""
     ends: Ends = "drop"
     """Handling of an episode's last C - 1 steps (C: the chunk length), which have no full chunk after them: `drop`
     leaves them out, as OpenVLA-OFT does; `repeat` pads their chunks with the last action, and the copies are learnt, as

@@ -21,10 +21,19 @@ from vla_rl.core.types import Array, DataProperties, Observation, RecordedReward
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.plugins.data.lerobot.episode_list import read_meta
 from vla_rl.plugins.data.lerobot.folder import find_folder
-from vla_rl.plugins.data.lerobot.frames import SUCCESS, choose_episodes, read_rows, refuse_first, select_by_labels
+from vla_rl.plugins.data.lerobot.frames import (
+    SUCCESS,
+    RecordedFrames,
+    choose_episodes,
+    group_rows,
+    read_rows,
+    refuse_first,
+    select_by_labels,
+)
 from vla_rl.plugins.data.lerobot.meta import Meta, find_feature_size, pixels_of
 from vla_rl.plugins.data.lerobot.video import Videos, find_clip_faults
 from vla_rl.toolkit.data.episodes import EpisodeFilter
+from vla_rl.toolkit.data.idle_steps import choose_moving_steps
 from vla_rl.toolkit.data.images import check_image, decode_image, stack_images
 from vla_rl.toolkit.data.inspection.gripper import measure_gripper_signs
 from vla_rl.toolkit.data.samples import (
@@ -78,17 +87,21 @@ class LeRobotData(Demonstrations):
         table = rows.table
         for name in columns:
             check_finite(where, name, table[name], table["episode_index"], table["frame_index"])
+        refuse_first(where, find_clip_faults(rows, meta.fps, {name: self._pixels[name] for name in self._filmed}))
+        if config.drop_no_ops:
+            rows = self._leave_out_no_ops(where, rows, config, uses_state)
+            table = rows.table
         self._actions = table[config.action]
         self._state = table[config.state] if uses_state else None
         self._rewards = table[config.reward][:, 0] if rewarded else None
         self._reward = config.reward
+        self._drops = config.drop_no_ops
         self._times = table["timestamp"].astype(np.float64)
         self._instructions = [meta.tasks[task] for task in table["task_index"].tolist()]
         self._first = rows.first
         self._last = rows.last_rows
         self._numbers = [episode.index for episode in rows.episodes]
         self._clips = [episode.clips for episode in rows.episodes]
-        refuse_first(where, find_clip_faults(rows, meta.fps, {name: self._pixels[name] for name in self._filmed}))
         every = self._whole or config.ends != "drop"
         self._windows = StepWindows(rows.episode_lengths.tolist(), 1 if every else context.chunk, where)
         self._flags: Array | None = table[INTERVENTION][:, 0] > 0 if flagged else None
@@ -158,9 +171,10 @@ class LeRobotData(Demonstrations):
                 f"{self._where} has no feature {self._reward!r} with rewards; record with the hook lerobot, or "
                 f"give imitation.data.reward"
             )
-        if self._chosen is not None:
+        if self._chosen is not None or self._drops:
+            key = "drop_no_ops" if self._drops else "only: interventions"
             raise UserError(
-                f"{self._where}: `only: interventions` reads samples without those that follow them, and a "
+                f"{self._where}: `{key}` reads samples without those that follow them, and a "
                 "trainer of rewards needs both; leave it out"
             )
         episodes, steps = self._windows.locate_samples(np.asarray(indices))
@@ -182,6 +196,23 @@ class LeRobotData(Demonstrations):
                 "interventions` reads"
             )
         return chosen
+
+    def _leave_out_no_ops(
+        self, where: str, rows: RecordedFrames, config: LeRobotConfig, uses_state: bool
+    ) -> RecordedFrames:
+        """Return the rows in which something moves. Raise UserError for rows of whole chunks."""
+        if self._whole:
+            raise UserError(
+                f"{where}: its rows are whole chunks, of which no step can be left out; set drop_no_ops: false"
+            )
+        spans = [slice(first, last + 1) for first, last in zip(rows.first, rows.last_rows, strict=True)]
+        state = rows.table[config.state] if uses_state else None
+        moving = choose_moving_steps(
+            where, [(rows.table[config.action][span], None if state is None else state[span]) for span in spans]
+        )
+        kept = np.concatenate([span.start + steps for span, steps in zip(spans, moving, strict=True)])
+        table = {name: column[kept] for name, column in rows.table.items()}
+        return group_rows(rows.files, table, rows.order[kept], rows.episodes)
 
     def data_statistics(self) -> Any:
         features = {"action": self._actions.reshape(-1, self._action_dim)} | (

@@ -18,6 +18,7 @@ from vla_rl.core.types import Array, EnvInfo, Observation
 from vla_rl.plugins.data.libero_hdf5.checks import ENDING, find_files
 from vla_rl.plugins.data.libero_hdf5.config import LiberoHDF5Config
 from vla_rl.toolkit.data.episodes import EpisodeFilter, EpisodeLabels
+from vla_rl.toolkit.data.idle_steps import find_no_ops
 from vla_rl.toolkit.data.images import MAX_PIXELS, stack_images
 from vla_rl.toolkit.data.samples import (
     StepWindows,
@@ -35,8 +36,6 @@ MAX_NUMBERS = 10_000_000
 """Most numbers in the actions or states of one demonstration; the published ones have up to 505 steps of 8 numbers."""
 READ_ERRORS = (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError)
 """What h5py and the checks below raise for files of other contents."""
-STILL = 1e-4
-"""Norm of the motion part of an action below which it is a no-op (OpenVLA)."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -237,9 +236,8 @@ def _read_episode(group: Any, number: int, instruction: str, after: bool, drop_n
     if after:
         actions, frames = actions[1:], frames[:-1]
     if drop_no_ops:
-        moves = np.linalg.norm(actions[:, :-1], axis=1) >= STILL
-        grips = np.diff(actions[:, -1], prepend=actions[:1, -1]) != 0
-        actions, frames = actions[moves | grips], frames[moves | grips]
+        moving = ~find_no_ops(actions)
+        actions, frames = actions[moving], frames[moving]
     return Recorded(
         group=group, number=number, instruction=instruction, actions=actions, state=state[frames], frames=frames
     )

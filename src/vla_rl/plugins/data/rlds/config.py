@@ -33,6 +33,9 @@ class RLDSConfig:
     """Feature with the state, in the simulator's units; not read for a simulator without a state."""
     instruction: str = "language_instruction"
     """Feature with the instruction of each step; `episode_metadata/...` for one of the episode."""
+    drop_no_ops: bool = False
+    """Leave out steps in which neither state nor action changes: with many of them behaviour cloning learns to stand
+    still. Without a state, those whose action neither moves nor changes its last number, the gripper (OpenVLA)."""
     ends: Ends = "drop"
     """Handling of an episode's last C - 1 steps (C: the chunk length), which have no full chunk after them: `drop`
     leaves them out, as OpenVLA-OFT does; `repeat` pads their chunks with the last action, and the copies are learnt, as

@@ -19,6 +19,7 @@ from vla_rl.plugins.data.rlds.checks import find_files
 from vla_rl.plugins.data.rlds.config import RLDSConfig
 from vla_rl.plugins.data.rlds.tfrecord import Example, ExampleFeature, Span, find_records, read_bytes, read_example
 from vla_rl.toolkit.data.episodes import EpisodeFilter, EpisodeLabels, exclude_remedy, format_numbers
+from vla_rl.toolkit.data.idle_steps import choose_moving_steps
 from vla_rl.toolkit.data.images import MAX_PIXELS, check_image, decode_image, stack_images
 from vla_rl.toolkit.data.samples import (
     StepWindows,
@@ -51,14 +52,14 @@ class RLDSEpisode:
     success: bool | None
     """Whether a step has a reward above 0; None: not read."""
 
-    def without_last_step(self) -> RLDSEpisode:
-        """Return the episode with T - 1 steps."""
+    def take_steps(self, steps: Array) -> RLDSEpisode:
+        """Return the episode with these steps, int64, alone."""
         return evolve(
             self,
-            actions=self.actions[:-1],
-            state=None if self.state is None else self.state[:-1],
-            instructions=self.instructions[:-1],
-            images={feature: spans[:-1] for feature, spans in self.images.items()},
+            actions=self.actions[steps],
+            state=None if self.state is None else self.state[steps],
+            instructions=[self.instructions[step] for step in steps],
+            images={feature: tuple(spans[step] for step in steps) for feature, spans in self.images.items()},
         )
 
 
@@ -107,9 +108,12 @@ class RLDSData(Demonstrations):
         self._leave_out_last_steps()
         if empty:
             logger.warning("%s: episodes %s have no steps and are left out", self._where, format_numbers(empty))
+        self._check_numbers()
+        if config.drop_no_ops and self._episodes:
+            moving = choose_moving_steps(self._where, [(one.actions, one.state) for one in self._episodes])
+            self._episodes = [one.take_steps(steps) for one, steps in zip(self._episodes, moving, strict=True)]
         lengths = [len(episode.actions) for episode in self._episodes]
         self._windows = StepWindows(lengths, context.chunk if config.ends == "drop" else 1, self._where)
-        self._check_numbers(lengths)
 
     def num_samples(self) -> int:
         return len(self._windows)
@@ -169,7 +173,7 @@ class RLDSData(Demonstrations):
                 self._where,
             )
         if choice == "drop" or filled:
-            self._episodes = [episode.without_last_step() for episode in self._episodes]
+            self._episodes = [one.take_steps(np.arange(len(one.actions) - 1)) for one in self._episodes]
 
     def _check_first_episode(self, features: dict[str, ExampleFeature], context: DataContext) -> None:
         """Compare the first episode with the simulator."""
@@ -244,7 +248,10 @@ class RLDSData(Demonstrations):
             )
         return features[full]
 
-    def _check_numbers(self, lengths: list[int]) -> None:
+    def _check_numbers(self) -> None:
+        if not self._episodes:
+            return
+        lengths = [len(episode.actions) for episode in self._episodes]
         episodes = np.repeat(self._numbers_of_episodes, lengths)
         steps = np.concatenate([np.arange(length) for length in lengths])
         named = {"actions": [episode.actions for episode in self._episodes]}

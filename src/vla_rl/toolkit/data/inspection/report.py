@@ -8,6 +8,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from vla_rl.toolkit.data.inspection.gripper import find_reversed_grippers
+from vla_rl.toolkit.data.inspection.idle import find_idle_frames
 from vla_rl.toolkit.data.inspection.images import CameraImages, find_image_faults, find_repeated_images, read_views
 from vla_rl.toolkit.data.inspection.motion import describe_uncompared, find_motion_faults
 from vla_rl.toolkit.data.inspection.outliers import find_outliers
@@ -33,7 +34,7 @@ def inspect_recordings(data: RecordedData, all_images: bool = False) -> Inspecte
     subsets = data.split_tasks()
     if all(np.isfinite(data.stack_rows(name)).all() for name in (data.action, data.state) if name is not None):
         findings += merge_findings(finding for one in subsets for finding in find_outliers(one))
-        findings += [*find_motion_faults(data), *find_reversed_grippers(data)]
+        findings += [*find_motion_faults(data), *find_reversed_grippers(data), *find_idle_frames(data)]
     views, unreadable = read_views(data)
     known = {(finding.subject, number) for finding in data.findings for number in finding.episodes}
     findings += [
