@@ -74,6 +74,7 @@ def opened(folder: Path, info: Any, **keys: Any) -> Any:
     [
         ([55] * 4, 50, "arm: 24 of 220 steps are samples, which 50 actions follow; the data's key `ends` "),
         ([55, *[30] * 4], 50, "6 of 175 steps are samples, which 50 actions follow; 4 of 5 episodes are shorter and "),
+        ([100] * 10, 22, "790 of 1000 steps are samples, which 22 actions follow; the data's key `ends` "),
         ([60, 200], 25, "212 of 260 steps are samples, which 25 actions follow"),
         ([200, 3], 8, "193 of 203 steps are samples, which 8 actions follow; 1 of 2 episodes are shorter and left out"),
         ([200, 120], 8, ""),
@@ -85,7 +86,15 @@ def test_steps_and_episodes_without_a_sample_are_told(
     StepWindows(lengths, chunk, "arm")
     assert told in caplog.text and bool(caplog.records) == bool(told)
     lost = 1 - sum(max(length - chunk + 1, 0) for length in lengths) / sum(lengths)
-    assert ("`ends`" in caplog.text) == (lost > 0.25)
+    assert ("`ends`" in caplog.text) == (lost > 0.2 or min(lengths) < chunk)
+
+
+def test_data_without_an_episode_of_a_chunk_are_refused_with_the_key() -> None:
+    refusal = "arm: none of 4 episodes holds a chunk of 50 actions; the longest has 30; the data's key `ends` "
+    with pytest.raises(UserError, match=refusal):
+        StepWindows([30] * 4, 50, "arm")
+    with pytest.raises(UserError, match="arm: none of 0 episodes holds a chunk of 1 actions; the longest has 0$"):
+        StepWindows([], 1, "arm")
 
 
 def test_a_mask_says_which_actions_were_recorded(folder: Path, info: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -24,8 +24,10 @@ STILL = 1e-6
 """Standard deviation below which a number of the state does not move."""
 NARROW = 0.01
 """Share of a number's range from minimum to maximum below which that of its quantiles is too small to scale by."""
-WITHOUT_CHUNK, MANY = 0.1, 0.25
+WITHOUT_CHUNK, MANY = 0.1, 0.2
 """Share of the steps without a whole chunk after them from which a line says so, and from which it names `ends`."""
+REMEDY = "; the data's key `ends` (repeat, mask) takes all steps"
+
 logger = logging.getLogger(__name__)
 
 
@@ -42,13 +44,14 @@ class StepWindows:
         if not len(counts) or not self._ends[-1]:
             longest = max(lengths, default=0)
             raise UserError(
-                f"none of {len(lengths)} episodes holds a chunk of {chunk} actions; the longest has {longest}"
+                f"{source}: none of {len(lengths)} episodes holds a chunk of {chunk} actions; the longest has {longest}"
+                f"{REMEDY if longest else ''}"
             )
         steps, unread = sum(lengths), int((counts == 0).sum())
         without = 1 - len(self) / steps
         if unread or without > WITHOUT_CHUNK:
             left_out = f"; {unread} of {len(counts)} episodes are shorter and left out" if unread else ""
-            remedy = "; the data's key `ends` (repeat, mask) takes all steps" if without > MANY else ""
+            remedy = REMEDY if unread or without > MANY else ""
             text = "%s: %d of %d steps are samples, which %d actions follow%s%s"
             logger.warning(text, source, len(self), steps, chunk, left_out, remedy)
 
