@@ -223,6 +223,17 @@ def test_the_instruction_names_the_things_of_its_scene(api: str, kind: str, text
     assert step(env, HOME).obs.instructions == obs.instructions[::-1]
 
 
+@pytest.mark.parametrize("api", APIS)
+def test_without_a_choice_the_wordings_are_those_of_task_config(api: str, build_robotwin: Any) -> None:
+    settings = layout.DEMO_CLEAN | {"eval_instruction": "unseen"}
+    for changes, kind in (({}, "unseen"), ({"instruction_type": "seen"}, "seen")):
+        env = build_robotwin(api, task_config=settings, **changes)
+        assert env.info.notes[0].endswith(f"instructions: {kind}")
+        told = reset(env, FIRST["train"]).instructions[0]
+        assert told.startswith("Let the red tool") == (kind == "unseen")
+    assert build_robotwin(api).info.notes[0].endswith("instructions: seen")
+
+
 def test_instructions_vary(build_robotwin: Any) -> None:
     env = build_robotwin("vector", seeds=Seeds(train_states=40, eval_states=1))
     told = {reset(env, FIRST["train"] + i).instructions[0].split()[0] for i in range(40)}

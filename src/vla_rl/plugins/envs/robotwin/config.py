@@ -113,8 +113,9 @@ class RobotwinConfig:
     (w, x, y, z) of the hand in the world, and the gripper; a motion is planned to each."""
     seeds: Seeds = field(factory=Seeds)
     """Scenes of training and evaluation, and the treatment of seeds that do not work."""
-    instruction_type: Literal["seen", "unseen"] = "seen"
-    """Set of RoboTwin's wordings of a task from which instructions are taken."""
+    instruction_type: Literal["seen", "unseen"] | None = None
+    """Set of RoboTwin's wordings of a task from which instructions are taken; null: `eval_instruction` of task_config,
+    which is unseen in demo_randomized, else seen."""
     planner: Literal["mplib", "curobo"] | None = None
     """Motion planner of the expert, with the vector API; null: as task_config says, else mplib."""
     processes: Processes = field(default=Processes(apart=True, deadline_s=900.0), validator=processes_apart)

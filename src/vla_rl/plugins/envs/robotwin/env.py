@@ -51,7 +51,7 @@ def make_env(config: RobotwinConfig, context: EnvContext) -> SimEnv:
 
 def _list_notes(config: RobotwinConfig, robotwin: Installation) -> tuple[str, ...]:
     named = config.task_config if isinstance(config.task_config, str) else "settings of the spec"
-    notes = [f"RoboTwin's {robotwin.api} API, task_config: {named}, instructions: {config.instruction_type}"]
+    notes = [f"RoboTwin's {robotwin.api} API, task_config: {named}, instructions: {robotwin.instruction_type}"]
     notes.append("images are ray-traced" if config.render == "ray" else "images are rasterised, not ray-traced")
     if not config.shadows:
         notes.append("images have no shadows")

@@ -164,6 +164,11 @@ class Installation:
         """Motion planner of the vector API's expert."""
         return str(self.config.planner or self.settings.get("planner_backend", "mplib"))
 
+    @property
+    def instruction_type(self) -> str:
+        """Set of wordings of which RoboTwin takes instructions: "seen" or "unseen"."""
+        return str(self.config.instruction_type or self.settings.get("eval_instruction", "seen"))
+
     def _check_planner_files(self, name: str, folder: Path) -> None:
         """Raise UserError where a robot lacks cuRobo's files, which RoboTwin opens with mplib as well."""
         for side in ("left", "right"):
@@ -202,7 +207,7 @@ class Installation:
         with kept_randomness():
             random.seed(key)  # some versions draw from the global generator, which other threads may use as well
             descriptions = generate(task, [dict(things)], max_descriptions=1, **seed_argument)
-        texts = descriptions[0][self.config.instruction_type] if descriptions else []
+        texts = descriptions[0][self.instruction_type] if descriptions else []
         return str(texts[0]) if texts else self.full_description(task)
 
 

@@ -234,7 +234,7 @@ class VectorRobotwin(SimEnv):
                 task_config=self._robotwin.task_settings(task),
                 n_envs=self.num_envs,
                 env_seeds=[seed] * self.num_envs,
-                instruction_type=self._robotwin.config.instruction_type,
+                instruction_type=self._robotwin.instruction_type,
             )
         return self._venvs[task]
 
