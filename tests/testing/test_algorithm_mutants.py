@@ -251,6 +251,46 @@ class TakenName(Reinforce):
         return attrs.evolve(super().advantages(rollout), metrics={"rollout/score": 1.0})
 
 
+# ------------------------------------------------------------------------------------------------------- old data
+
+
+@found_by("older samples that count as new ones do")
+class DropsOldSamples(Reinforce):
+    def loss(self, scores, batch):
+        return surrogate(scores, batch, weights=batch.weights * (batch.lag == 0)[:, None])
+
+
+@found_by("older samples that count as new ones do")
+class DropsVeryOldSamples(Grpo):
+    def loss(self, scores, batch):
+        young = (batch.lag <= 4).reshape(-1, *[1] * (batch.weights.dim() - 1))
+        return super().loss(scores, attrs.evolve(batch, weights=batch.weights * young))
+
+
+@found_by("samples of the last version that still count, got none in ['loss']")
+class DropsOldSamplesOffPolicy(GIPO):
+    def __init__(self):
+        super().__init__(GIPOConfig())
+
+    def loss(self, scores, batch):
+        young = (batch.lag == 0).reshape(-1, *[1] * (batch.weights.dim() - 1))
+        return super().loss(scores, attrs.evolve(batch, weights=batch.weights * young))
+
+
+@found_by("older samples that count as new ones do")
+class SelectsNewTrajectories(Reinforce):
+    def select(self, rollout):
+        return super().select(rollout) & (rollout.versions >= rollout.step - 1).all(0)
+
+
+@found_by("older samples that count as new ones do")
+class WeighsNewChunks(Reinforce):
+    def advantages(self, rollout):
+        made = super().advantages(rollout)
+        young = (rollout.versions >= rollout.step - 1)[..., None]
+        return attrs.evolve(made, weights=made.weights * young)
+
+
 # ----------------------------------------------------------------------------------------------------------- loss
 
 

@@ -67,6 +67,15 @@ def test_a_model_is_given_to_engines_that_act_for_it(own_policy, model) -> None:
         check_engine(declared, model=model, env=INFO)
 
 
+class Practises(Still):
+    def warm_up(self, batch_sizes):
+        self.low = self.low + 0.01
+
+
+def test_an_engine_that_trains_its_own_policy_in_warm_up_is_found() -> None:
+    assert "warm_up: expected the same chunk after a further call" in findings(Practises(INFO, 2))
+
+
 class Deaf(TorchEngine):
     """Loads nothing, and has its own weights."""
 

@@ -160,6 +160,43 @@ class WarmsUpByTraining(Apart):
                 p.add_(0.1)
 
 
+@found_by("weights and buffers of the model that stay as they are")
+class WarmsUpByTrainingTheModel(TorchEngine):
+    def warm_up(self, batch_sizes):
+        with torch.no_grad():
+            for p in self.model.module.parameters():
+                p.add_(0.1)
+
+
+@found_by("observation: expected images and a state that stay as they are")
+class NormalisesInPlace(Apart):
+    def act(self, obs, noise, greedy):
+        chunk = super().act(obs, noise, greedy)
+        np.asarray(obs.state)[:] /= 2
+        return chunk
+
+
+@found_by("observation: expected images and a state that stay as they are")
+class CropsInPlace(Apart):
+    def act(self, obs, noise, greedy):
+        for image in obs.images.values():
+            image[:, :2] = 0
+        return super().act(obs, noise, greedy)
+
+
+@found_by("act: values: expected the model's values")
+class ValuesOfZeros(Apart):
+    def act(self, obs, noise, greedy):
+        chunk = super().act(obs, noise, greedy)
+        return attrs.evolve(chunk, values=torch.zeros_like(chunk.values))
+
+
+@found_by("act: values: expected an array, as the model has a critic")
+class NoValues(Apart):
+    def act(self, obs, noise, greedy):
+        return attrs.evolve(super().act(obs, noise, greedy), values=None)
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_mistake_is_found(mutant):
     with pytest.raises(CheckFailed) as failed:

@@ -8,6 +8,7 @@ import torch
 
 from vla_rl import RewardModel
 from vla_rl.testing import CheckFailed, check_reward_model
+from vla_rl.testing.synthetic import env_info, observation
 
 MUTANTS: dict[type[RewardModel], str] = {}
 
@@ -127,7 +128,7 @@ class RandomWhereUnsure(Bright):
         return np.clip(self.brightness(obs) + 0.1 * np.random.default_rng().random(len(obs)), 0, 1).astype(np.float32)
 
 
-@found_by("images that stay as they are")
+@found_by("images and a state that stay as they are")
 class ScalesInPlace(Bright):
     def success_probability(self, obs, ends):
         images = next(iter(obs.images.values()))
@@ -149,6 +150,96 @@ class ContrastOfBlack(Bright):
 class SuccessAtEveryEnd(Bright):
     def success_probability(self, obs, ends):
         return np.where(ends, 1.0, self.brightness(obs)).astype(np.float32)
+
+
+@found_by("failed: expected the same answer to the same observations")
+class FailsAtRandom(Bright):
+    def __init__(self):
+        self.draws = np.random.default_rng(0)
+
+    def failed(self, obs):
+        return self.draws.random(len(obs)) < 0.5
+
+
+@found_by("failed: expected the same answer to the same observations")
+class FailsAtTimes(Bright):
+    calls = 0
+
+    def failed(self, obs):
+        self.calls += 1
+        return super().failed(obs) if self.calls % 2 else None
+
+
+@found_by("success_probability: expected the global random generators left alone, got torch")
+class DrawsInVain(Bright):
+    def success_probability(self, obs, ends):
+        torch.rand(1)
+        return super().success_probability(obs, ends)
+
+
+@found_by("failed: expected the global random generators left alone, got NumPy")
+class SeedsInFailed(Bright):
+    def failed(self, obs):
+        np.random.seed(0)  # noqa: NPY002
+        return super().failed(obs)
+
+
+@found_by("an answer that depends on the observation, got always 0")
+class NeverSolved(Bright):
+    def success_probability(self, obs, ends):
+        return np.zeros(len(obs), np.float32)
+
+
+@found_by("an answer that depends on the observation, got always 1")
+class AlwaysSolved(Bright):
+    def success_probability(self, obs, ends):
+        return np.ones(len(obs), np.float32)
+
+
+@found_by("a state that stay as they are")
+class ClipsTheState(Bright):
+    def success_probability(self, obs, ends):
+        np.clip(obs.state, -0.1, 0.1, out=obs.state)
+        return super().success_probability(obs, ends)
+
+
+class IsRed(RewardModel):
+    """A threshold on a colour."""
+
+    def success_probability(self, obs, ends):
+        red, green, blue = np.moveaxis(np.asarray(next(iter(obs.images.values())), np.float32).mean((1, 2)), -1, 0)
+        return ((red > 200) & (green < 50) & (blue < 50)).astype(np.float32)
+
+
+class IsLifted(RewardModel):
+    """A threshold on a number of the state, in metres."""
+
+    def success_probability(self, obs, ends):
+        return (np.asarray(obs.state)[:, 2] > 3.0).astype(np.float32)
+
+
+class SeesTheMarker(RewardModel):
+    """Looks for one pattern of pixels, which no made-up image has."""
+
+    def success_probability(self, obs, ends):
+        image = np.asarray(obs.images["camera0"])
+        return np.array([np.array_equal(row[:2, :2, 0], MARKER) for row in image], np.float32)
+
+
+MARKER = np.array([[3, 200], [100, 7]], np.uint8)
+
+
+@pytest.mark.parametrize("model", [IsRed, IsLifted])
+def test_hard_thresholds_pass(model):
+    check_reward_model(model())
+
+
+def test_a_model_of_a_rare_success_passes_with_an_example_of_it():
+    with pytest.raises(CheckFailed, match="give `examples`, with a success among them"):
+        check_reward_model(SeesTheMarker())
+    examples = observation(env_info(), 1)
+    np.asarray(examples.images["camera0"])[0, :2, :2, 0] = MARKER
+    check_reward_model(SeesTheMarker(), examples=examples)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)

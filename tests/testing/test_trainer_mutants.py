@@ -13,7 +13,7 @@ from test_check_trainer import DAGGER, OFF_POLICY, WithHead, plugin_of
 
 from vla_rl.core.catalogue import load
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.trainers import Trainer
+from vla_rl.core.trainers import Trainer, UpdateMetrics
 from vla_rl.core.types import ActionSource
 from vla_rl.plugins.trainers.behaviour_cloning.impl import BehaviourCloning
 from vla_rl.plugins.trainers.dagger.impl import Dagger, HGDagger
@@ -446,7 +446,57 @@ class FirstTransitionsOnly(OffPolicy):
         super()._keep_transitions(attrs.evolve(data, transitions=None) if self._buffer.transition_count else data)
 
 
+@found_by("transitions of a later update, where a person acted in every chunk")
+class SkipsRolloutsOfAPerson(OffPolicy):
+    def update(self, data):
+        if (data.transitions.source != ActionSource.POLICY).any(1).all():
+            return UpdateMetrics(sums={"loss/critic": 0.0})
+        return super().update(data)
+
+
+@found_by("transitions of a later update, where a person acted in every chunk")
+class KeepsNothingOfAPerson(OffPolicy):
+    def _select_kept(self, transitions):
+        return None if (transitions.source != ActionSource.POLICY).any(1).all() else transitions
+
+
+@found_by("most of 48 transitions in the batches")
+class SameBatchForEver(OffPolicy):
+    def _draw_batch(self, number):
+        return super()._draw_batch(0)
+
+
+@found_by("the same weights in each process")
+class OrderByHash(PolicyGradient):
+    """Deals the samples to its optimiser steps by the hashes of texts."""
+
+    def update(self, data):
+        if data.inputs is None:
+            return super().update(data)
+        order = np.array(sorted(range(len(data.inputs)), key=lambda i: hash(f"sample {data.step}.{i}")))
+        steps = [
+            attrs.evolve(step, micro_batches=tuple(order[part] for part in step.micro_batches)) for step in data.steps
+        ]
+        return super().update(attrs.evolve(data, steps=steps))
+
+
 # ----------------------------------------------------------------------------------------------------------- labels
+
+
+@found_by("most of 48 transitions in the batches")
+class SameLabelsForEver(Dagger):
+    def _plan_steps(self, step, samples):
+        steps = super()._plan_steps(step, samples)
+        draws = np.random.default_rng(0).integers(0, samples, self._config.batch)
+        return [attrs.evolve(one, indices=np.sort(draws)) for one in steps]
+
+
+@found_by("most of 48 transitions in the batches")
+class SameTakeoversForEver(HGDagger):
+    def _plan_steps(self, step, samples):
+        steps = super()._plan_steps(step, samples)
+        draws = np.random.default_rng(0).integers(0, samples, self._config.batch)
+        return [attrs.evolve(one, indices=np.sort(draws)) for one in steps]
 
 
 @found_by("other weights after other data (expert_actions)")
@@ -546,6 +596,17 @@ class NameOfTheRuntime(PolicyGradient):
     def update(self, data):
         metrics = super().update(data)
         return attrs.evolve(metrics, sums={**metrics.sums, "step": 3.0})
+
+
+class Bandit(OffPolicy):
+    """Learns from each chunk's own reward; it keeps to the contract."""
+
+    def _select_kept(self, transitions):
+        return attrs.evolve(transitions, terminated=np.ones_like(transitions.terminated), following=transitions.first)
+
+
+def test_a_bandit_that_learns_from_the_rewards_of_a_chunk_passes():
+    check(Bandit)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)

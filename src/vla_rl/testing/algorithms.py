@@ -23,6 +23,9 @@ from vla_rl.testing.losses import LossCase, check_behaviour, check_shape
 from vla_rl.toolkit.algorithms.declarations import wrong_declarations
 from vla_rl.toolkit.algorithms.result_checks import RESERVED_NAMES, find_reserved
 
+OLDEST = 8
+"""Largest age of samples, in versions."""
+
 
 @frozen(eq=False)
 class _Case:
@@ -84,7 +87,13 @@ def check_algorithm(algorithm: Algorithm | AlgorithmPlugin, config: Any = None, 
 def _check_old_data(advantages: AdvantageCase, loss: LossCase) -> None:
     """Check that `off_policy` and `needs` agree with how the algorithm uses old data."""
     algorithm, f = loss.algorithm, loss.f
-    by_age = _log_probs_matter(advantages, loss, "log_probs") or _matters_by_lag(loss)
+    by_lag = _matters_by_lag(advantages, loss)
+    by_age = by_lag or _log_probs_matter(advantages, loss, "log_probs")
+    remedy = "keep them, or weigh them and say off_policy = True"
+    what = "older samples that count as new ones do"
+    f.expect(algorithm.off_policy or not by_lag, "off_policy", what, "other weights", remedy)
+    dropped = _dropped_by_lag(advantages, loss)
+    f.expect(not dropped, "off_policy", "samples of the last version that still count", f"none in {dropped}", remedy)
     if algorithm.off_policy:
         remedy = (
             "weigh by exp(log_ratio) to batch.log_probs, by proximal_log_probs or by lag; or leave off_policy False"
@@ -113,12 +122,35 @@ def _log_probs_matter(advantages: AdvantageCase, loss: LossCase, name: str) -> b
     )
 
 
-def _matters_by_lag(loss: LossCase) -> bool:
-    older = attrs.evolve(loss.batch, lag=loss.batch.lag + 1 + torch.arange(len(loss.batch.lag)) % 3)
+def _matters_by_lag(advantages: AdvantageCase, loss: LossCase) -> bool:
+    """Return whether the ages of samples change which trajectories count, their advantages or the loss."""
+    rollout = advantages.make_rollout().evolve(step=OLDEST + 1)
+    ages = torch.arange(rollout.versions.numel()).reshape(rollout.versions.shape) % OLDEST
+    new, old = (rollout.evolve(versions=versions) for versions in (torch.full_like(ages, OLDEST), OLDEST - 1 - ages))
+    if not torch.equal(advantages.algorithm.select(new), advantages.algorithm.select(old)):
+        return True
+    one, other = advantages.compute_advantages(new), advantages.compute_advantages(old)
+    if any(not same_tensor(getattr(one, part), getattr(other, part)) for part in TENSORS):
+        return True
+    older = attrs.evolve(loss.batch, lag=loss.batch.lag + 1 + torch.arange(len(loss.batch.lag)) % OLDEST)
     return any(
         not torch.equal(a, b)
         for a, b in zip(loss.loss_and_gradients()[1], loss.loss_and_gradients(older)[1], strict=True)
     )
+
+
+def _dropped_by_lag(advantages: AdvantageCase, loss: LossCase) -> list[str]:
+    """Return where samples that are one version old have no weight, though new ones have."""
+    rollout = advantages.make_rollout().evolve(step=OLDEST + 1)
+    new, old = (rollout.evolve(versions=torch.full_like(rollout.versions, OLDEST - age)) for age in (0, 1))
+    batch, leaves = loss.one_policy_batch, loss.at_the_old_policy
+    older = attrs.evolve(batch, lag=torch.ones_like(batch.lag))
+    counted = {
+        "select": [advantages.algorithm.select(part) for part in (new, old)],
+        "advantages: weights": [advantages.compute_advantages(part).weights for part in (new, old)],
+        "loss": [loss.loss_and_gradients(part, leaves)[1][0] for part in (batch, older)],
+    }
+    return [where for where, (first, then) in counted.items() if bool(((first != 0) & (then == 0)).any())]
 
 
 def _draw_drift(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,9 @@ from vla_rl.core.types import Chunk, EnvInfo, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.acting import KERNELS, check_acting, check_continuing
 from vla_rl.testing.common.findings import CheckFailed, Findings, build_component
-from vla_rl.testing.model_case import EngineCase
+from vla_rl.testing.model_case import EngineCase, check_unchanged
+
+WARM_UP = "run batches alone there, without a gradient and without an optimiser"
 
 
 def check_engine(
@@ -55,7 +57,7 @@ def check_engine(
     obs = synthetic.observation(env, rows)
     case = EngineCase(engine=component, f=f, env=env, chunk=chunk, obs=obs, atol=atol)
     with f.section("warm_up"):
-        component.warm_up([1, rows])
+        _check_warm_up(case, seated)
     with f.section("act"):
         check_acting(case)
     check_continuing(case, component)
@@ -66,10 +68,27 @@ def check_engine(
             _check_against_model(case, seated, "act")
         with f.section("load"):
             _check_loading(case, seated)
+    with f.section("observation"):
+        check_unchanged(f, obs, synthetic.observation(env, rows))
     with f.section("close"):
         component.close()
         component.close()
     f.close()
+
+
+def _check_warm_up(case: EngineCase, model: VLAModel | None) -> None:
+    """Check that an engine acts as before after it warmed up, with the weights that the model had."""
+    sizes = [1, case.row_count]
+    weights = {} if model is None else {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+    case.engine.warm_up(sizes)
+    if model is not None:
+        changed = [name for name, tensor in model.module.state_dict().items() if not torch.equal(tensor, weights[name])]
+        expected = "weights and buffers of the model that stay as they are"
+        case.f.expect(not changed, "warm_up", expected, f"a change of {', '.join(changed[:4])}", WARM_UP)
+    before = case.draw_chunks(greedy=True).actions
+    case.engine.warm_up(sizes)
+    after = case.draw_chunks(greedy=True).actions
+    case.expect_near(after, before, "warm_up", "the same chunk after a further call", WARM_UP, KERNELS)
 
 
 def _check_sleep(case: EngineCase) -> None:
@@ -122,12 +141,19 @@ def _check_greedy(case: EngineCase, model: VLAModel, where: str) -> bool:
 
 
 def _check_values(case: EngineCase, model: VLAModel, where: str) -> bool:
-    """Compare values, where the model has some."""
+    """Compare values, also those of chunks, where the model has some."""
     if not isinstance(model, HasCritic) or model.critic is None:
         return True
     expected = model.values(case.obs)
     what, remedy = "the model's values of these observations", "compute them with the newest weights"
-    return case.expect_near(case.engine.values(case.obs), expected, f"values ({where})", what, remedy, KERNELS)
+    if not case.expect_near(case.engine.values(case.obs), expected, f"values ({where})", what, remedy, KERNELS):
+        return False
+    values, where = case.draw_chunks().values, f"{where}: values"
+    if not case.f.expect(values is not None, where, "an array, as the model has a critic", "None", remedy):
+        return False
+    return case.is_array(values, tuple(expected.shape), where) and case.expect_near(
+        values, expected, where, what, remedy, KERNELS
+    )
 
 
 def _check_loading(case: EngineCase, model: VLAModel) -> None:

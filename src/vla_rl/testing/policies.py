@@ -16,7 +16,7 @@ from vla_rl.core.capabilities import ActionTokens, HasCritic, HasReference
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Array, Chunk, Observation, to_numpy
 from vla_rl.testing import synthetic
-from vla_rl.testing.model_case import ModelCase
+from vla_rl.testing.model_case import ModelCase, check_unchanged
 
 COPIES = 24
 SPREAD = 0.6
@@ -408,11 +408,7 @@ def _use_of_arguments(case: ModelCase) -> None:
             )
             text = "the same for other images, states and instructions"
             case.f.expect(used, "chunk_log_probs", f"{name} of the observation", text, "use it")
-    other_obs = synthetic.observation(case.env, case.row_count)
-    arrays: list[tuple[Any, Any]] = [*zip(case.obs.images.values(), other_obs.images.values(), strict=True)]
-    arrays += [] if case.obs.state is None else [(case.obs.state, other_obs.state)]
-    same = all(np.array_equal(now, before) for now, before in arrays)
-    case.f.expect(same, "observation", "unchanged", "written into", "work on a copy")
+    check_unchanged(case.f, case.obs, synthetic.observation(case.env, case.row_count))
     after = take_chunk_rows(chunk, np.arange(case.row_count))
     pairs: list[tuple[Any, Any]] = [(after.actions, original.actions), (after.log_probs, original.log_probs)]
     pairs += [(after.extras[name], original.extras[name]) for name in after.extras]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,20 +16,31 @@ from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.common.findings import Findings, Unfit, build_component
+from vla_rl.testing.model_case import check_unchanged
+from vla_rl.testing.policy_traces import changed_generators, generator_states
 
 ROWS = 4
+LEVELS = (-100.0, -1.0, -0.1, 0.0, 0.1, 1.0, 100.0)
+"""Numbers that a state has, all of them alike, where use of it is looked for."""
 
 
 def check_reward_model(
-    model: RewardModel | RewardModelPlugin, config: Any = None, *, env: EnvInfo | None = None, device: str = "cpu"
+    model: RewardModel | RewardModelPlugin,
+    config: Any = None,
+    *,
+    env: EnvInfo | None = None,
+    device: str = "cpu",
+    examples: Observation | None = None,
 ) -> None:
-    """Let a reward model judge observations, black and white images among them: it returns one probability for each,
-    the same one whenever it is asked, whatever else is in the batch, was seen before, or ends. For models that judge by
-    the observation alone; not for one that asks a person. Raises CheckFailed with all findings.
+    """Let a reward model judge observations, images of one colour among them: it returns one probability for each, not
+    the same for all, and the same one whenever it is asked, whatever else is in the batch, was seen before, or ends;
+    likewise for failures. For models that judge by the observation alone; not for one that asks a person. Raises
+    CheckFailed with all findings.
 
     Args:
         model: a component, or a `RewardModelPlugin` that is built with `config` for `env` and `device`.
         env: simulator whose observations are judged; None: one with two cameras and a state.
+        examples: observations of `env` with a success among them, for a model that finds none in made-up ones.
     """
     env = synthetic.env_info() if env is None else env
     component, name = build_component(
@@ -38,7 +51,7 @@ def check_reward_model(
     with f.section("success_probability"):
         _check_probabilities(f, component, obs)
         _check_independence(f, component, obs)
-        _check_plain_images(f, component, obs)
+        _check_use(f, component, obs, examples)
     with f.section("failed"):
         _check_failures(f, component, obs)
     with f.section("calls of an episode"):
@@ -53,8 +66,7 @@ def _check_probabilities(f: Findings, model: RewardModel, obs: Observation) -> N
     """Check that equal observations get equal answers, and stay as they are."""
     original = copy.deepcopy(obs)
     first = _ask_probability(f, model, obs)
-    same = all(np.array_equal(obs.images[name], image) for name, image in original.images.items())
-    f.expect(same, "observation", "images that stay as they are", "changed images", "copy what you change")
+    check_unchanged(f, obs, original)
     obs = original
     if not model.deterministic:
         return
@@ -91,27 +103,53 @@ def _check_independence(f: Findings, model: RewardModel, obs: Observation) -> No
     )
 
 
-def _check_plain_images(f: Findings, model: RewardModel, obs: Observation) -> None:
-    """Check black and white images, which have no contrast, and that answers depend on the observation at all."""
-    answers = [_ask_probability(f, model, obs)]
-    for level in (0, 255):
-        images = {name: np.full_like(to_numpy(image), level) for name, image in obs.images.items()}
-        answers.append(_ask_probability(f, model, evolve(obs, images=images)))
-    values = np.unique(np.concatenate(answers))
-    undecided = len(values) == 1 and 0.01 < values[0] < 0.99
-    where, remedy = "success_probability", "look at the images, or at the state"
-    f.expect(not undecided, where, "an answer that depends on the observation", f"always {values[0]:.3g}", remedy)
+def _check_use(f: Findings, model: RewardModel, obs: Observation, examples: Observation | None) -> None:
+    """Check images of one colour, which have no contrast, and that answers depend on the observation at all."""
+    batches = [obs] if examples is None else [obs, examples]
+    for colour in itertools.product((0, 255), repeat=3):
+        images = {name: np.full_like(to_numpy(image), colour) for name, image in obs.images.items()}
+        batches.append(evolve(obs, images=images))
+    if obs.state is not None:
+        batches += [evolve(obs, state=np.full_like(to_numpy(obs.state), number)) for number in LEVELS]
+    values = np.unique(np.concatenate([_ask_probability(f, model, batch) for batch in batches]))
+    remedy = "look at the images, or at the state; if it does, give `examples`, with a success among them"
+    expected = "an answer that depends on the observation"
+    f.expect(len(values) > 1, "success_probability", expected, f"always {values[0]:.3g}", remedy)
 
 
 def _check_failures(f: Findings, model: RewardModel, obs: Observation) -> None:
-    """Check the form of `failed`."""
-    _ask_probability(f, model, obs)
-    failed = model.failed(obs)
-    if failed is None:
+    """Check the form of `failed`, and that equal observations get equal answers."""
+    failed = _ask_failures(f, model, obs)
+    if failed is None or not model.deterministic:
         return
+    again = _ask_failures(f, model, obs)
+    same = again is not None and np.array_equal(failed, again)
+    expected, remedy = f"the same answer to the same observations, {failed.tolist()}", "draw no random numbers"
+    f.expect(same, "failed", expected, None if again is None else again.tolist(), remedy)
+
+
+def _ask_failures(f: Findings, model: RewardModel, obs: Observation) -> Array | None:
+    """Return the failures of a batch, bool [B]; None: no episode. Raises Unfit for another shape."""
+    _ask_probability(f, model, obs)
+    failed = _call_alone(f, "failed", lambda: model.failed(obs))
+    if failed is None:
+        return None
     array = np.asarray(to_numpy(failed))
     got = f"{array.dtype} {list(array.shape)}"
-    f.expect(got == f"bool [{ROWS}]", "failed", f"None, or bool [{ROWS}]", got, "return a flag for each observation")
+    form = f"bool [{len(obs)}]"
+    if not f.expect(got == form, "failed", f"None, or {form}", got, "return a flag for each observation"):
+        raise Unfit
+    return array
+
+
+def _call_alone(f: Findings, where: str, call: Callable[[], Any]) -> Any:
+    """Return what a call returns. Record a finding where it moves a global random generator."""
+    before = generator_states()
+    result = call()
+    moved = changed_generators(before, generator_states())
+    remedy = "draw from vla_rl.generator, or work inside torch.random.fork_rng()"
+    f.expect(not moved, where, "the global random generators left alone", " and ".join(moved), remedy)
+    return result
 
 
 def _check_episodes(f: Findings, model: RewardModel, obs: Observation) -> None:
@@ -140,8 +178,8 @@ def _check_episodes(f: Findings, model: RewardModel, obs: Observation) -> None:
 def _ask_probability(f: Findings, model: RewardModel, obs: Observation, ends: Array | None = None) -> Array:
     """Return the answers for a batch, [B]. Raises Unfit for another shape."""
     ends = np.zeros(len(obs), bool) if ends is None else ends
-    answer = np.asarray(to_numpy(model.success_probability(obs, ends)))
     where = "success_probability"
+    answer = np.asarray(to_numpy(_call_alone(f, where, lambda: model.success_probability(obs, ends))))
     if not f.expect(answer.shape == (len(obs),), where, f"shape ({len(obs)},)", answer.shape, "return one number each"):
         raise Unfit
     within = bool(((answer >= 0) & (answer <= 1)).all())

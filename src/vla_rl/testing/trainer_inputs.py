@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +16,9 @@ from attrs import evolve
 from vla_rl.core.augmentation import AugmentSpec
 from vla_rl.core.declarations import TrainingData
 from vla_rl.core.trainers import DemonstrationsData, TrajectoryData, Transitions, TransitionsData
-from vla_rl.core.types import ActionSource, Array, EnvInfo
+from vla_rl.core.types import ActionSource, Array, EnvInfo, to_numpy
 from vla_rl.testing.common.findings import Findings
-from vla_rl.testing.trainer_case import SAMPLES, TrainerBuilder
+from vla_rl.testing.trainer_case import SAMPLES, Rank, TrainerBuilder
 from vla_rl.testing.trainer_samples import LearningSource, RecordedSamples, made_up_data
 
 UPDATES = 3
@@ -64,13 +68,13 @@ class _Answers:
         of_transitions = builder.kind is TrainingData.TRANSITIONS
         self._updates = 2 if of_transitions else UPDATES
         self._micro_batch = SAMPLES if of_transitions else SAMPLES // 2
-        self._first = self._weights_after(keep_unchanged, None)
+        self.weights = self._weights_after(keep_unchanged, None)
 
     def depend_on(self, change: Change, only: int | None = None) -> bool:
         """Return whether other weights follow from changed data. `only`: number of the update whose data are changed;
         None: those of all."""
         weights = self._weights_after(change, only)
-        return any(not torch.equal(tensor, weights[name]) for name, tensor in self._first.items())
+        return any(not torch.equal(tensor, weights[name]) for name, tensor in self.weights.items())
 
     def expect(self, f: Findings, what: str, change: Change, remedy: str, only: int | None = None) -> None:
         """Record a finding unless the weights depend on it. `only`: as `depend_on` takes it."""
@@ -200,6 +204,9 @@ def _check_transitions(f: Findings, builder: TrainerBuilder, learns_from: Learni
     info = builder.make_case().trained.info
     remedy = "keep the new transitions of each update"
     answers.expect(f, "transitions of a later update", _other_frames, remedy, only=2)
+    taken_over = _Answers(builder, base=_taken_over)
+    what = "transitions of a later update, where a person acted in every chunk"
+    taken_over.expect(f, what, _other_frames, "train on what a person did, too", only=2)
     if learns_from is LearningSource.LABELS:
         answers.expect(f, "expert_actions", _turned_field("expert_actions", info), "clone the labels")
         return
@@ -211,9 +218,11 @@ def _check_transitions(f: Findings, builder: TrainerBuilder, learns_from: Learni
         return
     remedy = "add up the rewards of all actions of a chunk, discounted"
     answers.expect(f, "reward of a chunk's last action", _more_reward(slice(-1, None)), remedy)
+    endless = _Answers(builder, base=_never_terminated)
+    if not (answers.depend_on(_never_terminated) or endless.depend_on(_other_following)):
+        return  # a bandit, which learns from each chunk's own reward
     remedy = "add the value of the observations in which chunks end, but for episodes that terminated"
     answers.expect(f, "terminated", _never_terminated, remedy)
-    endless = _Answers(builder, base=_never_terminated)
     endless.expect(f, "what follows chunks that did not terminate", _other_following, remedy)
 
 
@@ -269,7 +278,94 @@ def _other_following(data: TransitionsData) -> TransitionsData:
     return _transitions_with(data, following=np.roll(_get_transitions(data).following, 3))
 
 
+def _taken_over(data: TransitionsData) -> TransitionsData:
+    return _transitions_with(data, source=np.full_like(_get_transitions(data).source, ActionSource.PERSON))
+
+
 def _other_source(data: TransitionsData) -> TransitionsData:
     source = np.asarray(_get_transitions(data).source)
     others = np.where(source == ActionSource.POLICY, ActionSource.PERSON, ActionSource.POLICY)
     return _transitions_with(data, source=others.astype(np.int8))
+
+
+# ---------------------------------------------------------------------------------------------- for right trainers
+
+KEPT = 48
+"""Transitions of an update that a trainer draws batches from, several times as many as a batch has."""
+STEPS = 40
+"""Optimiser steps after which most of them have been drawn."""
+WATCHED = range(KEPT - 1, 0, -6)
+"""Transitions that are changed in turn, the newest first; a person acts in all of them."""
+
+
+def check_drawn_batches(f: Findings, builder: TrainerBuilder, learns_from: LearningSource) -> None:
+    """Check that a trainer of transitions draws others in each optimiser step."""
+    if builder.kind is not TrainingData.TRANSITIONS:
+        return
+    first, steps = _weights_from_kept(builder, None, learns_from)
+    if steps < STEPS // 2:
+        return
+    used = []
+    for row in WATCHED:
+        changed, _ = _weights_from_kept(builder, row, learns_from)
+        used.append(any(not torch.equal(tensor, changed[name]) for name, tensor in first.items()))
+    newest = used.index(False) if False in used else len(used)
+    kept = len(used) if any(used[newest:]) or not newest else newest  # a small store has forgotten older ones
+    expected = f"most of {KEPT} transitions in the batches of {steps} optimiser steps"
+    got = f"{sum(used)} of {kept} that were looked at"
+    f.expect(2 * sum(used) >= kept, "update", expected, got, "draw by the number of the update (vla_rl.generator)")
+
+
+def _weights_from_kept(
+    builder: TrainerBuilder, row: int | None, learns_from: LearningSource
+) -> tuple[dict[str, torch.Tensor], int]:
+    """Return the weights after some updates on the same transitions, one of them changed, and the number of optimiser
+    steps."""
+    rank = Rank()
+    rank.world = 1
+    case = builder.make_case(strategy=rank)
+    data = made_up_data(case, 1, np.arange(KEPT))
+    if row is not None:
+        name = {LearningSource.REWARDS: "rewards", LearningSource.LABELS: "expert_actions"}.get(learns_from, "actions")
+        array = np.array(getattr(_get_transitions(data), name))
+        array[row] = array[row] + 1 if name == "rewards" else _opposite_actions(case.trained.info, array[row])
+        data = _transitions_with(data, **{name: array})
+    case.trainer.update(data)
+    for number in range(2, STEPS // 2 + 1):
+        if not 0 < len(rank.reductions) < STEPS:
+            break
+        case.trainer.update(TransitionsData(step=number, version=number - 1, transitions=None))
+    return case.copy_weights(), len(rank.reductions)
+
+
+def check_hashes(f: Findings, builder: TrainerBuilder) -> None:
+    """Check that weights do not depend on the hashes of strings, which are others in each process."""
+    try:
+        elsewhere = _run_with_other_hashes(_updated_weights, builder)
+    except Exception as exc:
+        f.notice(f"not compared with another process: {exc}")
+        return
+    here = _updated_weights(builder)
+    differ = [name for name, array in here.items() if not np.allclose(array, elsewhere[name], atol=1e-5)]
+    remedy = "order nothing by hash() of a string and go through no set of strings: sort them"
+    f.expect(not differ, "update", "the same weights in each process", f"others in {differ[:3]}", remedy)
+
+
+def _updated_weights(builder: TrainerBuilder) -> dict[str, Array]:
+    """Return the weights after some updates of several micro-batches."""
+    return {name: to_numpy(tensor) for name, tensor in _Answers(builder).weights.items()}
+
+
+def _run_with_other_hashes(function: Callable[[TrainerBuilder], dict[str, Array]], builder: TrainerBuilder) -> Any:
+    """Return what a function returns in a new process, whose strings have other hashes."""
+    import cloudpickle
+
+    code = (
+        "import pickle, sys; sys.path[:], out, job = pickle.load(sys.stdin.buffer); "
+        "function, builder = pickle.loads(job); import numpy; numpy.savez(out, **function(builder))"
+    )
+    out = str(Path(builder.root) / "weights.npz")
+    environment = {**os.environ, "PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"}
+    sent = cloudpickle.dumps((sys.path, out, cloudpickle.dumps((function, builder))))
+    subprocess.run([sys.executable, "-c", code], input=sent, env=environment, check=True, capture_output=True)
+    return np.load(out)

@@ -67,12 +67,13 @@ def made_up_data(case: TrainerCase, number: int, samples: Array | None = None, s
     """Return the data of an update (from 1) of chance.
 
     Args:
-        samples: those of this rank, int64 [B]; None: all.
+        samples: those of this rank, int64 [B]; None: all. Trainers of transitions get as many, or by default one more
+            than there are samples.
         steps: optimiser steps, among which samples are divided; for trainers of transitions, which make their own, it
             does not count.
     """
     if case.kind is TrainingData.TRANSITIONS:
-        return _transition_update(case, number)
+        return _transition_update(case, number, SAMPLES + 1 if samples is None else len(samples))
     info = case.trained.info
     obs = synthetic.observation(info, SAMPLES, seed=number)
     zeros = [0] * SAMPLES
@@ -224,11 +225,8 @@ def _trajectory_update(
     )
 
 
-def _transition_update(case: TrainerCase, number: int) -> TransitionsData:
-    """Return three episodes of a third of the transitions each: as many as there are samples, and one more. A person
-    acts in the odd ones.
-    """
-    count = SAMPLES + 1
+def _transition_update(case: TrainerCase, number: int, count: int) -> TransitionsData:
+    """Return episodes of three transitions each. A person acts in the odd transitions."""
     draws = np.random.default_rng(number)
     info = case.trained.info
     low, high = (np.array(bound, np.float32) for bound in (info.action_low, info.action_high))

@@ -19,7 +19,7 @@ from vla_rl.core.types import Array, to_numpy
 from vla_rl.testing.common.findings import Findings, Unfit
 from vla_rl.testing.policy_traces import OWN, changed_generators, run_from
 from vla_rl.testing.trainer_case import SAMPLES, Rank, TrainerBuilder, TrainerCase
-from vla_rl.testing.trainer_inputs import check_trainer_inputs, learning_source
+from vla_rl.testing.trainer_inputs import check_drawn_batches, check_hashes, check_trainer_inputs, learning_source
 from vla_rl.testing.trainer_learning import (
     check_bandit,
     check_critic_warmup,
@@ -43,8 +43,8 @@ def check_trainer(plugin: TrainerPlugin, config: Any = None) -> None:
     An update trains something and leaves its data alone; its result does not depend on global random generators;
     gradients depend neither on the size of micro-batches nor on the number of ranks; checkpoints hold all that an
     update depends on; no optimiser trains targets, which follow and lag behind. Other rewards, labels, ends or
-    takeovers lead to other weights; after some updates rewarded or demonstrated actions are likelier, and each network
-    has moved.
+    takeovers lead to other weights, and other hashes of strings to the same; batches are drawn anew. After some updates
+    rewarded or demonstrated actions are likelier, and each network has moved.
 
     Args:
         plugin: trainer of trajectories, transitions, demonstrations or recordings; it is built with `config`.
@@ -81,6 +81,12 @@ def _check_all(f: Findings, builder: TrainerBuilder) -> None:
     for name, check in checks.items():
         with f.section(name):
             check(f, builder)
+    if any(section.findings for section in f.sections):
+        return  # the rest takes seconds
+    with f.section("batches"):
+        check_drawn_batches(f, builder, learning_source(builder))
+    with f.section("other processes"):
+        check_hashes(f, builder)
 
 
 def _check_learning(f: Findings, builder: TrainerBuilder) -> None:
@@ -217,7 +223,7 @@ def _first_gradients(builder: TrainerBuilder, micro_batch: int, samples: Array) 
     case = builder.make_case(micro_batch, strategy=rank)
     if case.kind is TrainingData.TRANSITIONS:
         rank.world = 1
-    case.trainer.update(made_up_data(case, 1, samples))
+    case.trainer.update(made_up_data(case, 1, None if case.kind is TrainingData.TRANSITIONS else samples))
     return rank.reductions[0] if rank.reductions else []
 
 

@@ -182,6 +182,38 @@ class Undeclared(AssistedEnv):
         self.info = evolve(self.info, takeovers=False)
 
 
+class LateWithoutARate(AssistedEnv):
+    """late: expected None, as EnvInfo.control_hz, got an array"""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.info = evolve(self.info, control_hz=None)
+
+
+class Unlabelled(AssistedEnv):
+    """executed_actions: expected the policy's actions where `source` says that it chose, got others"""
+
+    def told(self, result: ChunkResult, actions: Any) -> ChunkResult:
+        return evolve(result, source=np.zeros_like(result.source))
+
+
+class FirstActionUnlabelled(AssistedEnv):
+    """executed_actions: expected the policy's actions where `source` says that it chose, got others"""
+
+    def told(self, result: ChunkResult, actions: Any) -> ChunkResult:
+        source = result.source.copy()
+        source[:, 0] = ActionSource.POLICY
+        return evolve(result, source=source)
+
+
+class UnfilledWhereThePolicyActs(AssistedEnv):
+    """Executed actions are given where they are read alone; it keeps to the contract."""
+
+    def told(self, result: ChunkResult, actions: Any) -> ChunkResult:
+        others = (result.source != ActionSource.POLICY)[..., None]
+        return evolve(result, executed_actions=np.where(others, result.executed_actions, np.float32(0)))
+
+
 BATCHES: tuple[type[SmallEnv], ...] = (
     EverybodyIsAPerson,
     ActionsOfThePolicy,
@@ -195,5 +227,8 @@ BATCHES: tuple[type[SmallEnv], ...] = (
     StaysForTheNextEpisode,
     OneBuffer,
     Undeclared,
+    LateWithoutARate,
+    Unlabelled,
+    FirstActionUnlabelled,
 )
-RIGHT: tuple[type[SmallEnv], ...] = (AssistedEnv, AlwaysAPerson)
+RIGHT: tuple[type[SmallEnv], ...] = (AssistedEnv, AlwaysAPerson, UnfilledWhereThePolicyActs)

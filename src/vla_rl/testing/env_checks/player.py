@@ -75,6 +75,10 @@ class Sightings:
     """Actions that another source chose."""
     overruled: bool = False
     """One of these differed from the policy's."""
+    copied: int = 0
+    """Actions of the policy that `executed_actions` holds, too."""
+    unlabelled: int = 0
+    """Actions that the policy is said to have chosen, and that were others."""
     longest: int = 0
     """Actions of the longest episode, ended or not."""
     stride: Array | None = None
@@ -412,8 +416,11 @@ class Player:
         others = executed & (to_numpy(result.source) != ActionSource.POLICY)
         self.seen.policy_acted |= bool((executed & ~others).any())
         self.seen.taken_over += int(others.sum())
-        gap = np.abs(to_numpy(result.executed_actions) - actions)[others] / (self.high - self.low)
-        self.seen.overruled |= bool((gap > 1e-4).any())
+        gap = (np.abs(to_numpy(result.executed_actions) - actions) / (self.high - self.low)).max(-1)
+        differs, own = gap > 1e-4, executed & ~others
+        self.seen.overruled |= bool((others & differs).any())
+        self.seen.copied += int((own & ~differs).sum())
+        self.seen.unlabelled += int((own & differs).sum())
 
     def _note_chunk(self, trace: EnvTrace, result: ChunkResult, env_id: int, stop: bool) -> None:
         """Take note of rewards, successes and ends of the chunk that was just recorded."""

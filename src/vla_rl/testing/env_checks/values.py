@@ -119,6 +119,9 @@ def check_result(f: Expects, info: EnvInfo, result: ChunkResult, active: Array, 
         idle = valid and not (to_numpy(result.late) & ~to_numpy(result.executed)).any()
         remedy = "multiply by executed"
         f.expect(idle or not valid, f"{where}: late", "False where nothing was executed", "True", remedy)
+    else:
+        remedy = "set EnvInfo.control_hz, the rate at which actions are due"
+        f.expect(result.late is None, f"{where}: late", "None, as EnvInfo.control_hz", "an array", remedy)
     return valid and _check_masks(f, result, active, stop, where)
 
 

@@ -192,8 +192,14 @@ def _describe_other_ends(ends: Sequence[End]) -> str:
 
 
 def takeovers_are_reported(player: Player) -> None:
-    """Check that what whoever takes over does is not always what the policy wanted."""
+    """Check that what whoever takes over does is not always what the policy wanted, and has another source."""
     sightings = player.seen
+    # `executed_actions` is not read where the policy acted: an env may leave all of it unfilled there, not a part.
+    if sightings.copied and sightings.unlabelled:
+        got = f"others in {sightings.unlabelled} of {sightings.copied + sightings.unlabelled} of them"
+        expected = "the policy's actions where `source` says that it chose"
+        remedy = "say who chose the others (ActionSource.PERSON or EXPERT)"
+        player.expect(False, "executed_actions", expected, got, remedy)
     if not sightings.taken_over:
         player.notice("not seen: a takeover")
     elif sightings.taken_over >= ENOUGH:
