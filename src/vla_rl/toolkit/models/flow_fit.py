@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ from vla_rl.toolkit.models.flow_config import FlowConfig
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics, rescale_config
 from vla_rl.toolkit.models.prompts import train_tokenizer
 from vla_rl.toolkit.relative_actions import References
+
+logger = logging.getLogger(__name__)
 
 
 @frozen(kw_only=True)
@@ -87,6 +90,12 @@ def fit_preset(
     if scales.references is None:
         scales = evolve(scales, references=choose_references(config, env))
         if scales.references:  # the state is thought to have the range of the actions
+            logger.warning(
+                "model.preset of %s with model.actions relative to the state: nothing says how large these differences "
+                "are, so they are scaled by the simulator's bounds of absolute actions, which may be far wider; set "
+                "imitation.statistics: data, or take a checkpoint",
+                name,
+            )
             spans = [high - low for low, high in zip(env.action_low, env.action_high, strict=True)]
             ends = [
                 (float(low), float(high)) if place is None else (-float(span), float(span))
