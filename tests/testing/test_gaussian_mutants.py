@@ -165,7 +165,7 @@ class StateOfTheFirstRow(Sees):
         return attrs.evolve(obs, state=np.repeat(np.array(obs.state)[:1], len(obs), 0))
 
 
-@found_by("observation: expected unchanged, got written into")
+@found_by("observation: expected images and a state that stay as they are, got written into")
 class NormalisesTheStateInPlace(Sees):
     def look(self, obs):
         obs.state[:] = obs.state / 2

@@ -299,7 +299,7 @@ class Blind(LinearModel):
         return torch.ones_like(super()._compute_features(obs))
 
 
-@found_by("observation: expected unchanged, got written into")
+@found_by("observation: expected images and a state that stay as they are, got written into")
 class ScalesInPlace(LinearModel):
     def chunk_log_probs(self, obs, chunk):
         scores = super().chunk_log_probs(obs, chunk)
