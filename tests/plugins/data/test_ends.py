@@ -90,10 +90,10 @@ def test_steps_and_episodes_without_a_sample_are_told(
 
 
 def test_data_without_an_episode_of_a_chunk_are_refused_with_the_key() -> None:
-    refusal = "arm: none of 4 episodes holds a chunk of 50 actions; the longest has 30; the data's key `ends` "
+    refusal = "arm: none of 4 episodes holds a chunk of 50 actions; the longest has 30; set rollout.chunk to 30 or less; the data's key `ends` "
     with pytest.raises(UserError, match=refusal):
         StepWindows([30] * 4, 50, "arm")
-    with pytest.raises(UserError, match="arm: none of 0 episodes holds a chunk of 1 actions; the longest has 0$"):
+    with pytest.raises(UserError, match="arm: 0 episodes have no steps$"):
         StepWindows([], 1, "arm")
 
 

@@ -117,6 +117,7 @@ FEATURES = {"action": {"dtype": "float32", "shape": [3]}}
         (2, text("info.json", '{"robot": "Gerät"}'.encode("latin-1")), r"not UTF-8 text \(byte 0xe4 at 14\)"),
         (2, text("info.json", "{}".encode("utf-16")), r"not UTF-8 text \(byte 0xff at 0\)"),
         (2, text("info.json", "version https://git-lfs.github.com/spec/v1\n"), "Git LFS pointer"),
+        (2, text("info.json", "{}"), "has no `codebase_version`, which LeRobot always writes"),
         (2, info(codebase_version=["v2"]), "of LeRobot's format .*; versions 2 and 3 are read"),
         (2, info(fps=0), r"info\.json: 'fps' is int 0, a number above 0 is expected"),
         (3, info(fps=-30), "'fps' is int -30, a number above 0"),

@@ -109,7 +109,10 @@ def test_folders_that_do_not_fit_are_refused(recorded: Any, folders: Any, tmp_pa
     ):
         with pytest.raises(UserError, match=message):
             opened(folder, info, **keys)
-    with pytest.raises(UserError, match=r"none of 3 episodes holds a chunk of 99 actions; the longest has 12"):
+    with pytest.raises(
+        UserError,
+        match=r"none of 3 episodes holds a chunk of 99 actions; the longest has 12; set rollout.chunk to 12 or less",
+    ):
         plugin.build(LeRobotConfig(folder=folder), DataContext(env=info, chunk=99))
     with pytest.raises(UserError, match=r"is not a LeRobot data set: it has no meta/info\.json"):
         opened(tmp_path, info)

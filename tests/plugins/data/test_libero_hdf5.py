@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -77,6 +78,31 @@ def test_said_by_the_spec(recorded: Any, tmp_path: Path) -> None:
     data = plugin.build(LiberoHDF5Config(observed="before", **keys), DataContext(env=info, chunk=CHUNK))
     assert data.num_samples() == STEPS - CHUNK + 1
     assert np.array_equal(data.read_samples(np.array([0]))[1][0], episodes[0]["actions"][:CHUNK])
+
+
+def test_short_demonstrations_say_what_shortened_them(recorded: Any, tmp_path: Path) -> None:
+    info, _ = recorded
+    folder = written(recorded, tmp_path / "files", after=True)
+    path = next(folder.iterdir())
+    with pytest.raises(
+        UserError, match=rf"drop_no_ops leaves \d+ of {2 * STEPS} steps; false keeps all.*rollout.chunk to"
+    ):
+        plugin.build(LiberoHDF5Config(folder=folder), DataContext(env=info, chunk=STEPS - 1))
+    with h5py.File(path, "r+") as file:
+        for demonstration in file["data"].values():
+            demonstration["actions"][:, :] = 0
+    with pytest.raises(UserError, match=rf"2 episodes have no steps \(drop_no_ops leaves 0 of {2 * STEPS} steps"):
+        plugin.build(LiberoHDF5Config(folder=folder), DataContext(env=info, chunk=CHUNK))
+
+
+def test_demonstrations_without_observations_are_refused_with_what_renders_them(recorded: Any, tmp_path: Path) -> None:
+    info, _ = recorded
+    folder = written(recorded, tmp_path / "files", after=True)
+    with h5py.File(next(folder.iterdir()), "r+") as file:
+        for demonstration in file["data"].values():
+            del demonstration["obs"]
+    with pytest.raises(UserError, match="no observations, as robosuite records demonstrations; .*create_dataset.py"):
+        plugin.build(LiberoHDF5Config(folder=folder), DataContext(env=info, chunk=CHUNK))
 
 
 def test_folders_that_do_not_fit_are_refused(recorded: Any, tmp_path: Path) -> None:

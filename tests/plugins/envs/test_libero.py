@@ -16,10 +16,12 @@ import psutil
 import pytest
 
 from fork_server import ForkServer
-from vla_rl.core.contexts import EnvContext
+from vla_rl.core.contexts import CheckContext, EnvContext
 from vla_rl.core.errors import UserError
+from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Array, ChunkResult
 from vla_rl.plugins.envs.libero import plugin
+from vla_rl.plugins.envs.libero.checks import check_tasks
 from vla_rl.plugins.envs.libero.config import LiberoConfig
 from vla_rl.plugins.envs.libero.expert import find_recipe
 from vla_rl.plugins.envs.libero.suites import Suite
@@ -44,6 +46,15 @@ def test_instructions_are_those_that_the_field_evaluates_with() -> None:
     assert words[""] == words["_object"] == "pick up the black bowl on the cookie box and place it on the plate"
     assert words["_lan"] == "lift black bowl from cookie box and put it on plate"
     assert words["_task"] == "pick the akita black bowl on the top of the cabinet and place it on the plate"
+
+
+@pytest.mark.parametrize(
+    ("suite", "message"),
+    [("libero_goal_temp", "lacks 10 of 10 files, such as .*libero_goal_temp.*bddl"), ("libero_100", "has no tasks")],
+)
+def test_suites_without_files_are_refused_when_a_spec_is_checked(suite: str, message: str) -> None:
+    with pytest.raises(Problems, match=f"lists the suite {suite}, and {message}.*; choose another suite"):
+        check_tasks(LiberoConfig(suite=suite, tasks=None), CheckContext())
 
 
 def test_a_log_file_of_another_user_is_not_opened(tmp_path):

@@ -35,9 +35,14 @@ class StepWindows:
     """Samples of episodes: each step that a whole chunk follows, episode by episode. The last C - 1 steps of an episode
     start no sample, as in OpenVLA-OFT."""
 
-    def __init__(self, lengths: Sequence[int], chunk: int, source: str = "the data") -> None:
+    def __init__(self, lengths: Sequence[int], chunk: int, source: str = "the data", shortened: str = "") -> None:
         """Count the samples, and log where many steps or whole episodes give none. Raise UserError if no episode is as
-        long as a chunk. `source`: the data set, for messages."""
+        long as a chunk.
+
+        Args:
+            source: the data set, for messages.
+            shortened: what made episodes shorter than they were recorded, for messages.
+        """
         self._lengths = np.asarray(lengths, np.int64)
         counts = np.maximum(self._lengths - chunk + 1, 0)
         self._ends = np.cumsum(counts)
@@ -45,7 +50,9 @@ class StepWindows:
             longest = max(lengths, default=0)
             raise UserError(
                 f"{source}: none of {len(lengths)} episodes holds a chunk of {chunk} actions; the longest has {longest}"
-                f"{REMEDY if longest else ''}"
+                f"{shortened}; set rollout.chunk to {longest} or less{REMEDY}"
+                if longest
+                else f"{source}: {len(lengths)} episodes have no steps{shortened}"
             )
         steps, unread = sum(lengths), int((counts == 0).sum())
         without = 1 - len(self) / steps

@@ -121,7 +121,12 @@ def read_info(folder: Path) -> Info:
     """Read meta/info.json. Raise UserError for a folder without a data set of a known version, and for invalid
     contents. Imports little: specs are checked with it."""
     info = read_record(folder / INFO)
-    version = str(info.data.get("codebase_version", "none"))
+    version = str(info.data.get("codebase_version", ""))
+    if not version:
+        raise UserError(
+            f"{folder / INFO} has no `codebase_version`, which LeRobot always writes: it is of another tool, or was "
+            "cut short; download the data set again, or choose its type in imitation.data"
+        )
     if version[:2] not in WORDS:
         raise UserError(
             f"{folder} is of LeRobot's format {version:.40}; versions 2 and 3 are read (lerobot can convert it)"

@@ -83,7 +83,14 @@ class LiberoFiles(Demonstrations):
         self._cameras = {camera: CAMERAS[camera] for camera in match_cameras(str(config.folder), env, recorded_cameras)}
         self._ends = config.ends
         lengths = [len(e.actions) for e in self._episodes]
-        self._windows = StepWindows(lengths, context.chunk if config.ends == "drop" else 1, self._where)
+        recorded = sum(len(e.group["actions"]) for e in self._episodes)
+        dropped = f" (drop_no_ops leaves {sum(lengths)} of {recorded} steps; false keeps all)"
+        self._windows = StepWindows(
+            lengths,
+            context.chunk if config.ends == "drop" else 1,
+            self._where,
+            dropped if config.drop_no_ops else "",
+        )
 
     def num_samples(self) -> int:
         return len(self._windows)
@@ -222,6 +229,11 @@ def _read_numbers(group: Any, name: str) -> Array:
 
 def _read_episode(group: Any, number: int, instruction: str, after: bool, drop_no_ops: bool) -> Recorded:
     actions = _read_numbers(group, "actions")
+    if "obs" not in group:
+        raise ValueError(
+            f"{group.name} has no observations, as robosuite records demonstrations; LIBERO's "
+            "scripts/create_dataset.py renders them from its states"
+        )
     state = np.concatenate([_read_numbers(group, f"obs/{name}") for name in ("ee_states", "gripper_states")], axis=1)
     image_counts = {name: _count_images(group, f"obs/{name}") for name in CAMERAS.values() if name in group["obs"]}
     lengths = {"actions": len(actions), "states": len(state), **image_counts}

@@ -103,10 +103,19 @@ class Suite:
         return LiberoTask(index=index, name=task.name, instruction=instruction, bddl_file=str(file))
 
     def select_tasks(self, requested: Sequence[int | str] | None) -> tuple[LiberoTask, ...]:
-        """Return the tasks with these numbers or names, all for None. Raise UserError for one that does not exist, or
-        is named twice."""
-        if requested is None:
-            return self.tasks
+        """Return the tasks with these numbers or names, all for None. Raise UserError for one that does not exist, is
+        named twice, or has no file."""
+        chosen = self.tasks if requested is None else self._find_tasks(requested)
+        absent = [task.bddl_file for task in chosen if not Path(task.bddl_file).is_file()]
+        if absent or not chosen:
+            lack = f"lacks {len(absent)} of {len(chosen)} files, such as {absent[0]}" if absent else "has no tasks"
+            raise UserError(
+                f"the installed LIBERO package lists the suite {self.name}, and {lack}; choose another suite, or get "
+                "its files from those who published it"
+            )
+        return chosen
+
+    def _find_tasks(self, requested: Sequence[int | str]) -> tuple[LiberoTask, ...]:
         if not requested:
             raise UserError(f"no task of {self.name} is named; it has tasks 0 to {len(self.tasks) - 1}")
         chosen = tuple(self._find_task(number_or_name) for number_or_name in requested)
