@@ -137,7 +137,7 @@ PRIVATE = {
     "practise": "train in imagination",
     "practises": "trains in imagination",
     "practising": "training in imagination",
-    "regularised": "add_entropy_and_kl",
+    "regularised": "add_regularisers",
     "said": "formatted",
     "shut": "not met",
     "standing": "cursor",

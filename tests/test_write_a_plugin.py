@@ -52,12 +52,12 @@ def test_every_block_of_python_is_executed_here():
     files = [text for text in PYTHON if text in FILES.values()]
     assert sorted(FILES) == [
         "all.yaml", "dot.py", "dot.yaml", "gaussian.py", "goal.py", "line.py", "reinforce.py", "sane.py",
-        "still.py",
+        "spo.py", "still.py",
     ]  # fmt: skip
-    assert len(PYTHON) - len(files) == 7  # what follows each of them but sane.py, and the noise of a training loss
+    assert len(PYTHON) - len(files) == 8  # what follows each of them but sane.py, and the noise of a training loss
 
 
-@pytest.mark.parametrize("name", ["dot.py", "line.py", "reinforce.py", "gaussian.py", "still.py"])
+@pytest.mark.parametrize("name", ["dot.py", "line.py", "reinforce.py", "spo.py", "gaussian.py", "still.py"])
 def test_what_the_page_checks_keeps_to_the_contract(name):
     executed(name)
 

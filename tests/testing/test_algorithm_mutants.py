@@ -16,8 +16,7 @@ from vla_rl.plugins.algorithms.grpo.impl import GRPO
 from vla_rl.plugins.algorithms.ppo.config import PPOConfig
 from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.testing import check_algorithm
-from vla_rl.toolkit.algorithms.losses import by_action
-from vla_rl.toolkit.algorithms.settings import Decoupled, KLSettings
+from vla_rl.toolkit.algorithms.policy_gradient import Decoupled, KLSettings, by_action
 
 
 class Grpo(GRPO):

@@ -59,9 +59,9 @@ def test_a_line_is_left_alone(text: str) -> None:
 
 
 def test_every_mutation_of_a_file_compiles_and_differs() -> None:
-    text = (ROOT / "src/vla_rl/toolkit/algorithms/corrections.py").read_text("utf-8")
+    text = (ROOT / "src/vla_rl/toolkit/algorithms/functional.py").read_text("utf-8")
     before = ast.dump(ast.parse(text))
-    found = MutationFinder("corrections.py", text).find_mutations()
+    found = MutationFinder("functional.py", text).find_mutations()
     assert {mutation.kind for mutation in found} == {"compare", "drop", "off by one"}
     assert all(ast.dump(ast.parse(mutation.apply_to(text))) != before for mutation in found)
 

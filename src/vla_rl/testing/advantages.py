@@ -18,7 +18,7 @@ from vla_rl.core.types import Advantages, AdvantageScope, Rollout, ValueGranular
 from vla_rl.testing import synthetic
 from vla_rl.testing.common.findings import Findings
 from vla_rl.toolkit.algorithms.functional import expand_to
-from vla_rl.toolkit.algorithms.losses import by_action
+from vla_rl.toolkit.algorithms.policy_gradient import by_action
 
 STEPS, CHUNK, SIZE = 5, 2, 4
 WON = (True, True, True, False, True, True, False, False, True, False, False, False)

@@ -9,8 +9,8 @@ from vla_rl.plugins.algorithms.grpo import plugin
 from vla_rl.plugins.algorithms.grpo.config import GRPOConfig
 from vla_rl.plugins.algorithms.grpo.impl import GRPO
 from vla_rl.testing import check_algorithm
-from vla_rl.toolkit.algorithms.settings import Decoupled, Truncated
-from vla_rl.toolkit.algorithms.settings import SuccessFilter as Filter
+from vla_rl.toolkit.algorithms.policy_gradient import Decoupled, Truncated
+from vla_rl.toolkit.algorithms.policy_gradient import SuccessFilter as Filter
 
 # three chunk steps of two actions; groups {0, 1}, {2, 3}, {4, 5}
 LENGTHS = (1, 6, 3, 3, 6, 6)

@@ -17,7 +17,7 @@ from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
-from vla_rl.toolkit.algorithms.settings import Decoupled, SuccessFilter, Truncated, VTrace
+from vla_rl.toolkit.algorithms.policy_gradient import Decoupled, SuccessFilter, Truncated, VTrace
 from vla_rl.toolkit.algorithms.statistics import read_all
 
 INFO = synthetic.env_info()

@@ -12,7 +12,7 @@ from vla_rl.plugins.algorithms import gipo, grpo, ppo
 from vla_rl.plugins.algorithms.grpo.config import GRPOConfig, SoftGate
 from vla_rl.plugins.algorithms.ppo.config import PPOConfig
 from vla_rl.testing import synthetic
-from vla_rl.toolkit.algorithms.settings import Decoupled, KLSettings, SuccessFilter, Truncated, VTrace
+from vla_rl.toolkit.algorithms.policy_gradient import Decoupled, KLSettings, SuccessFilter, Truncated, VTrace
 
 POLICY = {
     "log_prob": ("action", {}),

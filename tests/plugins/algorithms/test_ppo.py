@@ -9,7 +9,7 @@ from vla_rl.plugins.algorithms.ppo import plugin
 from vla_rl.plugins.algorithms.ppo.config import PPOConfig
 from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.testing import check_algorithm
-from vla_rl.toolkit.algorithms.settings import Decoupled, Truncated, VTrace
+from vla_rl.toolkit.algorithms.policy_gradient import Decoupled, Truncated, VTrace
 
 
 def rollout(values: torch.Tensor) -> Rollout:

@@ -7,7 +7,7 @@ import pytest
 from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import make_component, parse_spec
 from vla_rl.plugins.algorithms import gipo, grpo, ppo, srpo
-from vla_rl.toolkit.algorithms.settings import Decoupled
+from vla_rl.toolkit.algorithms.policy_gradient import Decoupled
 
 PLUGINS = {"gipo": gipo.plugin, "grpo": grpo.plugin, "ppo": ppo.plugin, "srpo": srpo.plugin}
 REQUIRED = {"srpo": {"encoder": "tiny"}}

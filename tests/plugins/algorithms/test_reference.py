@@ -15,8 +15,7 @@ from vla_rl.plugins.algorithms.ppo.config import PPOConfig
 from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.checks import ShapeError
-from vla_rl.toolkit.algorithms.losses import aggregation_weights, by_action, by_chunk
-from vla_rl.toolkit.algorithms.settings import Decoupled
+from vla_rl.toolkit.algorithms.policy_gradient import Decoupled, aggregation_weights, by_action, by_chunk
 from vla_rl.toolkit.algorithms.statistics import EffectiveSize, Mean
 
 LEVELS = {"chunk_level": "chunk", "action_level": "action", "token_level": "token"}

@@ -17,7 +17,7 @@ from vla_rl.plugins.algorithms.srpo.config import RewardSettings, SRPOConfig
 from vla_rl.plugins.algorithms.srpo.impl import SRPO
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards, success_centres
 from vla_rl.testing import check_algorithm, synthetic
-from vla_rl.toolkit.algorithms.settings import KLSettings, SuccessFilter
+from vla_rl.toolkit.algorithms.policy_gradient import KLSettings, SuccessFilter
 
 DEFAULT = RewardSettings()
 CONFIG = SRPOConfig(encoder="tiny")

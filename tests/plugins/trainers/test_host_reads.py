@@ -27,7 +27,7 @@ from vla_rl.plugins.models.pi0 import plugin as pi0
 from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.testing import synthetic
-from vla_rl.toolkit.algorithms.settings import Decoupled, KLSettings, VTrace
+from vla_rl.toolkit.algorithms.policy_gradient import Decoupled, KLSettings, VTrace
 from vla_rl.toolkit.algorithms.statistics import MetricAccumulator
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.trainers.context import TrainerContext
@@ -81,7 +81,7 @@ def test_a_learner_step_reads_nothing_on_the_host(model: str, algorithm: str, mo
     )  # the first step allocates what is kept
     ends: list[str] = []
     monkeypatch.setattr(TrainedModel, "check_finite", lambda self: ends.append("check"))
-    monkeypatch.setattr(MetricAccumulator, "on_host", lambda self: ends.append("metrics") or MetricAccumulator())
+    monkeypatch.setattr(MetricAccumulator, "read_metrics", lambda self, seconds: ends.append("metrics"))
     with host_reads() as reads:
         update.update(TrajectoryData(step=2, version=2, inputs=inputs, fields=fields, steps=steps))
     assert reads == []

@@ -16,7 +16,7 @@ from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.sections import Component, RateSchedule, RewardsSpec, TrainSpec
 from vla_rl.core.spec.source import Item
 from vla_rl.core.spec.spec import Spec, has_own_policy, trains_on_transitions
-from vla_rl.toolkit.algorithms.settings import CorrectionSettings, CriticSettings, GroupSettings
+from vla_rl.toolkit.algorithms.policy_gradient import CorrectionSettings, CriticSettings, GroupSettings
 from vla_rl.toolkit.people.settings import PanelSettings
 from vla_rl.toolkit.trainers.settings import DemonstrationSettings
 

@@ -46,7 +46,7 @@ from vla_rl.runtime.checks.plan import compile_problems, plan_with_problems
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.placement.hardware import machine_resources
 from vla_rl.runtime.planning.known_sizes import known_info
-from vla_rl.toolkit.algorithms.settings import GroupSettings
+from vla_rl.toolkit.algorithms.policy_gradient import GroupSettings
 from vla_rl.toolkit.data.recording import RecordSettings
 from vla_rl.toolkit.hooks.files import belongs_to_run, same_file
 from vla_rl.toolkit.trainers.settings import CriticWarmupSettings, DemonstrationSettings

@@ -15,18 +15,8 @@ if TYPE_CHECKING:
         reduce_tokens,
         weighted_sum,
     )
-    from vla_rl.toolkit.algorithms.groups import trajectory_scores
+    from vla_rl.toolkit.algorithms.policy_gradient import trajectory_scores
 
-_MODULE_OF = {
-    "clipped_surrogate": "functional",
-    "gae": "functional",
-    "group_advantages": "functional",
-    "kl_estimate": "functional",
-    "loss_weights": "functional",
-    "reduce_tokens": "functional",
-    "trajectory_scores": "groups",
-    "weighted_sum": "functional",
-}
 __all__ = [
     "clipped_surrogate",
     "gae",
@@ -40,6 +30,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    module = "policy_gradient" if name == "trajectory_scores" else "functional"
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,13 +1,19 @@
-"""Input checks of the algorithms' mathematics: shapes that would broadcast, non-bool masks, unknown names, NaN."""
+"""Input checks of the algorithms' mathematics: shapes that would broadcast, non-bool masks, unknown names, NaN. It does
+not import torch, so that settings can use it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from vla_rl.core.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Aggregation = Literal["step-mean", "trajectory-mean", "rlinf"]
+Deviation = Literal["unbiased", "population"]
+Granularity = Literal["token", "action", "chunk"]
 
 
 class ShapeError(UserError, ValueError):
@@ -37,13 +43,13 @@ def check_time_major(**tensors: Tensor | None) -> None:
     if wrong:
         raise ShapeError(
             f"expected [S, N], S chunk steps or S = T * C actions of N columns; got {', '.join(wrong)}; "
-            f"toolkit.algorithms.losses.by_action turns [T, N, C] into [T * C, N]"
+            f"toolkit.algorithms.policy_gradient.by_action turns [T, N, C] into [T * C, N]"
         )
 
 
 def check_masks(**tensors: Tensor | None) -> None:
     """Raise MaskError unless all given tensors are bool."""
-    wrong = [f"{name} {t.dtype}" for name, t in tensors.items() if t is not None and t.dtype != torch.bool]
+    wrong = [f"{name} {t.dtype}" for name, t in tensors.items() if t is not None and str(t.dtype) != "torch.bool"]
     if wrong:
         raise MaskError(f"masks are bool tensors, got {', '.join(wrong)}; use mask > 0")
 
@@ -58,7 +64,7 @@ def check_finite(**tensors: Tensor) -> None:
     """Raise NotFiniteError, with the number of non-finite entries and the position of the first. Use it on the
     trajectory record only: on a device it would wait for the numbers."""
     for name, tensor in tensors.items():
-        not_finite = ~torch.isfinite(tensor)
+        not_finite = ~tensor.isfinite()
         if bool(not_finite.any()):
             first = not_finite.nonzero()[0].tolist()
             raise NotFiniteError(

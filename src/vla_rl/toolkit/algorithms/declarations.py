@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -16,7 +16,7 @@ from vla_rl.core.types import AdvantageScope, Requirements
 REQUIREMENTS = tuple(field.name for field in attrs.fields(Requirements))
 
 
-@frozen(kw_only=True)
+@frozen
 class WrongDeclaration:
     """An attribute of an algorithm with a value that the contract does not allow."""
 
@@ -38,40 +38,32 @@ def check_declarations(algorithm: Algorithm, name: str) -> None:
 
 def wrong_declarations(algorithm: Algorithm) -> list[WrongDeclaration]:
     """Return what is wrong with `needs` and `advantage_scope`."""
-    return [*_of_needs(algorithm.needs), *_of_scope(algorithm.advantage_scope)]
+    needs: Any = algorithm.needs
+    scope: Any = algorithm.advantage_scope
+    errors = []
+    if not isinstance(needs, Requirements):
+        errors.append(WrongDeclaration("needs", "a Requirements", *_describe_needs(needs)))
+    elif needs.recomputed_values and not needs.values:
+        remedy = _format_requirements(needs | Requirements(values=True))
+        errors.append(WrongDeclaration("needs", "values with recomputed_values", "no values", remedy))
+    if not isinstance(scope, AdvantageScope):
+        chosen = "GROUP" if str(scope).lower() == "group" else "STEP"
+        remedy = f"write `advantage_scope = AdvantageScope.{chosen}` (from vla_rl import AdvantageScope)"
+        expected = "AdvantageScope.GROUP or AdvantageScope.STEP"
+        errors.append(WrongDeclaration("advantage_scope", expected, repr(scope), remedy))
+    return errors
 
 
 # ------------------------------------------------------------------------------------------------ internal
 
 
-def _of_needs(needs: Any) -> Iterator[WrongDeclaration]:
-    if not isinstance(needs, Requirements):
-        names = _list_names(needs)
-        if names is None:
-            got = f"the class {needs.__name__}" if isinstance(needs, type) else f"a {type(needs).__name__}"
-            remedy = f"{_format_requirements(Requirements(groups=True))}, for instance"
-        else:
-            got = f"{type(needs).__name__} of {', '.join(map(repr, names)) or 'nothing'}"
-            remedy = _as_requirements(names)
-        yield WrongDeclaration(attribute="needs", expected="a Requirements", got=got, remedy=remedy)
-    elif needs.recomputed_values and not needs.values:
-        yield WrongDeclaration(
-            attribute="needs",
-            expected="values with recomputed_values",
-            got="no values",
-            remedy=_format_requirements(needs | Requirements(values=True)),
-        )
-
-
-def _of_scope(scope: Any) -> Iterator[WrongDeclaration]:
-    if not isinstance(scope, AdvantageScope):
-        chosen = "GROUP" if str(scope).lower() == "group" else "STEP"
-        yield WrongDeclaration(
-            attribute="advantage_scope",
-            expected="AdvantageScope.GROUP or AdvantageScope.STEP",
-            got=repr(scope),
-            remedy=f"write `advantage_scope = AdvantageScope.{chosen}` (from vla_rl import AdvantageScope)",
-        )
+def _describe_needs(needs: Any) -> tuple[str, str]:
+    """Return what an author's `needs` is that is no Requirements, and what to write."""
+    names = _list_names(needs)
+    if names is None:
+        got = f"the class {needs.__name__}" if isinstance(needs, type) else f"a {type(needs).__name__}"
+        return got, f"{_format_requirements(Requirements(groups=True))}, for instance"
+    return f"{type(needs).__name__} of {', '.join(map(repr, names)) or 'nothing'}", _as_requirements(names)
 
 
 def _list_names(needs: Any) -> list[str] | None:

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 from vla_rl.toolkit.algorithms.checks import (
+    Aggregation,
+    Deviation,
+    Granularity,
     ShapeError,
     check_finite,
     check_masks,
@@ -21,9 +24,9 @@ from vla_rl.toolkit.algorithms.checks import (
     check_shapes,
     check_time_major,
 )
-from vla_rl.toolkit.algorithms.settings import Aggregation, Deviation, Granularity
 
 LOG_RATIO_LIMIT = 20.0
+"""Largest |log r|: e^20 is 5e8, so that a ratio times an advantage and its square stay finite in float32."""
 EQUAL = 1e-6
 """Relative difference up to which numbers count as equal."""
 
@@ -124,6 +127,7 @@ def loss_weights(
     if aggregation == "trajectory-mean":
         return mask / lengths, mask / lengths
     relative = lengths / valid.shape[0] if relative_lengths is None else relative_lengths
+    # A count above 1 for each valid entry: together they count the invalid ones, by which RLinf divides too.
     return mask / relative, mask * (mask.numel() / mask.sum().clamp(min=1.0))
 
 
@@ -143,6 +147,7 @@ def normalize_masked(values: Tensor, mask: Tensor, eps: float = 1e-8, std: Devia
     if all_equal(inside):
         return zeros
     deviation = inside.std(unbiased=std == "unbiased")
+    # AcceRL's epsilon; that of `group_advantages` is RLinf's and siiRL's, and larger.
     return torch.where(mask, (values - inside.mean()) / (deviation + eps), zeros)
 
 
@@ -164,7 +169,7 @@ def discounted_returns(
 def checked_steps(
     next_values: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor | None, **steps: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """Check and mask the [S, N] inputs of `gae` and `corrections.v_trace`. Return (`valid`, all True if it is None; the
+    """Check and mask the [S, N] inputs of `gae` and `v_trace`. Return (`valid`, all True if it is None; the
     steps, 0 where not valid). Raise ShapeError, and NotFiniteError as `gae` does."""
     check_time_major(**steps, next_values=next_values, terminated=terminated, truncated=truncated, valid=valid)
     check_masks(terminated=terminated, truncated=truncated, valid=valid)
@@ -216,6 +221,59 @@ def gae(
         running, following = torch.where(valid[t], now, running), torch.where(valid[t], values[t], following)
         advantages[t] = torch.where(valid[t], now, zero[t])
     return advantages, advantages + values
+
+
+def v_trace(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    log_weights: Tensor,
+    *,
+    gamma: float,
+    lam: float,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+    valid: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute V-trace advantages and value targets (Espeholt et al. 2018, eq. 1 and section 4.2, lambda as in
+    remark 2), with ends as in `gae`:
+
+        rho_t = min(rho_bar, pi_old / mu)      c_t = lam * min(c_bar, pi_old / mu)
+        v_t = V_t + rho_t (r_t + gamma V_{t+1} - V_t) + gamma c_t (v_{t+1} - V_{t+1})
+        A_t = rho_t (r_t + gamma v_{t+1} - V_t)
+
+    After a termination the value is 0; after a truncation, and after the last entry, v_{t+1} is V_{t+1}. With weights
+    of 1 the v_t are GAE's returns, and for lam = 1 the A_t are its advantages: n-step returns minus V_t.
+
+    Args:
+        rewards ... truncated, valid: as in `gae`.
+        log_weights: float [S, N], log(pi_old / mu) of each entry.
+
+    Returns: (advantages A, value targets v), float [S, N]; 0 where not valid. Raises NotFiniteError as `gae`
+    does.
+    """
+    valid, (rewards, values, log_weights) = checked_steps(
+        next_values, terminated, truncated, valid, rewards=rewards, values=values, log_weights=log_weights
+    )
+    zero = torch.zeros_like(rewards)
+    if not len(rewards):
+        return zero, zero.clone()
+    weights = log_weights.exp()
+    rho, c = weights.clamp(max=rho_bar), lam * weights.clamp(max=c_bar)
+    ended = terminated | truncated
+    advantages, targets = torch.zeros_like(rewards), torch.zeros_like(rewards)
+    following, excess = next_values[-1], zero[0]  # V_{t+1}, and v_{t+1} - V_{t+1}
+    for t in reversed(range(rewards.shape[0])):
+        after = torch.where(ended[t], next_values[t], following) * (~terminated[t]).float()
+        beyond = (~ended[t]).float() * excess
+        delta = rewards[t] + gamma * after - values[t]
+        now = rho[t] * delta + gamma * c[t] * beyond
+        advantages[t] = torch.where(valid[t], rho[t] * (delta + gamma * beyond), zero[t])
+        targets[t] = torch.where(valid[t], values[t] + now, zero[t])
+        excess, following = torch.where(valid[t], now, excess), torch.where(valid[t], values[t], following)
+    return advantages, targets
 
 
 def all_equal(scores: Tensor) -> bool:
@@ -274,6 +332,23 @@ def log_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
     return (log_probs - old_log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
+def interpolate_log_probs(log_probs: Tensor, behaviour_log_probs: Tensor, lag: Tensor) -> Tensor:
+    """Approximate log pi_old without a forward pass and without gradient: log mu + a (log pi - log mu), with
+    a = (v_old - v_mu) / (v_now - v_mu) of the three versions (A-3PO).
+
+    The policy in training becomes the next version: v_now = v_old + 1, so a = lag / (lag + 1), as in RLinf and AReaL.
+    It is 0 at lag 0, where pi_old is mu, and 1/2 at lag 1. Before the first optimiser step pi is pi_old, and the result
+    is nearer to mu than that: the cost of the approximation.
+
+    Args:
+        log_probs, behaviour_log_probs: one shape, [B], [B, C] or [B, C, M].
+        lag: int64 [B], v_old - v_mu.
+    """
+    age = lag.clamp(min=0).to(log_probs.dtype)
+    share = expand_to(age / (age + 1), log_probs)
+    return (behaviour_log_probs + share * (log_probs - behaviour_log_probs)).detach()
+
+
 def clipped_surrogate(
     log_probs: Tensor,
     old_log_probs: Tensor,
@@ -312,6 +387,7 @@ def find_clipped(
     above 1 + high, A < 0 below 1 - low, and A < 0 above dual_clip."""
     check_shapes(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     ratio = log_ratio(log_probs, old_log_probs).exp()
+    # A dual clip bounds the loss from above, which for A < 0 is where the ratio is large: the other end of `low`.
     below = ratio < 1 - low if dual_clip is None else (ratio < 1 - low) | (ratio > dual_clip)
     return ((advantages > 0) & (ratio > 1 + high)) | ((advantages < 0) & below)
 
@@ -354,9 +430,10 @@ def kl_estimate(log_probs: Tensor, other_log_probs: Tensor, estimator: Literal["
     """Estimate KL(pi || other) per loss term from samples of pi (Schulman 2020): with d = lp_other - lp, k1 = -d,
     k2 = d^2 / 2, k3 = exp(d) - 1 - d."""
     d = log_ratio(other_log_probs, log_probs)
-    estimates = {"k1": lambda: -d, "k2": lambda: d.square() / 2, "k3": lambda: d.exp() - 1 - d}
-    check_name("estimator", estimator, tuple(estimates))
-    return estimates[estimator]()
+    check_name("estimator", estimator, ("k1", "k2", "k3"))
+    if estimator == "k1":
+        return -d
+    return d.square() / 2 if estimator == "k2" else d.exp() - 1 - d
 
 
 def value_loss(

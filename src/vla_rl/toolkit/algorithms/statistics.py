@@ -118,26 +118,14 @@ class MetricAccumulator:
             self.statistics[name] = statistic if earlier is None else earlier + statistic
 
     def read_metrics(self, seconds: float) -> UpdateMetrics:
-        """Return the metrics as numbers, of an update that took these seconds."""
-        on_host = self.on_host()
+        """Return the metrics as numbers, of an update that took these seconds: in float64, by one copy from the
+        device."""
+        tensors = [*self.sums.values(), *self.maxima.values(), *(one.sums for one in self.statistics.values())]
+        flat = [tensor.detach().reshape(-1).to(tensors[0].device, torch.float64) for tensor in tensors]
+        numbers = iter(torch.cat(flat).cpu().split(list(map(len, flat))) if flat else ())
         return UpdateMetrics(
-            sums={name: float(value) for name, value in on_host.sums.items()},
-            maxima={name: float(value) for name, value in on_host.maxima.items()},
-            statistics=on_host.statistics,
+            sums={name: float(next(numbers)) for name in self.sums},
+            maxima={name: float(next(numbers)) for name in self.maxima},
+            statistics={name: type(one)(next(numbers)) for name, one in self.statistics.items()},
             seconds=seconds,
-        )
-
-    def on_host(self) -> MetricAccumulator:
-        """Return the metrics in host memory, in float64, by one copy from the device."""
-        statistics = [statistic.sums for statistic in self.statistics.values()]
-        tensors = [*self.sums.values(), *self.maxima.values(), *statistics]
-        if not tensors:
-            return MetricAccumulator()
-        device = tensors[0].device
-        flat = torch.cat([tensor.detach().reshape(-1).to(device, torch.float64) for tensor in tensors]).cpu()
-        values = iter(flat.split([tensor.numel() for tensor in tensors]))
-        return MetricAccumulator(
-            sums={name: next(values) for name in self.sums},
-            maxima={name: next(values) for name in self.maxima},
-            statistics={name: type(statistic)(next(values)) for name, statistic in self.statistics.items()},
         )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from attrs import field, frozen
 from attrs import validators as v
 
-from vla_rl.toolkit.algorithms.settings import CriticSettings, Deviation
+from vla_rl.core.types import Requirements
+from vla_rl.toolkit.algorithms.checks import Deviation
+from vla_rl.toolkit.algorithms.policy_gradient import CriticSettings
 
 
 @frozen(kw_only=True)
@@ -31,3 +33,7 @@ class GIPOConfig(CriticSettings):
     branch counts; null: off."""
     huber_delta: float | None = field(default=None, validator=v.optional(v.gt(0)))
     """Threshold of the Huber loss, above 0: larger value errors are penalised linearly; null: squared error."""
+
+    @property
+    def needs(self) -> Requirements:
+        return super().needs | Requirements(recomputed_values=self.recompute_values)

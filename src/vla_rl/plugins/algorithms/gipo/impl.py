@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from vla_rl.core.contexts import AlgorithmContext
-from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Scores
+import attrs
+
+from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.plugins.algorithms.gipo.config import GIPOConfig
 from vla_rl.toolkit.algorithms import functional as F
-from vla_rl.toolkit.algorithms.losses import (
-    add_entropy_and_kl,
-    critic_loss,
+from vla_rl.toolkit.algorithms.policy_gradient import (
+    LossTerms,
+    PolicyGradientAlgorithm,
+    Surrogate,
+    add_value_loss,
     gae_advantages,
     loss_terms,
-    policy_diagnostics,
+    policy_loss,
 )
 
 DEAD = 1e-3
@@ -21,17 +23,11 @@ CLIP = 0.2
 """Clip range of the PPO that the metric `loss/clip_fraction` compares GIPO with."""
 
 
-class GIPO(Algorithm):
+class GIPO(PolicyGradientAlgorithm):
     """Actor-critic with generalised advantages and a trust-weighted surrogate."""
 
+    config: GIPOConfig
     off_policy = True
-
-    def __init__(self, config: GIPOConfig, context: AlgorithmContext | None = None) -> None:
-        self.config = config
-        self.needs = config.needs | Requirements(recomputed_values=config.recompute_values)
-        self.advantage_scope = config.advantage_scope
-        self.scope_reason = config.scope_reason
-        self.value_granularity = config.advantage
 
     def advantages(self, rollout: Rollout) -> Advantages:
         """Return generalised advantages (GAE) of chunk steps or of actions, normalised over the whole rollout."""
@@ -41,22 +37,22 @@ class GIPO(Algorithm):
         """Return the trust-weighted surrogate, less the entropy bonus, plus the KL terms (to the reference and to the
         behaviour policy), each loss term with its weight; plus the critic's loss."""
         config = self.config
-        e = loss_terms(scores, batch, config.log_prob)
-        surrogate = F.trust_surrogate(e.log_probs, e.old_log_probs, e.advantages, sigma=config.sigma)
-        objective, kl = add_entropy_and_kl(surrogate, e, batch, config)
-        total = F.weighted_sum(objective, e.weights)
+        terms = loss_terms(scores, batch, config)
+        policy = policy_loss(terms, compute_trust_surrogate(terms, config.sigma), batch, config)
         if config.behaviour_kl_coef:
-            moved = F.kl_estimate(e.old_log_probs, e.log_probs, "k3")
-            total = total + config.behaviour_kl_coef * F.weighted_sum(moved, e.weights)
-        value, value_statistics = critic_loss(scores, batch, config)
-        trust = F.trust_weights(e.log_probs, e.old_log_probs, sigma=config.sigma)
-        clipped = F.find_clipped(e.log_probs, e.old_log_probs, e.advantages, low=CLIP, high=CLIP)
-        maxima, statistics = policy_diagnostics(
-            e, batch, clipped=clipped, dead=trust < DEAD, trust=trust, reference_kl=kl
-        )
-        return Loss(
-            total=total + config.value_coef * value,
-            metrics={"loss/policy": F.weighted_sum(surrogate, e.weights).detach(), "loss/value": value.detach()},
-            maxima=maxima,
-            statistics={**statistics, **value_statistics},
-        )
+            moved = F.kl_estimate(terms.behaviour_log_probs, terms.log_probs, "k3")
+            total = policy.total + config.behaviour_kl_coef * F.weighted_sum(moved, terms.weights)
+            policy = attrs.evolve(policy, total=total)
+        return add_value_loss(policy, scores, batch, config)
+
+
+def compute_trust_surrogate(terms: LossTerms, sigma: float) -> Surrogate:
+    """Return the trust-weighted surrogate (`functional.trust_surrogate`)."""
+    log_probs, old, advantages = terms.log_probs, terms.behaviour_log_probs, terms.advantages
+    trust = F.trust_weights(log_probs, old, sigma=sigma)
+    return Surrogate(
+        values=F.trust_surrogate(log_probs, old, advantages, sigma=sigma),
+        clipped=F.find_clipped(log_probs, old, advantages, low=CLIP, high=CLIP),
+        dead=trust < DEAD,
+        trust=trust,
+    )

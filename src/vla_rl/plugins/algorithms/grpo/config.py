@@ -7,7 +7,13 @@ from typing import Literal
 from attrs import field, frozen
 from attrs import validators as v
 
-from vla_rl.toolkit.algorithms.settings import ClipSettings, CorrectionSettings, Decoupled, GroupSettings, Truncated
+from vla_rl.toolkit.algorithms.policy_gradient import (
+    ClipSettings,
+    CorrectionSettings,
+    Decoupled,
+    GroupSettings,
+    Truncated,
+)
 
 
 @frozen(kw_only=True)

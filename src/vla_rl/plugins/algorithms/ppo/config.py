@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from vla_rl.toolkit.algorithms.settings import ClipSettings, CorrectionSettings, CriticSettings
+from vla_rl.toolkit.algorithms.policy_gradient import ClipSettings, CorrectionSettings, CriticSettings
 
 
 @frozen(kw_only=True)

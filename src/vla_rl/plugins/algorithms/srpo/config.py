@@ -7,7 +7,8 @@ from typing import Literal
 from attrs import field, frozen
 from attrs import validators as v
 
-from vla_rl.toolkit.algorithms.settings import (
+from vla_rl.core.types import Requirements
+from vla_rl.toolkit.algorithms.policy_gradient import (
     ClipSettings,
     CorrectionSettings,
     Decoupled,
@@ -59,6 +60,15 @@ class SRPOConfig(EncoderSettings, RewardSettings, GroupSettings, ClipSettings, C
     correction: Decoupled | Truncated | None = None
     """Off-policy correction for samples of older policy versions, as in `ppo`; null: none. There is no v-trace: it
     corrects values, and SRPO has no critic."""
+
+    @property
+    def needs(self) -> Requirements:
+        """Groups, and frames for the encoder."""
+        return super().needs | Requirements(frames=True)
+
+    @property
+    def scope_reason(self) -> str:
+        return "failures are compared with all successes of the step; choose grpo"
 
 
 @frozen(kw_only=True)

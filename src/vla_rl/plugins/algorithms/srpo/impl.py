@@ -8,32 +8,35 @@ import torch
 from torch import Tensor
 
 from vla_rl.core.contexts import AlgorithmContext
-from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Scores
+from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.plugins.algorithms.srpo.config import SRPOConfig
 from vla_rl.plugins.algorithms.srpo.encoder import Frames, TrajectoryEncoder
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards
-from vla_rl.toolkit.algorithms.corrections import renormalise_masked
-from vla_rl.toolkit.algorithms.groups import group_relative_advantages, select_groups
-from vla_rl.toolkit.algorithms.losses import by_action, by_chunk
-from vla_rl.toolkit.algorithms.policy_loss import ppo_clip, proximal_policy_loss
+from vla_rl.toolkit.algorithms.policy_gradient import (
+    PolicyGradientAlgorithm,
+    by_action,
+    by_chunk,
+    compute_clipped_surrogate,
+    group_relative_advantages,
+    loss_terms,
+    policy_loss,
+    select_groups,
+)
 
 ENCODER_BATCH = 8
 """Trajectories per forward pass of the encoder: 512 frames at once with `frames: 64`. The embeddings do not depend on
 it, and fewer frames or a smaller `image_size` save more memory."""
 
 
-class SRPO(Algorithm):
+class SRPO(PolicyGradientAlgorithm):
     """GRPO on shaped rewards. The encoder is loaded by the first call of `features`, so only in the process that
     embeds."""
 
-    scope_reason = "failures are compared with all successes of the step; choose grpo"
+    config: SRPOConfig
 
     def __init__(self, config: SRPOConfig, context: AlgorithmContext) -> None:
-        self.config = config
+        super().__init__(config)
         self.device = config.device or context.device
-        self.needs = config.needs | Requirements(groups=True, frames=True)
-        self.off_policy = config.off_policy
         self.camera = config.camera
         self.encoder: TrajectoryEncoder | None = None
 
@@ -78,14 +81,13 @@ class SRPO(Algorithm):
     def advantages(self, rollout: Rollout) -> Advantages:
         """Return one advantage per trajectory, its shaped score relative to its group's, at every chunk step with a
         valid action."""
-        config = self.config
-        advantages = group_relative_advantages(rollout, config)
-        advantages = renormalise_masked(advantages, rollout, config, config.aggregation)
+        advantages = group_relative_advantages(rollout, self.config)
         return attrs.evolve(advantages, metrics={**advantages.metrics, **shaping_metrics(rollout)})
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
         """Return the clipped surrogate around the proximal policy, less the entropy bonus, plus the KL term."""
-        return proximal_policy_loss(scores, batch, self.config, ppo_clip(self.config))
+        terms = loss_terms(scores, batch, self.config)
+        return policy_loss(terms, compute_clipped_surrogate(terms, self.config), batch, self.config)
 
 
 def reward_at_last_action(rollout: Rollout, rewards: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ from vla_rl.core.trainers import (
 )
 from vla_rl.core.types import Batch, Scores
 from vla_rl.plugins.trainers.policy_gradient.config import PolicyGradientConfig
-from vla_rl.toolkit.algorithms.statistics import Mean, MetricAccumulator
+from vla_rl.toolkit.algorithms.policy_gradient import recompute_kl
+from vla_rl.toolkit.algorithms.statistics import MetricAccumulator
 from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.gradient_accumulator import GradientAccumulator
@@ -156,12 +157,3 @@ class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
         """Add a micro-batch, scored with the weights of the training step's start, to the comparison with acting."""
         if self._compare_acting:
             self._comparison.add({}, {"policy/recompute_kl": recompute_kl(scores, batch)})
-
-
-def recompute_kl(scores: Scores, batch: Batch) -> Mean:
-    """Estimate KL(acting || recomputed) in nats per token (k3 of Schulman 2020), over the samples that the learner's
-    own weights sampled. It is 0 where acting and learning compute the same.
-    """
-    log_ratio = (scores.log_probs.detach() - batch.log_probs).double()
-    same_weights = batch.valid & (batch.lag == 0)[:, None]
-    return Mean.of(torch.expm1(log_ratio) - log_ratio, same_weights[..., None].expand_as(log_ratio))
