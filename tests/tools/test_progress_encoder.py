@@ -13,7 +13,7 @@ from scipy.stats import spearmanr
 import progress_encoder as tool
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.randomness import generator
-from vla_rl.plugins.algorithms.srpo.config import RewardSettings
+from vla_rl.plugins.algorithms.srpo.config import EncoderSettings, RewardSettings
 from vla_rl.plugins.algorithms.srpo.encoder import TrajectoryEncoder
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards
 from vla_rl.plugins.envs.tabletop import plugin as tabletop
@@ -22,7 +22,7 @@ from vla_rl.plugins.envs.tabletop.tasks import TASKS
 
 
 def encoder(name: str) -> TrajectoryEncoder:
-    return TrajectoryEncoder(name, frames=4, size=64, batch=64, dtype=torch.float32, device="cpu")
+    return TrajectoryEncoder(EncoderSettings(encoder=name, frames=4, image_size=64), "cpu")
 
 
 def test_it_is_small_and_holds_safetensors():

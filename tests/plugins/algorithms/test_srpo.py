@@ -218,7 +218,7 @@ def test_the_encoder_is_built_by_its_keys_at_its_first_use():
     assert algorithm.encoder is None
     assert algorithm.features((np.zeros((2, 16, 16, 3), np.uint8),) * 2).shape == (2, 48)
     built = algorithm.encoder
-    assert (built.frames, built.size, built.batch, built.dtype) == (6, 48, 8, torch.bfloat16)
+    assert (built.frames, built.size, built.dtype) == (6, 48, torch.bfloat16)
     assert algorithm.features((np.zeros((2, 16, 16, 3), np.uint8),)) is not None and algorithm.encoder is built
 
 

@@ -14,16 +14,17 @@ from transformers import VJEPA2Config, VJEPA2Model
 
 from vla_rl.core.randomness import generator
 from vla_rl.plugins.algorithms.srpo import encoder as module
+from vla_rl.plugins.algorithms.srpo.config import EncoderSettings
 from vla_rl.plugins.algorithms.srpo.encoder import (
     EncoderError,
     TrajectoryEncoder,
-    check_checkpoint,
+    check_encoder,
     frame_indices,
     load_model,
     preprocess_frames,
 )
 
-SMALL = {"frames": 4, "size": 32, "batch": 2, "dtype": torch.float32, "device": "cpu"}
+SMALL = {"frames": 4, "image_size": 32}
 SIZES = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 1, "pred_hidden_size": 12,
          "pred_num_hidden_layers": 1, "pred_num_attention_heads": 1, "crop_size": 32}  # fmt: skip
 
@@ -32,9 +33,13 @@ def film(frames: int, height: int = 20, width: int = 20) -> np.ndarray:
     return generator(frames, "film").integers(0, 256, (frames, height, width, 3), dtype=np.uint8)
 
 
+def encoder_of(name="tiny", **keys) -> TrajectoryEncoder:
+    return TrajectoryEncoder(EncoderSettings(encoder=str(name), **{**SMALL, **keys}), "cpu")
+
+
 @pytest.fixture(scope="module")
 def tiny() -> TrajectoryEncoder:
-    return TrajectoryEncoder("tiny", **SMALL)
+    return encoder_of()
 
 
 @pytest.fixture
@@ -91,6 +96,7 @@ def test_an_embedding_is_the_mean_of_the_tokens_of_the_chosen_frames(tiny):
 def test_batches_and_gaps_change_nothing(tiny, monkeypatch):
     films = [film(5), np.zeros((0, 20, 20, 3), np.uint8), film(1), film(9), film(4)]
     sizes = []
+    monkeypatch.setattr(module, "BATCH", 2)
     forward = tiny.model.get_vision_features
     monkeypatch.setattr(tiny.model, "get_vision_features", lambda clips: sizes.append(len(clips)) or forward(clips))
     together = tiny(films)
@@ -98,23 +104,23 @@ def test_batches_and_gaps_change_nothing(tiny, monkeypatch):
     assert together.dtype == torch.float32 and together.shape == (5, 48) and not together[1].any()
     for i in (0, 2, 3, 4):
         torch.testing.assert_close(together[i], tiny([films[i]])[0], atol=1e-6, rtol=1e-5)
-    assert torch.equal(together, TrajectoryEncoder("tiny", **SMALL)(films)), "random, but always the same"
+    assert torch.equal(together, encoder_of()(films)), "random, but always the same"
 
 
-@pytest.mark.parametrize("change", [{"frames": 8}, {"size": 48}, {"dtype": torch.bfloat16}, {"dtype": torch.float16}])
+@pytest.mark.parametrize("change", [{"frames": 8}, {"image_size": 48}, {"dtype": "bfloat16"}, {"dtype": "float16"}])
 def test_every_key_of_the_encoder_counts(tiny, change):
     frames = film(11)
-    other = TrajectoryEncoder("tiny", **{**SMALL, **change})([frames])
+    other = encoder_of(**change)([frames])
     assert other.dtype == torch.float32
     assert (other - tiny([frames])).abs().max() > 1e-4
 
 
 def test_size_follows_the_checkpoint_and_odd_sizes_are_refused():
-    assert TrajectoryEncoder("tiny", **{**SMALL, "size": None}).size == 64
+    assert encoder_of(image_size=None).size == 64
     with pytest.raises(EncoderError, match="algorithm.frames is 5; encoder tiny takes multiples of 2"):
-        TrajectoryEncoder("tiny", **{**SMALL, "frames": 5})
+        encoder_of(frames=5)
     with pytest.raises(EncoderError, match="algorithm.image_size is 40; encoder tiny takes multiples of 16"):
-        TrajectoryEncoder("tiny", **{**SMALL, "size": 40})
+        encoder_of(image_size=40)
 
 
 # ------------------------------------------------------------------------------------------------- checkpoints
@@ -139,9 +145,9 @@ def test_the_published_sizes(config, millions):
 
 
 def test_a_folder_in_the_hubs_layout_loads(checkpoint, capfd):
-    check_checkpoint(str(checkpoint))
+    check_encoder(EncoderSettings(encoder=str(checkpoint)))
     capfd.readouterr()
-    loaded = TrajectoryEncoder(str(checkpoint), **{**SMALL, "size": None})
+    loaded = encoder_of(checkpoint, image_size=None)
     assert capfd.readouterr() == ("", ""), "a log has no progress bars"
     original = VJEPA2Model.from_pretrained(checkpoint)
     with torch.no_grad():
@@ -163,7 +169,7 @@ def test_what_is_missing_is_said_with_where_to_get_it(tmp_path, monkeypatch):
         ("no-owner/vjepa2", "no-owner/vjepa2 of the hub, or the hub's cache, gave no V-JEPA 2 checkpoint"),
     ):
         with pytest.raises(EncoderError, match=problem + remedy):
-            check_checkpoint(str(name))
+            check_encoder(EncoderSettings(encoder=str(name)))
 
 
 def test_another_model_or_a_damaged_one_is_refused(checkpoint):
@@ -180,4 +186,4 @@ def test_another_model_or_a_damaged_one_is_refused(checkpoint):
         load_model(str(checkpoint), "cpu")
     (checkpoint / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(EncoderError, match="is a 'llama' model, and no V-JEPA 2"):
-        check_checkpoint(str(checkpoint))
+        check_encoder(EncoderSettings(encoder=str(checkpoint)))

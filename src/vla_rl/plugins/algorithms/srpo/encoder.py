@@ -27,6 +27,9 @@ BUILTIN = Path(__file__).parent / "checkpoints"
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 EXAMPLE = "facebook/vjepa2-vitg-fpc64-384"
+BATCH = 8
+"""Trajectories per forward pass: 512 frames at once with `frames: 64`. The embeddings do not depend on it, and fewer
+frames or a smaller `image_size` save more memory."""
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 Frames = np.ndarray[Any, Any]
@@ -61,14 +64,10 @@ def preprocess_frames(frames: Frames, size: int, device: str | torch.device) -> 
     return (clip - mean) / std
 
 
-def check_encoder(config: EncoderSettings) -> None:
-    """Check the checkpoint of the settings, as `check_checkpoint` does; `preflight` of the plugin."""
-    check_checkpoint(config.encoder)
-
-
-def check_checkpoint(name: str) -> None:
-    """Raise EncoderError unless `name` is "tiny", a folder with a V-JEPA 2 checkpoint, or a hub name whose
+def check_encoder(settings: EncoderSettings) -> None:
+    """Raise EncoderError unless `encoder` is "tiny", a folder with a V-JEPA 2 checkpoint, or a hub name whose
     configuration is in the cache or can be fetched into it; CheckpointError for an unknown `builtin:NAME`."""
+    name = settings.encoder
     if name == TINY:
         return
     from transformers import AutoConfig, VJEPA2Config
@@ -141,44 +140,29 @@ def load_model(name: str, device: str | torch.device) -> VJEPA2Model:
 
 
 class TrajectoryEncoder:
-    """Embeds trajectories, a batch at a time.
+    """Embeds trajectories, a batch at a time."""
 
-    Args:
-        frames: frames sampled from each trajectory.   size: side of the crop in pixels; None: the checkpoint's.
-        batch: trajectories per forward pass.   dtype: precision of matrix products (autocast).
-    """
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        frames: int,
-        size: int | None,
-        batch: int,
-        dtype: torch.dtype,
-        device: str | torch.device,
-    ) -> None:
-        check_checkpoint(name)
-        self.model = load_model(name, device)
+    def __init__(self, settings: EncoderSettings, device: str | torch.device) -> None:
+        check_encoder(settings)
+        self.model = load_model(settings.encoder, device)
         config: Any = self.model.config
-        self.frames = frames
-        self.batch = batch
-        self.dtype = dtype
+        self.frames = settings.frames
+        self.dtype: torch.dtype = getattr(torch, settings.dtype)
         self.device = torch.device(device)
-        self.size: int = size or config.crop_size
+        self.size: int = settings.image_size or config.crop_size
         self.width: int = config.hidden_size
-        units = {"frames": (frames, config.tubelet_size), "image_size": (self.size, config.patch_size)}
+        units = {"frames": (self.frames, config.tubelet_size), "image_size": (self.size, config.patch_size)}
         for what, (value, unit) in units.items():
             if value % unit:
-                raise EncoderError(f"algorithm.{what} is {value}; encoder {name} takes multiples of {unit}")
+                raise EncoderError(f"algorithm.{what} is {value}; encoder {settings.encoder} takes multiples of {unit}")
 
     def __call__(self, trajectories: Sequence[Frames]) -> Tensor:
         """Return embeddings float32 [N, D] on the CPU of N trajectories uint8 [frames, H, W, 3]; zeros for one without
         frames."""
         out = torch.zeros(len(trajectories), self.width)
         framed = [i for i, frames in enumerate(trajectories) if len(frames)]
-        for start in range(0, len(framed), self.batch):
-            chosen = framed[start : start + self.batch]
+        for start in range(0, len(framed), BATCH):
+            chosen = framed[start : start + BATCH]
             out[chosen] = self._embed_trajectories([trajectories[i] for i in chosen])
         return out
 

@@ -23,10 +23,6 @@ from vla_rl.toolkit.algorithms.policy_gradient import (
     select_groups,
 )
 
-ENCODER_BATCH = 8
-"""Trajectories per forward pass of the encoder: 512 frames at once with `frames: 64`. The embeddings do not depend on
-it, and fewer frames or a smaller `image_size` save more memory."""
-
 
 class SRPO(PolicyGradientAlgorithm):
     """GRPO on shaped rewards. The encoder is loaded by the first call of `features`, so only in the process that
@@ -42,15 +38,7 @@ class SRPO(PolicyGradientAlgorithm):
 
     def features(self, frames: tuple[Frames, ...]) -> Tensor:
         if self.encoder is None:
-            config = self.config
-            self.encoder = TrajectoryEncoder(
-                config.encoder,
-                frames=config.frames,
-                size=config.image_size,
-                batch=ENCODER_BATCH,
-                dtype=getattr(torch, config.dtype),
-                device=self.device,
-            )
+            self.encoder = TrajectoryEncoder(self.config, self.device)
         return self.encoder(frames)
 
     def shape_rewards(self, rollout: Rollout) -> Rollout:
