@@ -495,8 +495,8 @@ class Surrogate:
 
     values: Tensor
     """Surrogate per loss term, with gradient, before factors and weights."""
-    clipped: Tensor
-    """Loss terms that PPO's clip keeps, or would keep, constant; bool."""
+    clipped: Tensor | None = None
+    """Loss terms that PPO's clip keeps, or would keep, constant, bool; None: no term."""
     dead: Tensor | None = None
     """Loss terms without gradient, bool; None: the clipped ones."""
     trust: Tensor | None = None
@@ -622,11 +622,12 @@ def policy_metrics(
     with torch.no_grad():
         check_shapes(log_probs=terms.log_probs, clipped=surrogate.clipped, dead=surrogate.dead, trust=surrogate.trust)
         mask = terms.weights > 0
+        clipped = torch.zeros_like(mask) if surrogate.clipped is None else surrogate.clipped
         log_ratio = F.log_ratio(terms.log_probs, terms.behaviour_log_probs)
         ratio = log_ratio.exp()
         gradient_factors = ratio if surrogate.trust is None else surrogate.trust * ratio
         cut = log_ratio.abs() >= F.LOG_RATIO_LIMIT
-        dead = surrogate.clipped if surrogate.dead is None else surrogate.dead
+        dead = clipped if surrogate.dead is None else surrogate.dead
         acted, lag = batch.valid.any(-1), batch.lag.float()
         result: dict[str, Statistic] = {"policy/entropy": mean(terms.entropy, mask)}
         if kl is not None:
@@ -640,7 +641,7 @@ def policy_metrics(
                 result["policy/behaviour_cut"] = mean((behaviour_weights > correction.threshold).float(), mask)
         result |= {
             "policy/approx_kl": mean(F.kl_estimate(terms.behaviour_log_probs, terms.log_probs, "k3"), mask),
-            "loss/clip_fraction": mean(surrogate.clipped.float(), mask),
+            "loss/clip_fraction": mean(clipped.float(), mask),
             "policy/dead_gradients": mean((dead | (terms.factors == 0) | cut).float(), mask),
             "policy/ratio_cut": mean(cut.float(), mask),
             "policy/ratio": quantiles(log_ratio, mask),

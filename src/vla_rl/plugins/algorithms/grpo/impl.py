@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
@@ -47,7 +46,5 @@ class GRPO(PolicyGradientAlgorithm):
 
 def compute_soft_surrogate(terms: LossTerms, gate: SoftGate) -> Surrogate:
     """Return the softly gated surrogate (`functional.soft_surrogate`), which keeps a gradient for every entry."""
-    values = F.soft_surrogate(
-        terms.log_probs, terms.proximal_log_probs, terms.advantages, positive=gate.positive, negative=gate.negative
-    )
-    return Surrogate(values=values, clipped=torch.zeros_like(values, dtype=torch.bool))
+    triple = (terms.log_probs, terms.proximal_log_probs, terms.advantages)
+    return Surrogate(values=F.soft_surrogate(*triple, positive=gate.positive, negative=gate.negative))
