@@ -49,6 +49,7 @@ def check_time_major(**tensors: Tensor | None) -> None:
 
 def check_masks(**tensors: Tensor | None) -> None:
     """Raise MaskError unless all given tensors are bool."""
+    # By its name: `torch.bool` would need torch, without which settings are read.
     wrong = [f"{name} {t.dtype}" for name, t in tensors.items() if t is not None and str(t.dtype) != "torch.bool"]
     if wrong:
         raise MaskError(f"masks are bool tensors, got {', '.join(wrong)}; use mask > 0")

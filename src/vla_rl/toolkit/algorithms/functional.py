@@ -213,7 +213,7 @@ def gae(
         return zero, zero.clone()
     ended = terminated | truncated
     advantages = torch.zeros_like(rewards)
-    running, following = zero[0], next_values[-1]
+    running, following = zero[0], next_values[-1]  # A_{t+1}, V_{t+1}
     for t in reversed(range(rewards.shape[0])):
         after = torch.where(ended[t], next_values[t], following) * (~terminated[t]).float()
         delta = rewards[t] + gamma * after - values[t]

@@ -36,7 +36,9 @@ else:  # specs are read with the settings below, without torch; so no function h
 
 LARGEST = 1e6
 """Upper limit of coefficients and bounds of the losses, which are of the order of 1."""
-OF_STEP = "aggregation: rlinf weighs by its longest trajectory; set algorithm.aggregation: step-mean or trajectory-mean"
+RLINF_REASON = (
+    "aggregation: rlinf weighs by its longest trajectory; set algorithm.aggregation: step-mean or trajectory-mean"
+)
 
 
 @frozen(kw_only=True, slots=False)
@@ -64,6 +66,7 @@ class PolicySettings:
 
     @property
     def advantage_scope(self) -> AdvantageScope:
+        """STEP if there is such a reason, for `Algorithm.advantage_scope`."""
         return AdvantageScope.STEP if self.scope_reason else AdvantageScope.GROUP
 
 
@@ -122,9 +125,10 @@ class CriticSettings(PolicySettings):
 
     @property
     def scope_reason(self) -> str:
+        """Normalisation over the whole step, or RLinf's aggregation."""
         if self.normalize_advantages:
             return "advantages are normalised over all of it; set algorithm.normalize_advantages: null"
-        return OF_STEP if self.aggregation == "rlinf" else ""
+        return RLINF_REASON if self.aggregation == "rlinf" else ""
 
 
 def by_action(tensor: Tensor) -> Tensor:
@@ -221,6 +225,7 @@ def critic_advantages(rollout: Rollout, settings: CriticSettings, advantages: Te
 
 
 def _unflatten_steps(flat: Tensor, rollout: Rollout, settings: CriticSettings) -> Tensor:
+    """Return [S, N] in the shape of the rollout's values."""
     return flat if settings.advantage == "chunk" else by_chunk(flat, rollout.valid.shape[-1])
 
 
@@ -273,9 +278,10 @@ class GroupSettings(PolicySettings):
 
     @property
     def scope_reason(self) -> str:
+        """A std of the whole step, or RLinf's aggregation."""
         if self.normalize_by_std == "step":
             return "advantages are divided by a std over all of it; set algorithm.normalize_by_std: group"
-        return OF_STEP if self.aggregation == "rlinf" else ""
+        return RLINF_REASON if self.aggregation == "rlinf" else ""
 
 
 def trajectory_scores(rollout: Rollout) -> Tensor:
@@ -419,13 +425,14 @@ class LossTerms:
     """Log-probs of mu."""
     proximal_log_probs: Tensor
     """Log-probs of pi_old, the denominator of the surrogate's ratio; those of mu without a correction."""
-    behaviour_weights: Tensor | None
+    log_behaviour_weights: Tensor | None
     """log(pi_old / mu), clamped to +-20; None without a correction."""
     factors: Tensor
     """Factor on each term's surrogate, >= 0: pi_old / mu as far as the correction keeps it; 1 without one."""
     entropy: Tensor
     """Entropies of pi, with gradient."""
     advantages: Tensor
+    """Advantage of the action or chunk that a term belongs to."""
     weights: Tensor
     """Weights within the whole optimiser step; 0 where not valid."""
 
@@ -436,19 +443,19 @@ def loss_terms(scores: Scores, batch: Batch, settings: PolicySettings) -> LossTe
     level, correction = settings.log_prob, _correction_of(settings)
     log_probs = F.reduce_tokens(scores.log_probs, batch.valid, level)
     mu = F.reduce_tokens(batch.log_probs, batch.valid, level)
-    old, behaviour_weights, factors = mu, None, torch.ones_like(mu)
+    old, log_weights, factors = mu, None, torch.ones_like(mu)
     if correction is not None:
         if correction.proximal == "interpolate":
             old = F.interpolate_log_probs(log_probs, mu, batch.lag)
         else:
             old = F.reduce_tokens(_require_proximal(batch.proximal_log_probs), batch.valid, level)
-        behaviour_weights = F.log_ratio(old, mu)
-        factors = correction.compute_factors(behaviour_weights.exp())
+        log_weights = F.log_ratio(old, mu)
+        factors = correction.compute_factors(log_weights.exp())
     return LossTerms(
         log_probs=log_probs,
         behaviour_log_probs=mu,
         proximal_log_probs=old,
-        behaviour_weights=behaviour_weights,
+        log_behaviour_weights=log_weights,
         factors=factors,
         entropy=F.reduce_tokens(scores.entropy, batch.valid, level),
         advantages=F.expand_to(batch.advantages, log_probs),
@@ -632,11 +639,11 @@ def policy_metrics(
         result: dict[str, Statistic] = {"policy/entropy": mean(terms.entropy, mask)}
         if kl is not None:
             result["policy/kl_reference"] = mean(kl, mask)
-        if terms.behaviour_weights is not None:
-            behaviour_weights = terms.behaviour_weights.exp()
+        if terms.log_behaviour_weights is not None:
+            behaviour_weights = terms.log_behaviour_weights.exp()
             # Of pi / mu = (pi_old / mu) (pi / pi_old) the correction leaves its own factor in place of pi_old / mu.
             gradient_factors = terms.factors / behaviour_weights * gradient_factors
-            result["policy/behaviour_weight"] = quantiles(terms.behaviour_weights, mask)
+            result["policy/behaviour_weight"] = quantiles(terms.log_behaviour_weights, mask)
             if correction is not None and correction.threshold is not None:
                 result["policy/behaviour_cut"] = mean((behaviour_weights > correction.threshold).float(), mask)
         result |= {

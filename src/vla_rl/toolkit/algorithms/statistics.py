@@ -70,7 +70,8 @@ class RatioQuantiles(Statistic):
 
     def far_quantile(self, share: float) -> float:
         """Return the |log r| (middle of its bin) below which this share of the entries falls."""
-        symmetric = type(self)(self.sums + self.sums.flip(0))  # bins are symmetric around r = 1
+        # Bins are symmetric around r = 1: of the counts and their mirror image, half lie below it.
+        symmetric = type(self)(self.sums + self.sums.flip(0))
         return math.log(symmetric.ratio_quantile((1 + share) / 2))
 
     def read(self, name: str) -> dict[str, float]:

@@ -36,4 +36,5 @@ class GIPOConfig(CriticSettings):
 
     @property
     def needs(self) -> Requirements:
+        """Values, recomputed if the key says so."""
         return super().needs | Requirements(recomputed_values=self.recompute_values)

@@ -68,6 +68,7 @@ class SRPOConfig(EncoderSettings, RewardSettings, GroupSettings, ClipSettings, C
 
     @property
     def scope_reason(self) -> str:
+        """Rewards that depend on the whole step, whatever the keys say."""
         return "failures are compared with all successes of the step; choose grpo"
 
 
