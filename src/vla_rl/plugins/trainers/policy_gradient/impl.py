@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from time import perf_counter
 
 import torch
+from attrs import evolve
 from torch import nn
 
 from vla_rl.core.capabilities import TrainsInParts
 from vla_rl.core.trainers import (
     UNNORMALISED,
     OptimizerStep,
-    SampleFields,
-    SampleInputs,
     Trainer,
     TrajectoryData,
     TrajectoryPart,
@@ -62,30 +61,24 @@ class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
         """Make all optimiser steps of one training step. Sums are means over the optimiser steps once they are added
         over ranks.
         """
-        step = data.step
-        inputs: SampleInputs | None = data.inputs
-        fields = data.fields
-        steps = data.steps
         before = perf_counter()
-        accumulator = self._accumulator
-        trained = self._trained
+        accumulator, trained = self._accumulator, self._trained
         metrics = MetricAccumulator({"loss/total": torch.zeros((), device=trained.device)})
         norms: list[torch.Tensor] = []
         with trained.released():
-            optimizer.set_rates(trained.optimizer, trained.train, trained.train.factor(step))
+            optimizer.set_rates(trained.optimizer, trained.train, trained.train.factor(data.step))
             if accumulator is not None:
                 before -= accumulator.seconds  # the parts' passes belong to the update
-                inputs, fields, steps = accumulator.plan_epochs(steps)
-            for index, optimizer_step in enumerate(steps):
-                if optimizer_step.accumulated:
+                inputs, fields, steps = accumulator.plan_epochs(data.steps)
+                data = evolve(data, inputs=inputs, fields=fields, steps=steps)
+            for index, step in enumerate(data.steps):
+                if step.accumulated:
                     assert accumulator is not None
-                    loss = accumulator.normalise_gradients(optimizer_step, metrics, len(steps))
+                    loss = accumulator.normalise_gradients(step, metrics, len(data.steps))
                 else:
-                    loss = self._run_passes(
-                        data.version, inputs, fields, optimizer_step, metrics, len(steps), first=index == 0
-                    )
-                critic_only = step <= trained.train.critic_warmup_steps
-                norms.append(trained.optimizer_step(f"step {step}", loss, critic_only))
+                    loss = self._run_passes(data, step, metrics, first=index == 0)
+                critic_only = data.step <= trained.train.critic_warmup_steps
+                norms.append(trained.optimizer_step(f"step {data.step}", loss, critic_only))
             metrics.add({}, self._comparison.statistics)
             if accumulator is not None:
                 accumulator.check_linear()
@@ -95,9 +88,6 @@ class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
         return metrics.read_metrics(perf_counter() - before)
 
     def accumulate(self, data: TrajectoryPart) -> None:
-        version = data.version
-        fields = data.fields
-        micro_batches = data.micro_batches
         self._trained.strategy.release_weights()  # the policy acts again after `update`
         if data.first:
             self._trained.optimizer.zero_grad(set_to_none=True)
@@ -107,36 +97,32 @@ class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
             )
         accumulator = self._accumulator
         assert accumulator is not None, "the first part of a training step comes first"
-        part = accumulator.accumulate_part(data.inputs, fields, micro_batches, data.passes)
+        part = accumulator.accumulate_part(data.inputs, data.fields, data.micro_batches, data.passes)
         with part, self._trained.adapters_cast_once():
-            for batch in self.batches.iterate_batches(data.inputs, fields, micro_batches, UNNORMALISED, version):
+            for batch in self.batches.iterate_batches(
+                data.inputs, data.fields, data.micro_batches, UNNORMALISED, data.version
+            ):
                 self._heartbeat()
                 scores = self._trained.scores(batch)
                 self._add_comparison(scores, batch)
                 accumulator.add_batch(scores, batch)
-            for _ in range(self._trained.dummy_passes(data.passes, len(micro_batches))):
+            for _ in range(self._trained.dummy_passes(data.passes, len(data.micro_batches))):
                 self._heartbeat()
-                batch = self.batches.build_dummy(fields, UNNORMALISED, version)
+                batch = self.batches.build_dummy(data.fields, UNNORMALISED, data.version)
                 accumulator.add_batch(self._trained.scores(batch), batch, counts=False)
 
     def _run_passes(
-        self,
-        version: int,
-        inputs: SampleInputs | None,
-        fields: SampleFields,
-        step: OptimizerStep,
-        metrics: MetricAccumulator,
-        count: int,
-        first: bool,
+        self, data: TrajectoryData, step: OptimizerStep, metrics: MetricAccumulator, first: bool
     ) -> torch.Tensor:
-        """Run the passes of all micro-batches of one of `count` optimiser steps, whether it is the first. Return the
+        """Run the passes of all micro-batches of an optimiser step, whether it is the training step's first. Return the
         loss.
         """
+        count = len(data.steps)
         trained = self._trained
         trained.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=trained.device)
         with trained.adapters_cast_once():
-            for batch in self.batches.iterate_batches(inputs, fields, step.micro_batches, step, version):
+            for batch in self.batches.iterate_batches(data.inputs, data.fields, step.micro_batches, step, data.version):
                 self._heartbeat()
                 scores = trained.scores(batch)
                 if first:
@@ -149,7 +135,7 @@ class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
         metrics.add_sums({"loss/total": total}, count)
         for _ in range(trained.dummy_passes(step.passes, len(step.micro_batches))):
             self._heartbeat()
-            batch = self.batches.build_dummy(fields, step, version)
+            batch = self.batches.build_dummy(data.fields, step, data.version)
             self._algorithm.loss(trained.scores(batch), batch).total.backward()
         return total
 
