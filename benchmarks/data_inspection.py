@@ -17,7 +17,8 @@ from time import process_time
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from made_recordings import make_recording
 from recordings import write_lerobot
-from vla_rl.cli.inspect_data import inspect_folder
+from vla_rl.cli.inspect_data import open_recordings
+from vla_rl.toolkit.data.inspection.report import inspect_recordings
 
 DIFFERENT = 50
 """Episodes that are computed; the others repeat their numbers and images."""
@@ -34,7 +35,7 @@ def main() -> None:
         folder = Path(home) / "data"
         write_lerobot(folder, [made[number % len(made)] for number in range(options.episodes)], 3, video=True)
         before = process_time()
-        inspected = inspect_folder(folder)
+        inspected = inspect_recordings(open_recordings(folder))
         seconds = process_time() - before
     print(
         f"{options.episodes:,} episodes of {options.frames} frames with two videos: {seconds:.1f} processor s, "

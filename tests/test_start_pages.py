@@ -16,9 +16,8 @@ from click.testing import Result
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from vla_rl import UserError, check, load_spec, run
+from vla_rl import UserError, check, clone, load_spec, report, run
 from vla_rl.cli.main import app
-from vla_rl.cli.python import clone, report
 
 START = Path(__file__).parents[1] / "docs" / "start"
 TUTORIAL = (START / "your-model-and-simulator.md").read_text()

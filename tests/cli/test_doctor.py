@@ -3,11 +3,14 @@ from __future__ import annotations
 import json
 from importlib.metadata import requires
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+import vla_rl
 from vla_rl.cli import doctor, list_plugins
+from vla_rl.cli.doctor import print_report
 from vla_rl.cli.main import app
 from vla_rl.cli.probes import PROBES
 from vla_rl.core import requirements
@@ -16,6 +19,7 @@ from vla_rl.toolkit.envs import rendering
 from vla_rl.toolkit.envs.rendering import BUSY, FIXES, INSTALLERS, ProbeResult
 
 TORCH = next(line for line in requires("vla-rl") or () if line.startswith("torch>="))
+TEXT, JSON = SimpleNamespace(json=False), SimpleNamespace(json=True)
 FINE = dict.fromkeys(PROBES, ProbeResult(True, "works"))
 
 
@@ -28,7 +32,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> dict[str, ProbeResult]:
 
 
 def test_a_machine_where_all_works(outcomes, capsys) -> None:
-    assert doctor.main(json=True) == 0
+    assert print_report(vla_rl.doctor(), JSON) == 0
     found = {row["what"]: row for row in json.loads(capsys.readouterr().out)}
     assert {"versions", "packages", "cores", "memory", "/dev/shm", "Ray", "CUDA", "GL: EGL", "GL: OSMesa"} < set(found)
     assert "torch 2" in found["packages"]["detail"]
@@ -39,7 +43,7 @@ def test_a_machine_where_all_works(outcomes, capsys) -> None:
 def test_what_is_missing_comes_with_the_command_that_mends_it(outcomes, capsys) -> None:
     outcomes["egl"] = ProbeResult(False, "libEGL.so.1: cannot open shared object file")
     outcomes["ray"] = ProbeResult(False, "RaySystemError: the node died")
-    assert doctor.main(json=False) == 1
+    assert print_report(vla_rl.doctor(), TEXT) == 1
     out = capsys.readouterr().out
     assert "apt-get install -y libegl1 libegl-mesa0" in out
     assert "✗   Ray" in out
@@ -64,7 +68,7 @@ def test_ray_is_tried_as_a_run_starts_it(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_no_answer_within_the_time_is_not_a_missing_package(outcomes, capsys) -> None:
     for name in ("ray", "egl", "vulkan"):
         outcomes[name] = ProbeResult(False, "no answer within 90 s", timed_out=True)
-    assert doctor.main(json=True) == 1
+    assert print_report(vla_rl.doctor(), JSON) == 1
     found = {row["what"]: row["fix"] for row in json.loads(capsys.readouterr().out)}
     assert found["GL: EGL"] == found["Vulkan"] == BUSY
     assert found["Ray"] == f"{BUSY}; until Ray starts here: runtime.backend=local"
@@ -107,7 +111,7 @@ def old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("old_torch")
 def test_an_unmet_need_of_everything_is_said_once_and_first(outcomes, capsys) -> None:
-    assert doctor.main(json=True) == 1
+    assert print_report(vla_rl.doctor(), JSON) == 1
     first, *others = json.loads(capsys.readouterr().out)
     assert first["state"] == "broken" and first["detail"] == f"vla-rl needs {TORCH} (2.8.0+cu128 is installed)"
     assert "pip freeze | grep -iE '^(torch|nvidia)' > keep.txt" in first["fix"]
@@ -118,7 +122,7 @@ def test_an_unmet_need_of_everything_is_said_once_and_first(outcomes, capsys) ->
 
 @pytest.mark.usefixtures("old_torch")
 def test_plugins_do_not_each_ask_for_it(capsys) -> None:
-    list_plugins.main(as_json=False)
+    list_plugins.print_plugins(vla_rl.list_plugins(), TEXT)
     line, *table = capsys.readouterr().out.splitlines()
     assert line.startswith(f"vla-rl needs {TORCH} (2.8.0+cu128 is installed): installing vla-rl again would rep")
     assert not any("pip install -e" in row or "torch>=" in row for row in table)

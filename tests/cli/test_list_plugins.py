@@ -23,7 +23,7 @@ def test_nothing_heavy_is_imported() -> None:
     required = {Requirement(line).name for line in metadata.requires("vla-rl") or ()} - LIGHT
     heavy = {MODULES.get(name, name.replace("-", "_")) for name in required}
     assert {"torch", "ray", "numpy", "transformers", "PIL", "mujoco"} <= heavy
-    code = "import sys; from vla_rl.cli.list_plugins import main; main(False); print('LOADED', *sys.modules)"
+    code = "import sys; from vla_rl.cli.main import app; app(['plugins'], standalone_mode=False); print('LOADED', *sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     table, _, loaded = out.partition("LOADED ")
     modules = set(loaded.split())

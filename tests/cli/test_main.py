@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from vla_rl.cli.main import app, main, report_errors
+from vla_rl import check_env
+from vla_rl.cli.console import report_errors
+from vla_rl.cli.main import app, main
 from vla_rl.core.errors import PluginError, UserError
 
 SPEC = """
@@ -171,6 +173,17 @@ def test_check_env_reports_what_it_found():
     assert result.exit_code == 1
     assert "✗   first reset" in result.output
     assert "expected finite numbers, got NaN or inf in 2 of 2 envs" in " ".join(result.output.split())
+
+
+def test_another_interpreter_finds_the_same(capfd):
+    double = {"overrides": ["fault=nan"], "plugins": ["vla_rl.testing.scripted"], "seconds": 0.0}
+    here = check_env("scripted", **double)
+    double["overrides"].append(f"python={sys.executable}")
+    there = check_env("scripted", **double)
+    assert [(s.name, s.findings) for s in there.sections] == [(s.name, s.findings) for s in here.sections]
+    with pytest.raises(UserError, match="there is no device 'banana'"):
+        check_env("scripted", **double, device="banana")
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_check_env_says_what_it_did_not_see():

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import vla_rl
-from vla_rl.cli.main import app
 
 SPEC: dict[str, Any] = {
     "name": "from-python",
@@ -108,21 +105,3 @@ def test_plugins_simulators_and_projects(tmp_path):
 def test_what_is_not_a_run_is_an_error(tmp_path):
     with pytest.raises(vla_rl.UserError, match="is not the folder of a run"):
         vla_rl.open_run(tmp_path)
-
-
-def test_every_command_has_a_function_and_a_line_in_the_documentation():
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "use-from-python.md").read_text()
-    named = {
-        "sft": "clone",
-        "eval": "evaluate",
-        "data": "inspect_data",
-        "plugins": "list_plugins",
-        "models": "known_checkpoints",
-    }
-    for command in app.registered_commands:
-        name = command.name or command.callback.__name__
-        if name in ("install_gl", "install-gl"):  # calls the system's package manager, which is for a shell
-            continue
-        function = getattr(vla_rl, named.get(name, name))
-        assert inspect.getdoc(function), name
-        assert f"`{function.__name__}`](../reference/runs.md#vla_rl.{function.__name__})" in page

@@ -273,17 +273,18 @@ def test_what_is_allowed_is_named_as_requests_name_it(policy, hosts, origins, me
 def test_the_command_line_and_python_hand_on_what_is_allowed(run, policy, monkeypatch):
     given = []
 
-    def stop(policy, settings, listening):
+    def stop(policy, settings):
         given.append(settings)
         raise UserError("enough")
 
-    monkeypatch.setattr("vla_rl.serving.server.serve_policy", stop)
+    monkeypatch.setattr("vla_rl.serving.server.PolicyServer", stop)
     options = ["--allow-host", "a", "--allow-host", "b", "--allow-origin", "http://c:1", "--idle-minutes", "0.5"]
     done = CliRunner().invoke(app, ["serve", str(run), "--port", "0", *options])
     assert done.exit_code == 2 and "enough" in done.output
     (settings,) = given
     assert list(settings.allow_hosts) == ["a", "b"] and list(settings.allow_origins) == ["http://c:1"]
     assert settings.idle_s == 30.0
+    monkeypatch.undo()
     with vla_rl.serve(policy, port=0, allow_hosts=["robot.lan"], allow_origins=["http://c:1"]) as there:
         there.settings = Settings(port=there.port)
         assert raw(there, "Host: robot.lan", "Origin: http://c:1")[1].startswith("HTTP/1.1 101 ")

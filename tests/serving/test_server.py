@@ -28,6 +28,7 @@ from trained import sight, train  # noqa: E402
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 
 import vla_rl  # noqa: E402
+from vla_rl.cli.serve import Served  # noqa: E402
 from vla_rl.core.errors import UserError  # noqa: E402
 from vla_rl.core.plan import Batching  # noqa: E402
 from vla_rl.serving.policy import Policy  # noqa: E402
@@ -37,7 +38,6 @@ from vla_rl.serving.server import (  # noqa: E402
     Settings,
     check_address,
     read_api_key,
-    serve_policy,
 )
 from vla_rl.toolkit.models.key_maps import PRESETS, KeyMap  # noqa: E402
 from vla_rl.toolkit.models.openpi import MAX_FRAME, pack_frame, unpack_frame  # noqa: E402
@@ -379,7 +379,7 @@ def test_a_port_that_is_taken(policy):
     said = r"cannot listen on 127.0.0.1:\d+: another program does, .*choose another --port"
     with served(policy) as server:
         with pytest.raises(UserError, match=said):
-            serve_policy(policy, Settings(port=server.settings.port), lambda port: None)
+            Served(PolicyServer(policy, Settings(port=server.settings.port)))
         with pytest.raises(UserError, match=said):
             check_address("127.0.0.1", server.settings.port)
     check_address("127.0.0.1", 0)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +28,7 @@ from vla_rl.core.spec.spec import read_env
 from vla_rl.runtime.checks.interpreter import interpreter_problems
 from vla_rl.runtime.comm.status_line import EVERY_S, StatusLine
 from vla_rl.runtime.placement.hardware import check_device
-from vla_rl.testing.common.findings import Findings
+from vla_rl.testing.common.findings import Findings, Section
 from vla_rl.testing.envs import examine_env
 from vla_rl.toolkit.processes import module_path
 from vla_rl.toolkit.waiting import merge_works, works_now
@@ -35,61 +37,28 @@ FIRST_S = 10.0
 """Seconds until the first line of progress if stderr is not a terminal."""
 
 
-def main(
-    name: str,
-    overrides: Sequence[str],
-    modules: Sequence[str],
-    num_envs: int,
-    chunk: int,
-    device: str,
-    expert: bool,
-    seconds: float,
-    whole_range: bool,
-) -> int:
-    """Print the report. Return 0, or 1 with findings. Raises as `examine_named_env`. With the setting `python`, that
-    interpreter runs the check and prints."""
-    python = _read_env(name, overrides, modules).python
-    if python is not None:
-        settings = [text for text in overrides if text.partition("=")[0] != "python"]
-        options = ["--num-envs", str(num_envs), "--chunk", str(chunk), "--device", device, "--seconds", str(seconds)]
-        options += ["--expert" if expert else "--no-expert", "--whole-range" if whole_range else "--no-whole-range"]
-        return _run_there(python, [name, *settings, *options, *(f"--plugin={module}" for module in modules)])
-    with show_progress(f"check-env {name}") as on_section:
-        findings = examine_named_env(
-            name, overrides, modules, num_envs, chunk, device, expert, seconds, whole_range, on_section
-        )
-    _print_findings(f"{name}: {num_envs} envs, chunks of {chunk}, {device}", findings, seconds)
-    return int(any(section.findings for section in findings.sections))
-
-
 def examine_named_env(
-    name: str,
-    overrides: Sequence[str],
-    modules: Sequence[str],
-    num_envs: int,
-    chunk: int,
-    device: str,
-    expert: bool,
-    seconds: float,
-    whole_range: bool = True,
-    on_section: Callable[[str], None] = lambda name: None,
+    name: str, overrides: Sequence[str], modules: Sequence[str], context: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Findings:
-    """Raises UserError for settings that are wrong or a machine that lacks something, such as the device."""
+    """Examine a simulator, with progress on stderr; with the setting `python` in that interpreter.
+
+    Args:
+        context: of the simulator, by the names of `EnvContext`.   options: of `examine_env`.
+    Raises UserError for settings that are wrong or a machine that lacks something, such as the device.
+    """
     plugin = load("env", name, modules)
     env = _read_env(name, overrides, modules)
     if env.python is not None:
-        raise UserError(
-            f"python: {env.python}: a check runs in this interpreter when it is called from Python; call it there, or "
-            f"use the command: vla-rl check-env {name} python={env.python}"
-        )
+        settings = [text for text in overrides if text.partition("=")[0] != "python"]
+        return _examine_there(env.python, (name, settings, modules, context, options))
     if plugin.preflight is not None:
         plugin.preflight(env.config)
-    context = EnvContext(num_envs=num_envs, chunk=chunk, device=check_device(device))
-    options: dict[str, Any] = {"expert": expert, "seconds": seconds, "whole_range": whole_range}
-    try:
-        return examine_env(plugin, env.config, context, **options, on_section=on_section)
-    except ModuleNotFoundError as exc:
-        raise missing_package("env", name, exc, modules) from exc
+    built_with = EnvContext(**{**context, "device": check_device(context["device"])})
+    with show_progress(f"check-env {name}") as on_section:
+        try:
+            return examine_env(plugin, env.config, built_with, **options, on_section=on_section)
+        except ModuleNotFoundError as exc:
+            raise missing_package("env", name, exc, modules) from exc
 
 
 def _read_env(name: str, overrides: Sequence[str], modules: Sequence[str]) -> EnvSpec:
@@ -104,14 +73,36 @@ def _read_env(name: str, overrides: Sequence[str], modules: Sequence[str]) -> En
         ) from exc
 
 
-def _run_there(python: Path, arguments: Sequence[str]) -> int:
-    """Run the command in another interpreter, and return its exit code. Raises UserError where that lacks the
-    project."""
+def _examine_there(python: Path, arguments: tuple[Any, ...]) -> Findings:
+    """Examine in another interpreter. Raises UserError where that lacks the project, or ends without findings."""
     problems = interpreter_problems(python)
     if problems:
         raise UserError("\n".join(problems))
-    command = [str(python), "-m", "vla_rl.cli.main", "check-env", *arguments]
-    return subprocess.run(command, env=os.environ | {"PYTHONPATH": module_path()}, check=False).returncode
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "findings"
+        command = [str(python), "-m", __name__, json.dumps(arguments), str(file)]
+        status = subprocess.run(command, env=os.environ | {"PYTHONPATH": module_path()}, check=False).returncode
+        if not file.exists():
+            raise UserError(f"{python} ended with status {status} before the check did; what it printed is above")
+        answer = json.loads(file.read_text(encoding="utf-8"))
+    if isinstance(answer, str):
+        raise UserError(answer)
+    findings = Findings(arguments[0])
+    for section in answer:
+        texts = {name: tuple(section[name]) for name in ("findings", "notices")}
+        findings.sections.append(Section(**{**section, **texts}))
+    return findings
+
+
+def _answer_examination(arguments: str, file: str) -> None:
+    """Write the sections that another interpreter has asked for, or the text of a UserError."""
+    try:
+        answer: object = [attrs.asdict(section) for section in examine_named_env(*json.loads(arguments)).sections]
+    except UserError as exc:
+        answer = str(exc)
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
+    Path(file).write_text(json.dumps(answer), encoding="utf-8")
 
 
 @contextmanager
@@ -173,7 +164,8 @@ def _read_docstrings(config: type) -> dict[str, str]:
     return reported
 
 
-def _print_findings(title: str, findings: Findings, seconds: float) -> None:
+def print_findings(findings: Findings, given: Any) -> int:
+    """Print a line a section, with its findings. Return 1 if there are any."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -191,17 +183,22 @@ def _print_findings(title: str, findings: Findings, seconds: float) -> None:
         for aside in (section.skipped, *section.notices):
             findings_text.append(("\n" if findings_text else "") + aside, style="dim")
         table.add_row(Text(mark, style=style), section.name, f"{section.seconds:.1f} s", findings_text)
-    console.print(title)
+    console.print(f"{given.name}: {given.num_envs} envs, chunks of {given.chunk}, {given.device}")
     console.print(table)
     count = sum(len(section.findings) for section in findings.sections)
     unseen = sum(len(section.notices) for section in findings.sections)
     summary = f"[bold red]{count} finding{'s' * (count > 1)}[/]" if count else "[green]keeps to the contract[/]"
     console.print(f"\n{summary}" + (f"; {unseen} not seen" if unseen else ""))
     taken = sum(section.seconds for section in findings.sections)
-    if taken > 2 * seconds:
+    if taken > 2 * given.seconds:
         longest = sorted(findings.sections, key=lambda section: -section.seconds)[:3]
         console.print(
-            f"[dim]took {taken:.0f} s instead of about {seconds:g} (--seconds): the simulator's start, "
+            f"[dim]took {taken:.0f} s instead of about {given.seconds:g} (--seconds): the simulator's start, "
             "one call of each kind, about 40 chunks and the expert's episode are never cut; longest: "
             f"{', '.join(f'{section.name} {section.seconds:.0f} s' for section in longest)}[/]"
         )
+    return int(count > 0)
+
+
+if __name__ == "__main__":
+    _answer_examination(*sys.argv[1:])

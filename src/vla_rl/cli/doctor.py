@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
-from typing import Literal
+from typing import Any, Literal
 
-from attrs import asdict, frozen
+from attrs import frozen
 
 from vla_rl.core.installation import OWN_DIST, pip_arguments, pip_command
 from vla_rl.core.requirements import install_command, keep_build, missing_requirements, unmet_base
@@ -38,16 +39,13 @@ class Finding:
     """A command, or what to do; empty when nothing has to be done."""
 
 
-def main(json: bool) -> int:
-    """Print the report, as JSON on request. Return 0, or 1 if something is broken that every run needs."""
-    findings = examine_machine()
-    if json:
-        from json import dumps
-
-        print(dumps([asdict(finding) for finding in findings], indent=1))
+def print_report(rows: Sequence[Mapping[str, Any]], given: Any) -> int:
+    """Print the report, or JSON. Return 1 if something is broken that every run needs."""
+    if given.json:
+        print(json.dumps(rows, indent=1))
     else:
-        _print_report(findings)
-    return int(any(finding.state == "broken" for finding in findings))
+        _print_table([Finding(**row) for row in rows])
+    return int(any(row["state"] == "broken" for row in rows))
 
 
 def examine_machine() -> list[Finding]:
@@ -154,7 +152,7 @@ def _installed_version(dist: str) -> str:
         return ""
 
 
-def _print_report(findings: list[Finding]) -> None:
+def _print_table(findings: list[Finding]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import typer
 from attrs import frozen
 
 from vla_rl.cli.benchmark.run import describe_missing, evaluate_suite, rate_line
@@ -18,7 +17,7 @@ from vla_rl.cli.benchmark.suites import load_benchmark
 from vla_rl.cli.inputs import checkpoint_of, name_of, read_spec
 from vla_rl.cli.protocol.protocols import protocol_record, with_protocol
 from vla_rl.core.errors import UserError
-from vla_rl.core.paths import check_file, check_folder, explain_path_errors, write_whole
+from vla_rl.core.paths import check_file, explain_path_errors, write_whole
 from vla_rl.core.spec.spec import Component, Spec, make_component
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.status_line import StatusLine
@@ -29,90 +28,11 @@ from vla_rl.toolkit.data.recording import RecordSettings
 logger = logging.getLogger(__name__)
 
 
-def main(
-    what: Path,
-    overrides: Sequence[str],
-    *,
-    policy: str | None,
-    output: Path | None,
-    benchmark: str | None,
-    suites: Sequence[str],
-    folder: Path | None,
-    record: Path | None,
-    protocol: str | None,
-) -> None:
-    """Print the success of one evaluation, or of all suites of a benchmark; arguments as on the command line.
-
-    Raises UserError: a place that cannot be written, before the first episode; what could not be written at the end,
-    after the result was printed.
-    """
-    if record is not None:
-        check_folder("--record", record)
-    settings: dict[str, Any] = {"overrides": overrides, "policy": policy, "protocol": protocol, "record": record}
-    if benchmark is not None:
-        if output is not None:
-            raise UserError("--output is for a single evaluation; a benchmark's suites go to --folder, a file each")
-        evaluate_benchmark(what, benchmark, suites=suites, folder=folder, say=typer.echo, **settings)
-        return
-    if suites or folder:
-        raise UserError("--suite and --folder are of a benchmark; name it: --benchmark libero")
-    if output is not None:
-        check_file("--output", output)
-    try:
-        result = evaluate_policy(what, **settings)
-    except NotRecorded as exc:
-        _print_result(exc.result, output)
-        raise
-    _print_result(result, output)
-
-
-def evaluate_policy(
-    what: Any,
-    checkpoint: Path | None = None,
-    *,
-    overrides: Sequence[str],
-    policy: str | None,
-    protocol: str | None,
-    record: Path | None,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Return the success on the evaluation states; arguments and result as of `vla_rl.evaluate`."""
-    source = _find_source(what, overrides, policy, protocol)
-    return _evaluate_spec(source.read_spec(()), checkpoint or source.checkpoint, record, protocol, progress)
-
-
-def evaluate_benchmark(
-    what: Any,
-    name: str,
-    *,
-    suites: Sequence[str],
-    folder: Path | None,
-    overrides: Sequence[str],
-    policy: str | None,
-    protocol: str | None,
-    record: Path | None,
-    say: Callable[[str], object],
-) -> dict[str, dict[str, Any]]:
-    """Return suite -> success on it; arguments as of `vla_rl.benchmark`. `say` receives the lines to print."""
-    source, benchmark = _find_source(what, overrides, policy, protocol), load_benchmark(name)
-    return evaluate_suite(
-        benchmark,
-        benchmark.choose_suites(list(suites) or None),
-        policy or name_of(source.checkpoint, what if isinstance(what, str | Path) else "the model of a spec"),
-        source.checkpoint,
-        source.read_spec,
-        partial(_evaluate_spec, record=record, protocol=protocol),
-        folder or source.run_folder / "benchmarks" / Path(name).stem,
-        say,
-        optional=() if suites else benchmark.optional,
-        check=partial(check_spec, training=False),
-    )
-
-
 @frozen
-class _Source:
+class EvaluationSource:
     """What is evaluated."""
 
+    name: str
     read_spec: Callable[[Sequence[str]], Spec]
     """Further overrides, which the user's own take precedence over -> the spec."""
     checkpoint: Path | None
@@ -121,7 +41,72 @@ class _Source:
     """Folder of the run; without a run, the working directory."""
 
 
-def _find_source(what: Any, overrides: Sequence[str], policy: str | None, protocol: str | None) -> _Source:
+@frozen(kw_only=True)
+class PlannedEvaluation:
+    """An evaluation, once or on the suites of a benchmark. Attributes as the arguments of `vla_rl.evaluate`."""
+
+    source: EvaluationSource
+    checkpoint: Path | None
+    """Folder with other weights than those of the source."""
+    record: Path | None
+    protocol: str | None
+    progress: Progress | None
+
+    def evaluate_once(self, output: Path | None) -> dict[str, Any]:
+        """Return the success, written to a file if one is given. Raises UserError with the result in `result` if that,
+        or recording, failed at the end."""
+        if output is not None:
+            check_file("--output", output)
+        try:
+            result = self.evaluate_spec(self.source.read_spec(()), self.checkpoint or self.source.checkpoint)
+        except NotRecorded as exc:
+            _write_result(exc.result, output)
+            raise
+        _write_result(result, output)
+        return result
+
+    def evaluate_suites(
+        self, name: str, suites: Sequence[str], folder: Path | None, say: Callable[[str], object]
+    ) -> dict[str, dict[str, Any]]:
+        """Return suite -> success on it."""
+        benchmark = load_benchmark(name)
+        return evaluate_suite(
+            benchmark,
+            benchmark.choose_suites(list(suites) or None),
+            self.source.name,
+            self.checkpoint or self.source.checkpoint,
+            self.source.read_spec,
+            self.evaluate_spec,
+            folder or self.source.run_folder / "benchmarks" / Path(name).stem,
+            say,
+            optional=() if suites else benchmark.optional,
+            check=partial(check_spec, training=False),
+        )
+
+    def evaluate_spec(self, spec: Spec, checkpoint: Path | None) -> dict[str, Any]:
+        line = StatusLine()
+        hook = None if self.record is None else _recording_to(spec, self.record)
+
+        def show_fault(text: str) -> None:
+            line.clear()
+            logger.warning("fault: %s", text)
+
+        try:
+            result = evaluate(spec, checkpoint, self.progress or line.show_progress, hook, show_fault)
+        finally:
+            line.clear()
+        return result if self.protocol is None else {**result, "protocol": protocol_record(self.protocol, spec)}
+
+
+class NotSaved(UserError):
+    """Error for an evaluation whose file could not be written."""
+
+    def __init__(self, result: dict[str, Any], cause: UserError) -> None:
+        super().__init__(f"{cause}; what it would have held is printed above")
+        self.result = result
+
+
+def find_source(what: Any, overrides: Sequence[str], policy: str | None, protocol: str | None) -> EvaluationSource:
     """Return what a path, a spec or plain data means. Raises CheckpointError."""
     source, checkpoint, run_folder = what, None, Path()
     if isinstance(what, str | Path):
@@ -142,51 +127,39 @@ def _find_source(what: Any, overrides: Sequence[str], policy: str | None, protoc
             return read_further(())
         return with_protocol(protocol, read_further, own, recorded=run_folder != Path())
 
-    return _Source(read_with, checkpoint, run_folder)
+    name = policy or name_of(checkpoint, what if isinstance(what, str | Path) else "the model of a spec")
+    return EvaluationSource(name, read_with, checkpoint, run_folder)
 
 
-def _print_result(result: dict[str, Any], output: Path | None) -> None:
-    """Write it, and print the success rates; all of it where it cannot be written."""
-    text = json.dumps(result, indent=1) + "\n"
-    failed: UserError | None = None
-    if output is not None:
-        try:
-            with explain_path_errors("--output", output):
-                write_whole(output, text)
-        except UserError as exc:
-            typer.echo(text, nl=False)
-            failed = exc
-        except KeyboardInterrupt:  # a pipe without a reader
-            typer.echo(text, nl=False)
-            raise
+def print_result(result: dict[str, Any], given: Any) -> None:
+    """Print the success rates. Those of a benchmark are printed as they come."""
+    if given.benchmark is not None:
+        return
     rows = {"all": result["success"], **(result.get("categories") or result["tasks"])}
     if (interventions := result.get("interventions")) is not None:
         rows["without interventions"] = interventions["unaided"]
     for name, rate in rows.items():
-        typer.echo(rate_line(name, rate, max(map(len, rows))))
+        print(rate_line(name, rate, max(map(len, rows))))
     if interventions is not None:
-        typer.echo(f"interventions in {interventions['rate']:.1%} of all steps")
+        print(f"interventions in {interventions['rate']:.1%} of all steps")
     if result.get("missing"):
-        typer.echo(describe_missing(result))
-    if failed is not None:
-        raise UserError(f"{failed}; what it would have held is printed above") from failed
+        print(describe_missing(result))
 
 
-def _evaluate_spec(
-    spec: Spec, checkpoint: Path | None, record: Path | None, protocol: str | None, progress: Progress | None = None
-) -> dict[str, Any]:
-    line = StatusLine()
-    hook = None if record is None else _recording_to(spec, record)
-
-    def show_fault(text: str) -> None:
-        line.clear()
-        logger.warning("fault: %s", text)
-
+def _write_result(result: dict[str, Any], output: Path | None) -> None:
+    """Write it where it is asked for, and print all of it where it cannot be written."""
+    if output is None:
+        return
+    text = json.dumps(result, indent=1) + "\n"
     try:
-        result = evaluate(spec, checkpoint, progress or line.show_progress, hook, show_fault)
-    finally:
-        line.clear()
-    return result if protocol is None else {**result, "protocol": protocol_record(protocol, spec)}
+        with explain_path_errors("--output", output):
+            write_whole(output, text)
+    except UserError as exc:
+        print(text, end="")
+        raise NotSaved(result, exc) from exc
+    except KeyboardInterrupt:  # a pipe without a reader
+        print(text, end="")
+        raise
 
 
 def _recording_to(spec: Spec, folder: Path) -> Component:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import typer
 
 from vla_rl.cli.model_card import render_card, success_curve
 from vla_rl.cli.report.gather import read_report_data
@@ -22,16 +20,16 @@ from vla_rl.toolkit.models.openpi_layout import write_openpi
 FORMATS = ("own", "lerobot", "openpi")
 
 
-def main(
+def export_checkpoint(
     what: Path,
     target: Path,
     push: str | None,
     public: bool,
-    *,
-    format: str = "own",  # noqa: A002 - as `--format`
-    asset_id: str | None = None,
-) -> None:
-    """Write the folder, and upload it to a model repository OWNER/NAME where one is named.
+    format: str,  # noqa: A002 - as `--format`
+    asset_id: str | None,
+    say: Callable[[str], object],
+) -> Path:
+    """Write the folder, and upload it to a model repository OWNER/NAME where one is named. -> the folder.
 
     Args:
         format: "own", as the model saves itself; "lerobot", of pi0, pi0.5 and SmolVLA, for lerobot to act alike; or
@@ -70,9 +68,10 @@ def main(
             (target / name).write_text(text, encoding="utf-8")
     open_to_readers(target)  # checkpoints of earlier versions are for their owner alone
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    typer.echo(f"wrote step {step} of {run.folder} to {target}: {size / 1e6:,.1f} MB")
+    say(f"wrote step {step} of {run.folder} to {target}: {size / 1e6:,.1f} MB")
     if push is not None:
-        typer.echo(f"uploaded to {upload_to_hub(target, push, public)}")
+        say(f"uploaded to {upload_to_hub(target, push, public)}")
+    return target
 
 
 @contextmanager

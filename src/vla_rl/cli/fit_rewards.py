@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from vla_rl.core.catalogue import build, load
 from vla_rl.core.contexts import DataContext
 from vla_rl.core.errors import UserError, did_you_mean
@@ -30,63 +28,36 @@ REPORTED = 100
 
 
 def fit_and_save(
-    data: Path,
-    to: Path,
-    settings: ClassifierSettings,
-    *,
-    cameras: Sequence[str] = (),
-    label: str | None = None,
-    episodes: Any = None,
-    device: str | None = None,
-    report: Callable[[int, float], None] = lambda step, loss: None,
+    data: Demonstrations, to: Path, settings: ClassifierSettings, device: str | None, say: Callable[[str], object]
 ) -> Mapping[str, Any]:
-    """Train a classifier and write it to `to`. Return what it reaches on held-out episodes.
+    """Train a classifier on what `open_frames` gives, and write it to `to`. Return what it reaches on held-out
+    episodes.
 
     Args:
-        cameras, label, episodes: see `open_frames`.   device: None: a GPU, if available.
-        report: called after each optimiser step with its number and the loss.
+        device: None: a GPU, if available.   say: receives lines about the loss.
     Raises UserError for data from which it cannot learn, and, before it learns, for a folder that cannot be written or
     is not empty, and a device that is not there.
     """
+
+    def report_loss(step: int, loss: float) -> None:
+        if step % REPORTED == 0 or step == settings.steps:
+            say(f"step {step}/{settings.steps}: loss {loss:.4f}")
+
     check_new_folder(to)
     device = check_device(device)
-    model = fit_classifier(open_frames(data, cameras, label, episodes), settings, device, report)
+    model = fit_classifier(data, settings, device, report_loss)
     save_classifier(model, to)
     return model.shape.fitted
 
 
-def main(
-    data: Path,
-    to: Path,
-    settings: ClassifierSettings,
-    *,
-    cameras: Sequence[str],
-    label: str | None,
-    device: str | None,
-    episodes: str | None = None,
-) -> None:
-    """Train a classifier, write it to `to`, and print what it reaches. Raises UserError as `fit_and_save`.
-
-    Args:
-        episodes: YAML of what `open_frames` takes.
-    """
-
-    def print_loss(step: int, loss: float) -> None:
-        if step % REPORTED == 0 or step == settings.steps:
-            typer.echo(f"step {step}/{settings.steps}: loss {loss:.4f}")
-
-    document = parse_yaml(episodes or "")
-    if document.errors:
-        raise UserError(f"--episodes: {document.errors[0].message}")
-    fitted = fit_and_save(
-        data, to, settings, cameras=cameras, label=label, episodes=document.data, device=device, report=print_loss
-    )
-    typer.echo(
+def print_accuracy(fitted: Mapping[str, Any], given: Any) -> None:
+    """Print what a classifier reaches, and where it is."""
+    print(
         f"held-out episodes ({fitted['held_out_episodes']}): {fitted['episode_accuracy']:.1%} correct; frames: "
         f"{fitted['frame_accuracy']:.1%} correct, {fitted['missed_successes']:.1%} of those with success missed, "
         f"{fitted['false_successes']:.1%} of the others taken for success"
     )
-    typer.echo(f"wrote {to}; use it with: rewards: {{type: classifier, folder: {to}}}")
+    print(f"wrote {given.to}; use it with: rewards: {{type: classifier, folder: {given.to}}}")
 
 
 def open_frames(folder: Path, cameras: Sequence[str], label: str | None, episodes: Any = None) -> Demonstrations:
@@ -95,9 +66,14 @@ def open_frames(folder: Path, cameras: Sequence[str], label: str | None, episode
     Args:
         cameras: cameras to look at; empty: all.
         label: feature that is above 0 at frames of success; None: the first of `LABELS`.
-        episodes: as the key `episodes` of the data plugin `lerobot`; None: all.
+        episodes: as the key `episodes` of the data plugin `lerobot`, or its YAML; None: all.
     Raises UserError for a folder of another kind.
     """
+    if isinstance(episodes, str):
+        document = parse_yaml(episodes)
+        if document.errors:
+            raise UserError(f"--episodes: {document.errors[0].message}")
+        episodes = document.data
     info = read_record(folder / "meta" / "info.json")
     features = info.get_records("features")
     recorded = [name.removeprefix(IMAGES) for name in features if name.startswith(IMAGES)]

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import typer
 from attrs import asdict
 
 from vla_rl.core.catalogue import installed_plugins, load, missing_package
 from vla_rl.core.errors import UserError
 from vla_rl.toolkit.data.episodes import exclude_remedy
-from vla_rl.toolkit.data.inspection.recorded import RecordedData
-from vla_rl.toolkit.data.inspection.report import InspectedData, inspect_recordings
+from vla_rl.toolkit.data.inspection.recorded import DataFinding, RecordedData
+from vla_rl.toolkit.data.inspection.report import InspectedData
 
 LISTED = 8
 """Most tasks that are printed."""
@@ -24,35 +24,9 @@ NUMBERS = 32
 """Most numbers of a feature that are printed; rows of whole chunks have many."""
 
 
-def main(folder: Path, kind: str | None, page: Path | None, as_json: bool, all_images: bool) -> int:
-    """Inspect a folder and print what is in it, or write it as JSON. Return 0, or 1 if something is wrong. Raises
-    UserError for a folder of no known format, before it writes."""
-    inspected = inspect_folder(folder, kind, all_images)
-    if as_json:
-        typer.echo(json.dumps(describe_inspection(inspected), indent=1))
-    else:
-        _print_inspection(inspected)
-    if page is not None:
-        write_page(inspected, page)
-        typer.echo(f"wrote {page}", err=as_json)
-    return int(bool(inspected.findings))
-
-
-def write_page(inspected: InspectedData, page: Path) -> None:
-    """Write a page with curves and images, as HTML."""
-    from vla_rl.cli.report.data_page import render_data_page
-
-    page.write_text(render_data_page(inspected), encoding="utf-8")
-
-
-def inspect_folder(folder: Path, kind: str | None = None, all_images: bool = False) -> InspectedData:
-    """Inspect a data set. `kind`: type of the data plugin; None: the one whose files the folder has.
-    `all_images`: read every image, to find repeated ones. Raises UserError for a folder that cannot be read at all."""
-    return inspect_recordings(open_recordings(folder, kind), all_images)
-
-
 def open_recordings(folder: Path, kind: str | None = None) -> RecordedData:
-    """Open a data set for inspection; arguments as of `inspect_folder`."""
+    """Open a data set for inspection. `kind`: type of the data plugin; None: the one whose files the folder has. Raises
+    UserError for a folder that cannot be read at all."""
     plugins = {name: load("data", name) for name in ([kind] if kind else installed_plugins("data"))}
     fitting = [name for name, plugin in plugins.items() if any(any(folder.glob(files)) for files in plugin.files)]
     chosen = kind or next(iter(fitting), "lerobot")  # whose message for other folders says what they are
@@ -71,12 +45,14 @@ def open_recordings(folder: Path, kind: str | None = None) -> RecordedData:
 def describe_inspection(inspected: InspectedData) -> dict[str, Any]:
     """Return the inspection as plain data."""
     data = inspected.data
+    lengths = [len(episode) for episode in data.episodes]
     return {
         "folder": str(data.folder),
         "format": data.layout,
         "fps": data.fps,
         "episodes": len(data.episodes),
-        "frames": sum(map(len, data.episodes)),
+        "frames": sum(lengths),
+        "lengths": {"least": min(lengths), "most": max(lengths), "median": float(np.median(lengths))},
         "tasks": dict(Counter(episode.task for episode in data.episodes)),
         "cameras": {views.camera: list(next(iter(views.sizes.values()), ())) for views in inspected.views},
         "features": {name: _describe_feature(data, name) for name in data.features},
@@ -96,40 +72,50 @@ def _describe_feature(data: RecordedData, name: str) -> dict[str, list[Any]]:
     }
 
 
-def _print_inspection(inspected: InspectedData) -> None:
-    data = inspected.data
-    about = describe_inspection(inspected)
-    rate = f" at {data.fps:g} fps, {_format_minutes(about['frames'] / data.fps)}" if data.fps else ""
-    typer.echo(f"{data.folder}: {data.layout}, {about['episodes']} episodes, {about['frames']:,} frames{rate}")
-    lengths = [len(episode) for episode in data.episodes]
-    typer.echo(f"  lengths    {min(lengths)} to {max(lengths)} frames, median {np.median(lengths):.0f}")
+def print_inspection(about: Mapping[str, Any], given: Any) -> int:
+    """Print what is in a data set, or JSON, and the page's file. Return 1 if something is wrong."""
+    if given.json:
+        print(json.dumps(about, indent=1))
+    else:
+        _print_description(about)
+    if given.page is not None:
+        print(f"wrote {given.page}", file=sys.stderr if given.json else sys.stdout)
+    return int(bool(about["findings"]))
+
+
+def _print_description(about: Mapping[str, Any]) -> None:
+    rate = f" at {about['fps']:g} fps, {_format_minutes(about['frames'] / about['fps'])}" if about["fps"] else ""
+    print(f"{about['folder']}: {about['format']}, {about['episodes']} episodes, {about['frames']:,} frames{rate}")
+    lengths = about["lengths"]
+    print(f"  lengths    {lengths['least']} to {lengths['most']} frames, median {lengths['median']:.0f}")
     tasks: Mapping[str, int] = about["tasks"]
     for number, (task, count) in enumerate(sorted(tasks.items(), key=lambda item: -item[1])[:LISTED]):
-        typer.echo(f"  {'tasks' if not number else '':10} {count} x {task!r}")
+        print(f"  {'tasks' if not number else '':10} {count} x {task!r}")
     if len(tasks) > LISTED:
-        typer.echo(f"  {'':10} and {len(tasks) - LISTED} others")
+        print(f"  {'':10} and {len(tasks) - LISTED} others")
     for camera, size in about["cameras"].items():
-        typer.echo(f"  camera     {camera}: {' x '.join(map(str, size)) or 'cannot be read'}")
+        print(f"  camera     {camera}: {' x '.join(map(str, size)) or 'cannot be read'}")
     for name, feature in about["features"].items():
-        typer.echo(f"  {name}")
+        print(f"  {name}")
         names = feature["names"] or [str(index) for index in range(len(feature["min"]))]
         for index, label in enumerate(names[:NUMBERS]):
             low, mean, high, std = (feature[key][index] for key in ("min", "mean", "max", "std"))
-            typer.echo(f"    {label:24} {low:>11.4g} to {high:<11.4g} mean {mean:<11.4g} std {std:.4g}")
+            print(f"    {label:24} {low:>11.4g} to {high:<11.4g} mean {mean:<11.4g} std {std:.4g}")
         if len(names) > NUMBERS:
-            typer.echo(f"    and {len(names) - NUMBERS} other numbers")
-    if inspected.uncompared:
-        typer.echo(inspected.uncompared)
-    if not inspected.findings:
-        typer.echo("nothing wrong was found")
+            print(f"    and {len(names) - NUMBERS} other numbers")
+    if about["uncompared"]:
+        print(about["uncompared"])
+    findings = [DataFinding(**finding) for finding in about["findings"]]
+    if not findings:
+        print("nothing wrong was found")
         return
-    count = len(inspected.findings)
-    typer.echo(f"{count} finding{'s' if count > 1 else ''}:")
-    for finding in inspected.findings:
-        typer.echo(f"  {finding.describe()}")
-    episodes = {number for finding in inspected.findings for number in finding.episodes}
+    count = len(findings)
+    print(f"{count} finding{'s' if count > 1 else ''}:")
+    for finding in findings:
+        print(f"  {finding.describe()}")
+    episodes = {number for finding in findings for number in finding.episodes}
     if episodes and len(episodes) < about["episodes"]:
-        typer.echo(f"to train without these episodes, set in `data`: {exclude_remedy(episodes)}")
+        print(f"to train without these episodes, set in `data`: {exclude_remedy(episodes)}")
 
 
 def _format_minutes(seconds: float) -> str:

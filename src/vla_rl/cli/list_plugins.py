@@ -3,6 +3,7 @@ builds."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -55,18 +56,16 @@ def plugin_rows() -> list[dict[str, Any]]:
     return entries
 
 
-def main(as_json: bool) -> None:
+def print_plugins(rows: list[dict[str, Any]], given: Any) -> None:
     """Print the table, or JSON for machines."""
-    if as_json:
-        import json
-
-        print(json.dumps(plugin_rows(), indent=1))
+    if given.json:
+        print(json.dumps(rows, indent=1))
         return
     if unmet := unmet_base():
         print(f"{OWN_DIST} needs {', '.join(unmet)}: {keep_build(unmet)}\n")
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    for line in table_lines(plugin_rows(), width, coloured):
+    for line in table_lines(rows, width, coloured):
         print(line)
 
 

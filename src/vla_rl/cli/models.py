@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from vla_rl.core.errors import UserError, did_you_mean
-from vla_rl.core.spec.known_checkpoints import FACTS, KnownCheckpoint, KnownValue, known_checkpoints
+from vla_rl.core.spec.known_checkpoints import FACTS, KnownCheckpoint, known_checkpoints
 from vla_rl.core.spec.yaml import dump_yaml
 
 
@@ -17,24 +17,31 @@ def checkpoint_entries() -> list[dict[str, Any]]:
     return [_row_to_plain(row) for row in known_checkpoints().rows.values()]
 
 
-def main(name: str | None, as_json: bool) -> None:
-    """Print all known checkpoints, or one with all that is known of it. Raise UserError for one that is not known."""
-    if name is None:
-        print(json.dumps(checkpoint_entries(), indent=1)) if as_json else _print_table()
-        return
+def checkpoint_entry(name: str) -> dict[str, Any]:
+    """Return the entry of one. Raise UserError for one that is not known."""
     table = known_checkpoints()
     row = table.find_row(name)
     if row is None:
         near = [one.name for one in table.find_namesakes(name)]
         hint = f"; did you mean {near[0]!r}?" if near else did_you_mean(name, table.rows)
         raise UserError(f"no known checkpoint is called {name!r}{hint}\n  `vla-rl models` lists them")
-    print(json.dumps(_row_to_plain(row), indent=1) if as_json else _describe_row(row))
+    return _row_to_plain(row)
+
+
+def print_checkpoints(known: list[dict[str, Any]] | dict[str, Any], given: Any) -> None:
+    """Print a table of all, or all that is known of one; or JSON."""
+    if given.json:
+        print(json.dumps(known, indent=1))
+    elif isinstance(known, list):
+        _print_table(known)
+    else:
+        print(_describe_entry(known))
 
 
 # ------------------------------------------------------------------------------------------------ internal
 
 
-def _print_table() -> None:
+def _print_table(entries: list[dict[str, Any]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -45,9 +52,10 @@ def _print_table() -> None:
     table.add_column("type", no_wrap=True)
     for heading in ("trained on", "reaches (as its authors report)", "licence"):
         table.add_column(heading, overflow="fold")
-    for row in known_checkpoints().rows.values():
-        facts = [Text(_format_value(row.facts[fact].value) if fact in row.facts else "") for fact in _COLUMNS]
-        table.add_row(row.name, " ".join(row.model_types), *facts)
+    for entry in entries:
+        known = entry["facts"]
+        facts = [Text(_format_value(known[fact]["value"]) if fact in known else "") for fact in _COLUMNS]
+        table.add_row(entry["name"], " ".join(entry["types"]), *facts)
     Console(width=None if sys.stdout.isatty() else 180).print(table)
     print("`vla-rl models NAME` prints the keys that go with one, and who says so. None of them was run by us.")
 
@@ -55,25 +63,24 @@ def _print_table() -> None:
 _COLUMNS = ("trained_on", "reaches", "licence")
 
 
-def _describe_row(row: KnownCheckpoint) -> str:
+def _describe_entry(entry: dict[str, Any]) -> str:
     """Return all that is known of a checkpoint, as text."""
-    lines = [f"{row.name}   (model plugin {' or '.join(row.model_types)}; {row.location})", ""]
-    sections = {"keys, which a spec takes by itself": row.keys}
-    sections |= {f"keys with env.type: {env}": keys for env, keys in row.env_keys.items()}
-    sections["what else is known"] = {fact: row.facts[fact] for fact in FACTS if fact in row.facts}
+    lines = [f"{entry['name']}   (model plugin {' or '.join(entry['types'])}; {entry['table']})", ""]
+    sections = {"keys, which a spec takes by itself": entry["keys"]}
+    sections |= {f"keys with env.type: {env}": keys for env, keys in entry["env_keys"].items()}
+    sections["what else is known"] = {fact: entry["facts"][fact] for fact in FACTS if fact in entry["facts"]}
     for heading, values in sections.items():
         if values:
             lines += [heading, *(line for key, known in values.items() for line in _key_lines(key, known)), ""]
-    if row.required:
-        lines += ["what it lacks, and you give", *(f"  {key}: {text}" for key, text in row.required.items()), ""]
-    if row.tell:
-        lines += ["what no source gives, and you tell", *(f"  {key}: {text}" for key, text in row.tell.items()), ""]
-    spec = {"model": {"type": row.model_types[0], "checkpoint": row.name}}
+    for heading, key in (("what it lacks, and you give", "required"), ("what no source gives, and you tell", "tell")):
+        if entry[key]:
+            lines += [heading, *(f"  {name}: {text}" for name, text in entry[key].items()), ""]
+    spec = {"model": {"type": entry["types"][0], "checkpoint": entry["name"]}}
     return "\n".join([*lines, "in a spec", *(f"  {line}" for line in dump_yaml(spec).splitlines())])
 
 
-def _key_lines(key: str, known: KnownValue) -> list[str]:
-    return [f"  {key}: {_format_value(known.value)}", f"      {known.source}"]
+def _key_lines(key: str, known: dict[str, Any]) -> list[str]:
+    return [f"  {key}: {_format_value(known['value'])}", f"      {known['source']}"]
 
 
 def _format_value(value: Any) -> str:

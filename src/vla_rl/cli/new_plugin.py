@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from vla_rl.cli.plugin_names import check_classes, check_name
 from vla_rl.core.catalogue import KINDS
 from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.installation import pip_command
 
 TEMPLATES = Path(__file__).with_name("templates")
 SUFFIX = ".txt"
@@ -61,6 +63,11 @@ def new_plugin(kind: str, name: str, folder: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
     return folder
+
+
+def print_project(project: Path, given: Any) -> None:
+    """Print where the project is, and how to install it."""
+    print(f"made {project}; now: {pip_command('install')} -e '{project}[test]' && pytest {project}")
 
 
 def _template_files(kind: str, package: str) -> list[tuple[Path, str]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,42 +103,49 @@ def load_or_estimate_latencies(
     )
 
 
-def main(spec: Spec, known: Latencies, json: bool) -> None:
-    """Print the comparison. Raises UserError when no strategy fits."""
-    if json:
-        from json import dumps
+class ForecastList(list[dict[str, Any]]):
+    """What every strategy is expected to do, as plain data, and `show`, which prints it as tables. With `bounds: true`
+    seconds are at least, and throughput is at most, so much; then no placement is the best, and nothing is forecast of
+    running ahead."""
 
-        candidates_data = forecast_placements(spec, known)
-        print(dumps(candidates_data, indent=1))
-        fits = any("reason" not in candidate for candidate in candidates_data)
+    def __init__(self, rows: Sequence[dict[str, Any]], show: Callable[[], None]) -> None:
+        super().__init__(rows)
+        self.show = show
+
+
+def print_forecasts(forecasts: ForecastList, given: Any) -> None:
+    """Print the comparison, or JSON. Raises UserError when no strategy fits."""
+    if given.json:
+        print(json.dumps(forecasts, indent=1))
     else:
-        candidates, winner, further = _compare_candidates(spec, known)
-        if known.estimate is not None:
-            _print_estimate(spec, known, known.estimate)
-        _print_candidates(spec, known, candidates, winner)
-        fitting = [candidate for candidate in candidates if candidate.forecast is not None]
-        _print_gpus(winner or next(iter(fitting), None), known.prediction)
-        if not known.forecasts_are_bounds:
-            _print_overlap(spec, further, _waiting_sizes(spec, known.profile, further))
-        fits = bool(fitting)
-    if not fits:
+        forecasts.show()
+    if all("reason" in row for row in forecasts):
         raise UserError("no placement fits on these devices; the reasons are above")
 
 
-def forecast_placements(spec: Spec, known: Latencies) -> list[dict[str, Any]]:
-    """The comparison as plain data. With `bounds: true` seconds are at least, and throughput is at most, so much; then
-    no placement is the best, and nothing is forecast of running ahead."""
+def forecast_placements(spec: Spec, known: Latencies) -> ForecastList:
+    """Compare the strategies."""
     candidates, winner, further = _compare_candidates(spec, known)
+    waiting_sizes = _waiting_sizes(spec, known.profile, further)
     rows = [
         {**_plain_candidate(candidate, candidate is winner), "bounds": known.forecasts_are_bounds}
         for candidate in candidates
     ]
     if further is not None:
-        waiting_sizes = _waiting_sizes(spec, known.profile, further)
         rows[candidates.index(further[0])]["overlap"] = _plain_overlap(further[1], waiting_sizes)
     if known.estimate is not None:
         rows = [{**candidate, "estimate": _plain_estimate(known, known.estimate)} for candidate in rows]
-    return rows
+
+    def print_tables() -> None:
+        if known.estimate is not None:
+            _print_estimate(spec, known, known.estimate)
+        _print_candidates(spec, known, candidates, winner)
+        fitting = (candidate for candidate in candidates if candidate.forecast is not None)
+        _print_gpus(winner or next(fitting, None), known.prediction)
+        if not known.forecasts_are_bounds:
+            _print_overlap(spec, further, waiting_sizes)
+
+    return ForecastList(rows, print_tables)
 
 
 def _compare_candidates(

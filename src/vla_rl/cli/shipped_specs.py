@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from attrs import frozen
 
@@ -11,6 +12,7 @@ from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.paths import check_folder, explain_path_errors
 
 SUFFIX = ".yaml"
+ACTIONS = ("list", "show", "copy")
 
 
 @frozen(kw_only=True)
@@ -63,10 +65,31 @@ def first_line(file: Path) -> str:
     return " ".join(comment).partition(". ")[0].partition(" vla-rl run ")[0].strip().removesuffix(".")
 
 
-def list_specs(collection: SpecCollection) -> list[str]:
-    """Return a line a spec: its name and its description."""
-    width = max(len(file.stem) for file in collection.files)
-    return [f"{file.stem:<{width}}  {first_line(file)}" for file in collection.files]
+def choose_specs(collection: SpecCollection, action: str, names: Sequence[str], to: Path | None) -> list[Path]:
+    """Return the files of specs, or with the action "copy" their copies in a folder; arguments as of
+    `vla_rl.examples`. Raises UserError."""
+    if action not in ACTIONS:
+        raise UserError(
+            f"vla-rl {collection.name}: there is no {action!r}{did_you_mean(action, ACTIONS)}; there are: "
+            f"{', '.join(ACTIONS)}"
+        )
+    if to is not None and action != "copy":
+        raise UserError(f"--to is where specs are copied to: vla-rl {collection.name} copy [NAME]... --to {to}")
+    if action == "show" and not names:
+        raise UserError(f"name what to show: vla-rl {collection.name} show NAME")
+    if action == "copy":
+        return copy_specs(collection, to or Path(), names)
+    return [find_spec_file(collection, name) for name in names] or collection.files
+
+
+def print_specs(files: Sequence[Path], given: Any) -> None:
+    """Print a line a spec, with its description; or what is in it; or where its copy is."""
+    width = max(len(file.stem) for file in files)
+    for file in files:
+        if given.action == "show":
+            print(file.read_text(encoding="utf-8"), end="")
+        else:
+            print(file if given.action == "copy" else f"{file.stem:<{width}}  {first_line(file)}")
 
 
 def find_spec_file(collection: SpecCollection, name: str) -> Path:

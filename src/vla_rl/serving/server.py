@@ -27,7 +27,6 @@ from websockets.protocol import State
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.installation import OWN_DIST
-from vla_rl.core.interrupts import heard_signals
 from vla_rl.core.paths import error_reason, read_text
 from vla_rl.core.plan import Batching
 from vla_rl.core.requirements import install_command
@@ -398,17 +397,3 @@ def recorder_of(folder: Path, policy: Policy) -> SessionRecorder:
     from vla_rl.serving.recording import SessionRecorder
 
     return SessionRecorder(folder, policy)
-
-
-def serve_policy(policy: Policy, settings: Settings, listening: Callable[[int], None]) -> PolicyServer:
-    """Serve until a signal of `heard_signals`. -> the server, which counted."""
-    server = PolicyServer(policy, settings)
-
-    async def run_server() -> None:
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        for number in heard_signals():
-            loop.add_signal_handler(number, stop.set)
-        await server.serve_clients(stop, listening)
-
-    asyncio.run(run_server())
-    return server

@@ -277,7 +277,7 @@ def test_killed_at_random_moments_a_replay_buffer_of_10000_transitions_loses_not
 
 def test_sigterm_outside_of_a_run_is_an_interrupt_too(monkeypatch):
     """While a command imports what it needs, for instance."""
-    monkeypatch.setattr(commands, "_load_spec", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("vla_rl.cli.inputs.read_spec", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         result = CliRunner().invoke(commands.app, ["run", "spec.yaml"])

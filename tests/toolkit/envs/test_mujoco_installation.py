@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+import vla_rl
 from vla_rl.cli import doctor
 from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.gymnasium.config import CameraSettings, GymnasiumConfig
@@ -74,7 +74,7 @@ def test_files_that_pip_has_removed_are_missed(damaged: Path) -> None:
 
 
 @pytest.mark.usefixtures("damaged")
-def test_simulators_and_the_doctor_say_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulators_and_the_doctor_say_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"libero needs MuJoCo, and mujoco 4.0.0 lacks (.|\n)*pip uninstall -y mujoco"):
         require_mujoco("libero")
     config = GymnasiumConfig(
@@ -87,6 +87,5 @@ def test_simulators_and_the_doctor_say_it(monkeypatch: pytest.MonkeyPatch, capsy
     with pytest.raises(UserError, match=r"Fetch-v0 needs MuJoCo, and mujoco 4.0.0 lacks"):
         try_out(config)
     monkeypatch.setattr(doctor, "probe_rendering", lambda name: doctor.ProbeResult(True, "works"))
-    assert doctor.main(json=True) == 1
-    [found] = [row for row in json.loads(capsys.readouterr().out) if row["what"] == "MuJoCo"]
+    [found] = [row for row in vla_rl.doctor() if row["what"] == "MuJoCo"]
     assert found["state"] == "broken" and found["fix"].endswith("pip install mujoco==4.0.0")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import vla_rl
 from vla_rl import Observation, RecordedRewards
-from vla_rl.cli.fit_rewards import main, open_frames
+from vla_rl.cli.fit_rewards import fit_and_save, open_frames
 from vla_rl.cli.main import app
 from vla_rl.core.errors import UserError
 from vla_rl.toolkit.data.samples import InMemoryDataset
@@ -35,7 +35,7 @@ def recordings(tmp_path_factory):
 @pytest.fixture(scope="module")
 def classifier(recordings, tmp_path_factory):
     folder = tmp_path_factory.mktemp("classifier") / "fitted"
-    main(recordings, folder, SETTINGS, cameras=(), label=None, device="cpu")
+    fit_and_save(open_frames(recordings, (), None), folder, SETTINGS, "cpu", print)
     return folder
 
 
@@ -52,7 +52,7 @@ def test_the_written_classifier_is_the_fitted_one(recordings, tmp_path):
     data = open_frames(recordings, (), None)
     obs, _ = data.read_samples(np.arange(40))
     settings = ClassifierSettings(steps=5, image_size=32)
-    main(recordings, tmp_path / "few", settings, cameras=(), label=None, device="cpu")
+    vla_rl.fit_rewards(recordings, tmp_path / "few", steps=5, image_size=32, device="cpu")
     again = fit_classifier(data, settings)
     other_seed = fit_classifier(data, ClassifierSettings(steps=5, image_size=32, seed=1))
     loaded = load_classifier(tmp_path / "few", "cpu")
@@ -137,7 +137,7 @@ def test_recordings_of_one_outcome_are_refused():
 )
 def test_data_without_what_is_asked_for_are_refused(recordings, tmp_path, options, text):
     with pytest.raises(UserError, match=text):
-        main(recordings, tmp_path / "x", SETTINGS, **{"cameras": (), "label": None, "device": "cpu"} | options)
+        vla_rl.fit_rewards(recordings, tmp_path / "x", **options)
 
 
 @pytest.mark.parametrize(

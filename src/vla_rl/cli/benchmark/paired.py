@@ -86,14 +86,14 @@ def read_episodes(path: Path) -> Episodes:
     return successes
 
 
-def comparison_lines(pairs: Mapping[str, Pair]) -> Iterator[str]:
-    """Yield the comparison as lines of text."""
+def print_comparison(pairs: Mapping[str, Pair], given: Any) -> None:
+    """Print a line for all states, and for those of each task."""
     width = max(len(name) for name in (*pairs, "success"))
-    yield f"{'success':<{width}}    first   second   change   first only   second only         p      n"
+    print(f"{'success':<{width}}    first   second   change   first only   second only         p      n")
     for name, pair in pairs.items():
         first, second = (100 * count / pair.n for count in (pair.first, pair.second))
         p = f"{pair.p:.4f}" if pair.p >= 1e-4 else f"{pair.p:.0e}"
-        yield (
+        print(
             f"{name:<{width}}  {first:5.1f} %  {second:5.1f} %   {second - first:+6.1f}   {pair.first_only:10}   "
             f"{pair.second_only:11}   {p:>7}   {pair.n:4}"
         )

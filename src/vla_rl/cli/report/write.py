@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from vla_rl.cli.report.gather import read_report_data
 from vla_rl.cli.report.page import render_report
@@ -18,3 +19,8 @@ def write_report(folder: Path, output: Path | None, video_mb: float) -> Path:
     with explain_path_errors(named, target):
         write_whole(target, text.encode("utf-8", "replace").decode())  # names of files and in JSON may be no Unicode
     return target
+
+
+def print_file(page: Path, given: Any) -> None:
+    """Print where the page is."""
+    print(f"wrote {page}")

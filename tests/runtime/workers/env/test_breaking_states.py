@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from fragile import FragileConfig
 from scripted_runs import read_metrics, scripted_spec
+from typer.testing import CliRunner
 
-from vla_rl.cli.evaluate import main
+from vla_rl.cli.main import app
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import StopAndSave, UserError
 from vla_rl.core.reset_states import draw_state
@@ -155,13 +156,11 @@ def test_an_evaluation_in_which_every_state_breaks_has_no_result():
         evaluate(parse_spec(spec))
 
 
-def test_the_command_lists_what_is_missing(tmp_path, capsys, caplog):
+def test_the_command_lists_what_is_missing(tmp_path, caplog):
     file = tmp_path / "spec.yaml"
     parse_spec(breaking_spec("abort")).dump(file)
-    settings = {"policy": None, "benchmark": None, "suites": (), "folder": None, "record": None, "protocol": None}
     with caplog.at_level(logging.WARNING):
-        main(file, (), output=tmp_path / "result.json", **settings)
-    printed = capsys.readouterr().out
+        printed = CliRunner().invoke(app, ["eval", str(file), "--output", str(tmp_path / "result.json")]).stdout
     assert "n=15" in printed
     assert f"no result, as envs broke, for 1 of 16 episodes: state {BAD} of task 'sign'" in printed
     assert json.loads((tmp_path / "result.json").read_text())["missing"][0]["state"] == BAD
