@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,16 @@ def test_plugins_simulators_and_projects(tmp_path):
     assert not any(section.findings for section in found.sections)
     made = vla_rl.new_plugin("env", "my_sim", tmp_path / "project")
     assert (made / "pyproject.toml").is_file()
+
+
+def test_files_of_a_run_are_read_when_they_are_asked_for(record, tmp_path):
+    """A trace may have some hundred megabytes, and the record is what every run ends with."""
+    folder = shutil.copytree(record.folder, tmp_path / "run")
+    (folder / "trace.json").write_text("{")
+    opened = vla_rl.open_run(folder)
+    assert opened.checkpoint.name == "step_000003" and opened.spec == record.spec
+    with pytest.raises(vla_rl.UserError, match=r"trace\.json"):
+        opened.metrics  # noqa: B018
 
 
 def test_what_is_not_a_run_is_an_error(tmp_path):

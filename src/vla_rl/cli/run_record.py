@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_rl.cli.report.gather import ReportData, read_report_data
+from vla_rl.cli.report.gather import ReportData, find_run_spec, read_report_data
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Array
@@ -22,16 +22,20 @@ PLOTTED = ("env/success_rate", "loss/policy")
 
 
 class RunRecord:
-    """The content of a run folder. It is read on access; `reload` reads it again."""
+    """The content of a run folder. It is read on first access; `reload` reads it again."""
 
     def __init__(self, folder: Path | str) -> None:
         """Raises UserError where the folder holds no run."""
         self.folder = Path(folder)
-        self._read: ReportData = read_report_data(self.folder)
+        find_run_spec(self.folder)
 
     def reload(self) -> RunRecord:
         """This run as it is by now."""
         return RunRecord(self.folder)
+
+    @cached_property
+    def _read(self) -> ReportData:
+        return read_report_data(self.folder)
 
     @cached_property
     def spec(self) -> Spec:

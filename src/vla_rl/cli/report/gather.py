@@ -64,12 +64,17 @@ class ReportData:
         return [(m["step"], m[name]) for m in self.steps if name in m]
 
 
-def read_report_data(folder: Path) -> ReportData:
-    """Read a run folder. Raises UserError when it is none."""
+def find_run_spec(folder: Path) -> Path:
+    """Return the spec of a run. Raises UserError for another folder."""
     spec_file = folder / "spec.yaml"
     if not spec_file.is_file():
         raise UserError(f"{folder} is not the folder of a run: it has no spec.yaml; give one that `vla-rl run` made")
-    text = spec_file.read_text(encoding="utf-8", errors="replace")
+    return spec_file
+
+
+def read_report_data(folder: Path) -> ReportData:
+    """Read a run folder. Raises UserError when it is none."""
+    text = find_run_spec(folder).read_text(encoding="utf-8", errors="replace")
     spec = parse_yaml(text).data
     lines = list(read_metrics(folder / "metrics.jsonl"))
     evaluations = {
