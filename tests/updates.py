@@ -17,10 +17,9 @@ from vla_rl.core.trainers import ModelInputs, UpdateMetrics
 from vla_rl.core.types import Array, EnvInfo, Rollout
 from vla_rl.plugins.trainers.behaviour_cloning.impl import BehaviourCloning
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
-from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, batch_fields, find_samples
+from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, all_samples
 from vla_rl.runtime.driver.training.update import RankShard, split_into_minibatches
-from vla_rl.runtime.messages.learning import SampleRefs
-from vla_rl.runtime.messages.model_inputs import SampleBatch
+from vla_rl.runtime.messages.learning import SampleBatch, SampleRefs
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.testing import synthetic
@@ -110,8 +109,8 @@ def update_of(
     columns = np.zeros(len(rollout.groups), np.int64)
     sample_ids = np.zeros(rollout.samples.shape, np.int64)
     gathered = RolloutBatch(rollout=rollout, sample_ids=sample_ids, workers=columns, numbers=columns)
-    samples = find_samples(kept, keep, gathered)
-    light = batch_fields(kept, algorithm.advantages(kept), samples)
+    samples = all_samples(gathered.cut_columns(kept, keep), algorithm.advantages(kept))
+    light = samples.fields
     count, (chunk, tokens) = len(samples.steps), rollout.log_probs.shape[2:]
     rng = generator(rollout.step, "samples")
     heavy = ModelInputs(

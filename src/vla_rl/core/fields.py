@@ -1,25 +1,33 @@
-"""Table of the numeric fields that travel with every sample. A new field is one line here: what a simulator or a policy
-reports under its name is assembled into the rollout, cut and joined with it, and passed to the algorithm.
+"""Tables of the numeric fields that travel with every sample. A new field is one line here: what a simulator or a
+policy reports under its name is checked, assembled into the rollout, cut and joined with it, and passed to the
+algorithm. A plugin adds fields by declaring their dimensions: `EnvInfo.extras`, `VLAModel.extras`, `Algorithm.extras`.
 
-Dimensions are those of `types.py`: T chunk steps, N trajectories, C actions, M log-probs of an action, D features.
+Dimensions are those of `types.py`: T chunk steps, N trajectories or envs, C actions, A numbers of an action, M
+log-probs of an action, D features; or a number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import frozen
+
+from vla_rl.core.errors import PluginError
+
+if TYPE_CHECKING:
+    from vla_rl.core.types import EnvInfo
 
 Source = Literal["env", "policy", "learner", "driver", "algorithm"]
 
 
 @frozen(kw_only=True)
 class Field:
-    """A numeric field of every chunk step (dims "T N ...") or of every trajectory ("N ...")."""
+    """A numeric field of every chunk step (dims "T N ...") or of every trajectory or env ("N ...")."""
 
     name: str
-    """Attribute of `Rollout`, `Advantages` or `Batch`; a key of their `extras` if they have no such attribute."""
+    """Attribute of `ChunkResult`, `Rollout`, `Advantages` or `Batch`; a key of their `extras` if they have no such
+    attribute."""
     dims: str
     source: Source
     """Component that produces the field."""
@@ -29,12 +37,29 @@ class Field:
     """The field is sent to the learners with the samples, and is part of `Batch`."""
     fill: float = 0.0
     """Value at chunk steps after the end of a trajectory."""
+    dtype: str = "float32"
+    """Type of the numbers, where it is checked: in results of simulators and models."""
+    given_with: str = ""
+    """Attribute of `EnvInfo` that has to be set for a simulator to report the field; empty: every simulator does."""
 
     @property
     def by_time(self) -> bool:
         """Whether the field has a time axis, which comes first."""
         return self.dims.startswith("T")
 
+
+RESULT = (
+    Field(name="rewards", dims="N C", source="env"),
+    Field(name="terminated", dims="N C", source="env", dtype="bool"),
+    Field(name="truncated", dims="N C", source="env", dtype="bool"),
+    Field(name="executed", dims="N C", source="env", dtype="bool"),
+    Field(name="success", dims="N", source="env", dtype="bool"),
+    Field(name="succeeded", dims="N C", source="env", dtype="bool", optional=True),
+    Field(name="source", dims="N C", source="env", dtype="int8", given_with="takeovers"),
+    Field(name="executed_actions", dims="N C A", source="env", given_with="takeovers"),
+    Field(name="late", dims="N C", source="env", dtype="bool", given_with="control_hz"),
+)
+"""Fields of the result of a chunk step."""
 
 ROLLOUT = (
     Field(name="rewards", dims="T N C", source="env"),
@@ -65,6 +90,51 @@ ADVANTAGES = (
 )
 """Fields of the advantages that an algorithm computes from a rollout; `Algorithm.extras` adds to them."""
 
+PLACES = (
+    Field(name="sample_ids", dims="T N", source="policy", dtype="int64", fill=-1),
+    Field(name="ended", dims="T N", source="policy", dtype="bool", optional=True),
+    Field(name="ranks", dims="T N", source="driver", dtype="int64", optional=True),
+    Field(name="workers", dims="N", source="driver", dtype="int64"),
+    Field(name="numbers", dims="N", source="driver", dtype="int64"),
+)
+"""Where the model inputs of a rollout's samples are: fields of the driver's `RolloutBatch`."""
+
+BATCH = {"obs", "chunk", "lag", "reference_log_probs", "extras", "actions"}
+"""Names that samples have besides, in `Batch` or on their way to it."""
+
+
+def check_extras(extras: Mapping[str, str], dims: str) -> None:
+    """Raise ValueError for a declared name that samples have already, and for dimensions other than numbers and the
+    letters of `dims`."""
+    taken = {field.name for field in (*RESULT, *ROLLOUT, *ADVANTAGES, *PLACES)} | BATCH
+    for name, declared in extras.items():
+        if not name.isidentifier() or name in taken:
+            raise ValueError(f"extras: {name!r} is no name for further numbers; not {', '.join(sorted(taken))}")
+        parts = declared.split() if isinstance(declared, str) else ["?"]
+        if not all(one.isdigit() or one in dims for one in parts) or "C" in parts[1:]:
+            raise ValueError(
+                f"extras: {name!r} has dimensions {declared!r}; give numbers and letters of {', '.join(dims)}, the "
+                "chunk's actions C first: 'C' for one number an action, 'C 3' for three, '' for one a chunk"
+            )
+
+
+def result_fields(info: EnvInfo) -> tuple[Field, ...]:
+    """Return the fields that a simulator with this `EnvInfo` reports after a chunk step, its extras among them."""
+    known = (field for field in RESULT if not field.given_with or getattr(info, field.given_with))
+    extras = (Field(name=name, dims=f"N {dims}".strip(), source="env") for name, dims in info.extras.items())
+    return (*known, *extras)
+
+
+class Extras(dict[str, Any]):
+    """Further numbers of samples, by name. Raises PluginError for a name that none of the run's plugins declares."""
+
+    def __missing__(self, name: str) -> Any:
+        raise PluginError(
+            f"samples have no number {name!r}; they have: {', '.join(self) or 'none'}. A simulator declares its "
+            "numbers in EnvInfo.extras, a model in VLAModel.extras, an algorithm in Algorithm.extras; a world model "
+            "imagines none"
+        )
+
 
 def read_field(holder: Any, field: Field) -> Any:
     """Return the field of a `Rollout`, `Advantages` or `Batch`; None where it is missing."""
@@ -76,14 +146,21 @@ def arrange_fields(holder: type, values: Mapping[str, Any]) -> dict[str, Any]:
     under "extras", without those that are None."""
     attributes = {name: value for name, value in values.items() if hasattr(holder, name)}
     extras = {name: value for name, value in values.items() if name not in attributes and value is not None}
-    return {**attributes, "extras": extras}
+    return {**attributes, "extras": Extras(extras)}
 
 
-def shape_matches(shape: Iterable[int], dims: str, sizes: dict[str, int]) -> bool:
-    """Return whether a tensor of this shape matches `dims` ("T N C M"; bracketed dimensions may be missing). `sizes`
-    maps the dimensions that are known to their sizes."""
+def list_arrays(holder: Any, table: Iterable[Field]) -> dict[str, Any]:
+    """Return the fields of the table, and the extras, that a holder has: name -> tensor or array."""
+    arrays = {field.name: read_field(holder, field) for field in table} | dict(getattr(holder, "extras", ()))
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def shape_matches(shape: Iterable[int], dims: str, sizes: Mapping[str, int]) -> bool:
+    """Return whether a tensor of this shape matches `dims` ("T N C M"; bracketed dimensions may be missing, a number
+    stands for itself). `sizes` maps the dimensions that are known to their sizes."""
     shape = tuple(shape)
     for names in (dims.replace("[", "").replace("]", "").split(), [d for d in dims.split() if not d.startswith("[")]):
-        if len(names) == len(shape) and all(sizes.get(n, size) == size for n, size in zip(names, shape, strict=True)):
+        wanted = [int(name) if name.isdigit() else sizes.get(name) for name in names]
+        if len(names) == len(shape) and all(one in (None, size) for one, size in zip(wanted, shape, strict=True)):
             return True
     return False

@@ -61,6 +61,9 @@ class VLAModel(ABC):
     """Cameras that the model reads; None: all cameras of the simulator."""
     statistics_name: str | None = None
     """Name of the checkpoint's normalisation statistics that the spec chose; None: it chose none. Servers report it."""
+    extras: Mapping[str, str] = MappingProxyType({})
+    """Names in `Chunk.extras` whose numbers algorithms may read: name -> dimensions after the samples, such as
+    {"uncertainty": "C"}. `Rollout.extras` and `Batch.extras` hold them, float32."""
     instruction_suffix: str = ""
     """Text that follows every instruction, such as the condition of an advantage-conditioned policy. Core sets it,
     appends it to the observations that the methods get, and keeps it in checkpoints."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from attrs import field, frozen
 
 from vla_rl.core.hookspecs import Demonstrations, hookspec
-from vla_rl.core.types import Array, ArrayOrTensor, Observation, Statistic, concat_arrays, pick_rows, to_numpy
+from vla_rl.core.types import Array, ArrayOrTensor, Observation, Rows, Statistic
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @frozen(kw_only=True, eq=False)
-class ModelInputs:
+class ModelInputs(Rows):
     """B samples: observations, chosen actions [B, C, A] and the model's own extras, batch first."""
 
     obs: Observation
@@ -33,44 +33,10 @@ class ModelInputs:
     def __len__(self) -> int:
         return len(self.obs)
 
-    def take(self, indices: Array) -> ModelInputs:
+    def take(self, rows: Array) -> ModelInputs:
         import numpy as np
 
-        if np.array_equal(indices, np.arange(len(self))):
-            return self
-        return ModelInputs(
-            obs=self.obs.take(indices),
-            actions=pick_rows(self.actions, indices),
-            extras={name: pick_rows(tensor, indices) for name, tensor in self.extras.items()},
-        )
-
-    @property
-    def nbytes(self) -> int:
-        return (
-            observation_bytes(self.obs)
-            + int(self.actions.nbytes)
-            + sum(int(tensor.nbytes) for tensor in self.extras.values())
-        )
-
-    def numpy(self) -> ModelInputs:
-        extras = {name: to_numpy(tensor) for name, tensor in self.extras.items()}
-        return ModelInputs(obs=self.obs.numpy(), actions=to_numpy(self.actions), extras=extras)
-
-    @staticmethod
-    def concat(parts: Sequence[ModelInputs]) -> ModelInputs:
-        if len(parts) == 1:
-            return parts[0]
-        return ModelInputs(
-            obs=Observation.concat([part.obs for part in parts]),
-            actions=concat_arrays([part.actions for part in parts]),
-            extras={name: concat_arrays([part.extras[name] for part in parts]) for name in parts[0].extras},
-        )
-
-
-def observation_bytes(obs: Observation) -> int:
-    """Return the bytes of an observation's arrays. Instructions do not count: many envs share one string."""
-    arrays = [*obs.images.values(), obs.state, obs.steps]
-    return sum(int(array.nbytes) for array in arrays if array is not None)
+        return self if np.array_equal(rows, np.arange(len(self))) else super().take(rows)
 
 
 class SampleInputs(Protocol):

@@ -9,13 +9,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, IntEnum
+from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 from attrs import field, frozen
 
+from vla_rl.core.fields import check_extras
+
 if TYPE_CHECKING:
+    from typing import Self
+
     import numpy as np
     import torch
 
@@ -63,6 +68,82 @@ def concat_arrays(parts: Sequence[Any]) -> Any:
     import numpy as np
 
     return np.concatenate(list(parts))
+
+
+_field_names: Callable[[Any], tuple[str, ...]] = cache(lambda kind: tuple(known.name for known in attrs.fields(kind)))
+
+
+class Rows:
+    """Base of records of B samples: attrs classes whose fields are arrays with a row for each sample, mappings of such
+    arrays, further records, tuples with an entry for each sample, or None."""
+
+    __slots__ = ()
+
+    def take(self, rows: Any) -> Self:
+        """Return the samples at these positions (int64 NumPy array, or other integers), in this order."""
+        positions = rows.tolist() if hasattr(rows, "tolist") else rows
+        return self._change(
+            lambda array: pick_rows(array, rows), lambda entries: tuple(map(entries.__getitem__, positions))
+        )
+
+    def numpy(self) -> Self:
+        """Return the same samples in host memory, ready to send to another process."""
+        return self._change(to_numpy)
+
+    def contiguous(self) -> Self:
+        """Return the same samples in contiguous memory. Strided views are copied: images are flipped with
+        `[:, ::-1]`, whose negative strides torch cannot read."""
+        return self._change(make_contiguous)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays. Tuples do not count: many envs share one instruction."""
+        total = 0
+
+        def add_bytes(array: ArrayOrTensor) -> ArrayOrTensor:
+            nonlocal total
+            total += int(array.nbytes)
+            return array
+
+        self._change(add_bytes)
+        return total
+
+    @classmethod
+    def concat(cls, parts: Sequence[Self]) -> Self:
+        """Join records, one after another. An array that one of them lacks is left out; a record that one of them lacks
+        has no rows there."""
+        return parts[0] if len(parts) == 1 else _join_values(parts)
+
+    def _change(
+        self,
+        change: Callable[[Any], Any],
+        choose: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda entries: entries,
+    ) -> Self:
+        def change_value(value: Any) -> Any:
+            if value is None:
+                return None
+            if isinstance(value, tuple):
+                return choose(value)
+            if isinstance(value, Mapping):
+                return {name: change_value(array) for name, array in value.items()}
+            return value._change(change, choose) if isinstance(value, Rows) else change(value)  # noqa: SLF001 - its own
+
+        return type(self)(**{name: change_value(getattr(self, name)) for name in _field_names(type(self))})
+
+
+def _join_values(values: Sequence[Any]) -> Any:
+    """Join the values that parts of a record have in one place."""
+    records = [value for value in values if isinstance(value, Rows)]
+    if records:
+        kind = type(records[0])
+        joined = {name: _join_values([getattr(one, name) for one in records]) for name in _field_names(kind)}
+        return records[0] if len(records) == 1 else kind(**joined)
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {name: _join_values([value[name] for value in values]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(chain.from_iterable(values))
+    return None if any(value is None for value in values) else concat_arrays(values)
 
 
 def at_last_action(flags: Any, executed: Any) -> Any:
@@ -139,6 +220,10 @@ class EnvInfo:
     another order are refused. Empty: not known."""
     state_names: tuple[str, ...] = ()
     """Names of the state's S numbers, in order, as `action_names`."""
+    extras: Mapping[str, str] = field(factory=dict, validator=lambda _, __, extras: check_extras(extras, "AC"))
+    """Further numbers that `chunk_step` reports in `ChunkResult.extras`: name -> dimensions after the envs, such as
+    {"distance": "C"} for one an action, {"force": "C 3"}, or {"energy": ""} for one a chunk. `Rollout.extras` and
+    `Batch.extras` hold them, so an algorithm can read them."""
 
     @property
     def action_dim(self) -> int:
@@ -161,7 +246,7 @@ class ResetState:
 
 
 @frozen(kw_only=True, eq=False)
-class Observation:
+class Observation(Rows):
     """Policy input of N envs: the images after the last executed action, the state and the instruction."""
 
     images: Mapping[str, ArrayOrTensor]
@@ -174,42 +259,6 @@ class Observation:
 
     def __len__(self) -> int:
         return len(self.instructions)
-
-    def take(self, rows: Any) -> Observation:
-        """Return the observations at these positions (int64 NumPy array, or other integers), in this order."""
-        positions = rows.tolist() if hasattr(rows, "tolist") else rows
-        return self._map_arrays(
-            lambda array: pick_rows(array, rows), tuple(map(self.instructions.__getitem__, positions))
-        )
-
-    def numpy(self) -> Observation:
-        """Return the same observation in host memory, ready to send to another process."""
-        return self._map_arrays(to_numpy, self.instructions)
-
-    def contiguous(self) -> Observation:
-        """Return the same observation in contiguous memory. Strided views are copied: images are flipped with
-        `[:, ::-1]`, whose negative strides torch cannot read."""
-        return self._map_arrays(make_contiguous, self.instructions)
-
-    def _map_arrays(
-        self, change: Callable[[ArrayOrTensor], ArrayOrTensor], instructions: tuple[str, ...]
-    ) -> Observation:
-        state, steps = (None if array is None else change(array) for array in (self.state, self.steps))
-        images = {name: change(image) for name, image in self.images.items()}
-        return Observation(images=images, instructions=instructions, state=state, steps=steps)
-
-    @staticmethod
-    def concat(parts: Sequence[Observation]) -> Observation:
-        if len(parts) == 1:
-            return parts[0]
-        arrays_of = {
-            name: [getattr(p, name) for p in parts if getattr(p, name) is not None] for name in ("state", "steps")
-        }
-        return Observation(
-            images={name: concat_arrays([part.images[name] for part in parts]) for name in parts[0].images},
-            instructions=tuple(chain.from_iterable(part.instructions for part in parts)),
-            **{name: concat_arrays(arrays) for name, arrays in arrays_of.items() if arrays},
-        )
 
 
 @frozen(kw_only=True, eq=False)
@@ -240,13 +289,15 @@ class ChunkResult:
     late: ArrayOrTensor | None = None
     """The action began later than it was due, because the policy or the simulator took too long; bool [N, C], False
     where not executed. Given with `EnvInfo.control_hz`, else None."""
+    extras: Mapping[str, ArrayOrTensor] = field(factory=dict)
+    """Further numbers of the simulator, float32 [N, ...] each, as `EnvInfo.extras` declares them."""
 
 
 # -------------------------------------------------------------------------------------------------- models
 
 
 @frozen(kw_only=True, eq=False)
-class Chunk:
+class Chunk(Rows):
     """A sampled chunk of actions for B samples."""
 
     actions: ArrayOrTensor
@@ -400,7 +451,8 @@ class Rollout:
     executed_actions: torch.Tensor | None = None
     """Actions that were executed, float32 [T, N, C, A]; given with `source`."""
     extras: Mapping[str, torch.Tensor] = field(factory=dict)
-    """Further fields of `fields.ROLLOUT`, by name."""
+    """Further fields of `fields.ROLLOUT`, and the numbers that simulator and model declare (`EnvInfo.extras`,
+    `VLAModel.extras`), [T, N, ...] each; 0 where not valid."""
     findings: Mapping[str, torch.Tensor] = field(factory=dict)
     """Per-trajectory results of `Algorithm.shape_rewards`, [N] each; for its metrics and for listeners."""
     recordings: Iterable[Any] = ()
@@ -502,7 +554,7 @@ class Batch:
     executed_actions: torch.Tensor | None = None
     """Actions that were executed instead of `chunk.actions`, float32 [B, C, A]; given with `chunk.source`."""
     extras: Mapping[str, torch.Tensor] = field(factory=dict)
-    """Further numbers of these samples, [B, ...] each: `Advantages.extras`, and further fields of the rollout."""
+    """Further numbers of these samples, [B, ...] each: `Advantages.extras`, and those of `Rollout.extras`."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -95,7 +95,7 @@ def test_a_new_number_of_every_sample_is_one_line(tmp_path, monkeypatch):
 
     def with_inference(self, finished, framed):
         reported = results(self, finished, framed)
-        return [light | {"inference": light["sample"] // 1000} for light in reported]
+        return [light | {"inference": light["sample_ids"] // 1000} for light in reported]
 
     monkeypatch.setattr(PolicyWorker, "ticket_results", with_inference)
     rollouts = []

@@ -32,7 +32,7 @@ class Still(SingleEnv):
     def render(self): return View({}, np.ones(3, np.float32))
 
 if __name__ == "__main__":
-    process = SeparateProcess(lambda number: Still(), 0, 1)
+    process = SeparateProcess(lambda number: Still(), 0, np.zeros(1))
     process.send_requests("reset", {0: (0, 0)}, ())
     print(process.receive_answers(60.0)[0][1].state.sum())
     process.close()

@@ -25,7 +25,8 @@ class Beacons(SimEnv):
         self.num_envs, self.chunk, self.config = context.num_envs, context.chunk, config
         tasks = tuple(TaskInfo(name=c, instruction=f"drive to the {c} beacon", max_steps=24) for c in COLOURS)
         cameras = {"top": (config.pixels, config.pixels)}
-        self.info = EnvInfo(cameras=cameras, state_dim=6, action_low=(-1.0, -1.0), action_high=(1.0, 1.0), tasks=tasks)
+        bounds = {"action_low": (-1.0, -1.0), "action_high": (1.0, 1.0)}
+        self.info = EnvInfo(cameras=cameras, state_dim=6, tasks=tasks, extras={"distance": "C"}, **bounds)
         self.spots = np.zeros((self.num_envs, 3, 2), np.float32)  # puck, red beacon, blue beacon
         self.task = np.zeros(self.num_envs, np.int64)
         self.draught = np.zeros(self.num_envs, np.float32)
@@ -43,12 +44,13 @@ class Beacons(SimEnv):
 
     def chunk_step(self, actions, active, stop_at_end) -> ChunkResult:
         running, shape = np.array(active), actions.shape[:2]
-        executed, won = np.zeros(shape, bool), np.zeros(shape, bool)
+        executed, won, distance = np.zeros(shape, bool), np.zeros(shape, bool), np.zeros(shape, np.float32)
         for c in range(shape[1]):
             executed[:, c] = running
             move = SPEED * np.clip(actions[:, c], -1, 1) + self.draught[:, None] * (1, 0)
             self.spots[:, 0] = np.where(running[:, None], np.clip(self.spots[:, 0] + move, -1, 1), self.spots[:, 0])
-            won[:, c] = running & (np.linalg.norm(self.way(), axis=-1) < REACH)
+            distance[:, c] = np.linalg.norm(self.way(), axis=-1)
+            won[:, c] = running & (distance[:, c] < REACH)
             running = running & ~(won[:, c] & stop_at_end)
         success = won[np.arange(len(won)), np.maximum(executed.sum(1) - 1, 0)]
         return ChunkResult(
@@ -58,6 +60,7 @@ class Beacons(SimEnv):
             truncated=np.zeros(shape, bool),
             executed=executed,
             success=success,
+            extras={"distance": distance},
         )
 
     def expert_chunk(self) -> np.ndarray:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
+from vla_rl.core import samples
 from vla_rl.core.errors import UserError
-from vla_rl.core.fields import ROLLOUT, arrange_fields, read_field
+from vla_rl.core.fields import ROLLOUT, arrange_fields, list_arrays
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run.takeovers import end_at_takeovers
 from vla_rl.core.spec.spec import Spec
@@ -90,12 +91,7 @@ def take_columns(rollout: Rollout, columns: Array) -> Rollout:
     import torch
 
     index = torch.from_numpy(columns)
-    changes: dict[str, Any] = {}
-    for field in ROLLOUT:
-        tensor = read_field(rollout, field)
-        if tensor is not None:
-            changes[field.name] = tensor[:, index] if field.by_time else tensor[index]
-    changes = arrange_fields(Rollout, changes)
+    changes = arrange_fields(Rollout, samples.take_columns(list_arrays(rollout, ROLLOUT), index))
     changes["tasks"] = tuple(rollout.tasks[i] for i in columns) if rollout.tasks else ()
     changes["findings"] = {name: tensor[index] for name, tensor in rollout.findings.items()}
     return attrs.evolve(rollout, **changes)

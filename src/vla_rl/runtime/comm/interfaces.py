@@ -18,8 +18,7 @@ from vla_rl.runtime.comm.peers import RayPeers
 from vla_rl.runtime.comm.remote import remote
 from vla_rl.runtime.comm.tracing import Event
 from vla_rl.runtime.messages.added_roles import AddedRoles
-from vla_rl.runtime.messages.learning import SampleRefs, SampleScores, ScoreRequest
-from vla_rl.runtime.messages.model_inputs import SampleBatch
+from vla_rl.runtime.messages.learning import SampleBatch, SampleRefs, SampleScores, ScoreRequest
 from vla_rl.runtime.messages.reports import RolloutProgress, RolloutReport
 from vla_rl.runtime.messages.requests import EpisodeRequest, PolicyMode, RecordingKey, StepRequest
 from vla_rl.runtime.messages.weights import WeightLayout, WeightTransfer

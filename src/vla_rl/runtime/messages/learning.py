@@ -1,4 +1,4 @@
-"""Requests of the driver to the learners for scores of samples that they hold."""
+"""Samples on their way from policies to learners, and requests of the driver for scores of those that learners hold."""
 
 from __future__ import annotations
 
@@ -6,10 +6,26 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from vla_rl.core.types import Array
+from vla_rl.core.trainers import ModelInputs
+from vla_rl.core.types import Array, Observation, Rows
 
 SampleRefs = tuple[Array, Array]
 """References to samples: the policy workers that made them, and the sample ids there, int64 [b] each."""
+
+
+@frozen(kw_only=True, eq=False)
+class SampleBatch(Rows):
+    """Samples of one policy worker, on their way to a learner."""
+
+    sample_ids: Array
+    """int64 [B], ascending."""
+    inputs: ModelInputs
+    final_ids: Array
+    """Ids of those samples that have a final observation, int64 [K], ascending; empty where values are never
+    recomputed.
+    """
+    finals: Observation | None
+    """Final observations of the samples in `final_ids`, [K]; None without such samples."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cached_property
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -150,10 +151,14 @@ class RoleCalls:
         lane = declaration_of(self._roles[role], method).lane if role not in ("policy", "learner") else None
         return f"{role} worker {self._assignment.index}" + ("" if lane is None else f", lane {arguments[lane]}")
 
+    @cached_property
+    def _policy_name(self) -> str:
+        return policy_name(self._spec)  # it looks plugins up, which every call of a role would pay for
+
     def _name_plugin(self, role: str) -> str:
         """Return kind and type of the plugin that a role runs, for messages."""
         if role not in OWN_ROLES:
             return self.plugins[role]
         if role == "policy":
-            return policy_name(self._spec)
+            return self._policy_name
         return f"env {self._spec.env.type!r}" if role == "sim" else f"model {self._spec.model.type!r}"

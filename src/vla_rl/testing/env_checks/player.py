@@ -242,9 +242,9 @@ class Player:
             self._views[env_id] = view
         self.seen.chunks += 1
         self._note_takeovers(result, originals[0])
-        flag_arrays = {name: np.array(to_numpy(array)) for name, array in flags.items()}
+        copied: dict[str, Any] = {name: np.array(to_numpy(array)) for name, array in flags.items()}
         succeeded = None if result.succeeded is None else np.array(to_numpy(result.succeeded))
-        return ChunkResult(obs=result.obs, succeeded=succeeded, **flag_arrays), env_views
+        return ChunkResult(obs=result.obs, succeeded=succeeded, **copied), env_views
 
     # ---------------------------------------------------------------------------------------------- episodes
 

@@ -97,7 +97,7 @@ class ResultGuard:
                 f"algorithm {self.algorithm!r} declares extras {sorted(self.extras)} and its `advantages` returned "
                 f"{sorted(extras)}; both have to name the same (Algorithm.extras, Advantages.extras)"
             )
-        reserved_names = {field.name for field in (*ROLLOUT, *ADVANTAGES)}
+        reserved_names = {field.name for field in (*ROLLOUT, *ADVANTAGES)} | rollout.extras.keys()
         steps, columns, chunk = rollout.valid.shape
         for name, dims in self.extras.items():
             if name in reserved_names:

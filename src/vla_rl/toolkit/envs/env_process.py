@@ -24,9 +24,10 @@ import psutil
 from attrs import Factory, define
 
 from vla_rl.core.errors import PluginError, UserError
+from vla_rl.core.fields import RESULT
 from vla_rl.core.types import ActionSource, Array
 from vla_rl.toolkit.envs.settings import Processes
-from vla_rl.toolkit.envs.single_env import ChunkRecord, Outcome, SingleEnv, View
+from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View, execute_chunk
 from vla_rl.toolkit.processes import (
     delay_signals,
     find_descendants,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+REPORTED = frozenset(field.name for field in RESULT)
+"""Fields of a chunk step that are no extras."""
 Answer = tuple[str, Any]
 """Reply for one env: ("answer", result) or ("broken" | "user error", text)."""
 
@@ -48,25 +51,22 @@ Answer = tuple[str, Any]
 class ChunkAnswer(NamedTuple):
     """Result of a chunk in one env."""
 
-    rewards: Array
-    """Rewards, float32 [C]."""
-    flags: Array
-    """Success, terminated, truncated, executed, late; bool [5, C]."""
+    records: bytes
+    """Records of its actions, as `single_env.empty_records` arranges them."""
     view: View
     """Observation after the chunk."""
-    takeover: tuple[Array, Array] | None
-    """(`ActionSource` of each action, int8 [C]; executed actions, float32 [C, A]); None: all were the policy's."""
 
 
 class _Served:
     """Envs behind one method that never raises: errors are returned as replies."""
 
-    def __init__(self, make: MakeEnv, first: int, chunk: int, note_running: Callable[[int], object]) -> None:
-        """`note_running` is called with the number of each env before it runs, if several are asked."""
+    def __init__(self, make: MakeEnv, first: int, empty: Array, note_running: Callable[[int], object]) -> None:
+        """`empty`: records of a chunk [C]; `note_running` is called with the number of each env before it runs, if
+        several are asked."""
         self._note_running = note_running
         self._make = make
         self._first = first
-        self._chunk = chunk
+        self._empty = empty
         self.envs: dict[int, SingleEnv] = {}
 
     def answer(
@@ -98,6 +98,8 @@ class _Served:
 
     def _step_chunk(self, env: SingleEnv, actions: Array, stop_at_end: bool) -> ChunkAnswer:
         """Execute a chunk."""
+        records = self._empty[: len(actions)].copy()
+        extras = frozenset(records.dtype.names or ()) - REPORTED
 
         def step_env(action: Array) -> Outcome:
             outcome = env.step(action)
@@ -109,15 +111,23 @@ class _Served:
                     f"{_method_location(env, 'step')} returned an executed_action of shape {list(executed.shape)}; an "
                     f"action of this simulator has {list(action.shape)}"
                 )
+            if outcome.source != ActionSource.POLICY and "source" not in (records.dtype.names or ()):
+                raise UserError(
+                    f"{_method_location(env, 'step')} reports a takeover, and `EnvInfo.takeovers` is false; correct one"
+                )
+            shapes = {name: np.shape(value) for name, value in outcome.extras.items()}
+            if shapes != (declared := {name: records.dtype[name].shape for name in extras}):
+                raise UserError(
+                    f"{_method_location(env, 'step')} returned extras of the shapes {shapes}; `EnvInfo.extras` "
+                    f"declares {declared}; correct one"
+                )
             return outcome
 
-        record = ChunkRecord(actions)
-        record.execute_chunk(step_env, stop_at_end)
-        takeover = (record.source, record.executed_actions) if record.source.any() else None
-        return ChunkAnswer(record.rewards, record.flags, _checked_view(env), takeover)
+        execute_chunk(records, actions, step_env, stop_at_end)
+        return ChunkAnswer(records.tobytes(), _checked_view(env))
 
     def _expert_chunk(self, env: SingleEnv) -> Array:
-        return np.asarray(env.expert_chunk(self._chunk), np.float32)
+        return np.asarray(env.expert_chunk(len(self._empty)), np.float32)
 
     def _drop_env(self, env_id: int) -> None:
         with suppress(Exception):  # it is broken
@@ -190,10 +200,10 @@ def _method_location(env: SingleEnv, method: str) -> str:
 class Inline:
     """Envs in this process."""
 
-    def __init__(self, make: MakeEnv, first: int, chunk: int) -> None:
+    def __init__(self, make: MakeEnv, first: int, empty: Array) -> None:
         self.pid = os.getpid()
         self.running_env: int | None = None
-        self._served = _Served(make, first, chunk, lambda env_id: None)
+        self._served = _Served(make, first, empty, lambda env_id: None)
 
     @property
     def envs(self) -> Mapping[int, SingleEnv]:
@@ -215,14 +225,14 @@ class SeparateProcess:
     locks and queues of processes need /dev/shm, which a container may lack.
     """
 
-    def __init__(self, make: MakeEnv, first: int, chunk: int) -> None:
+    def __init__(self, make: MakeEnv, first: int, empty: Array) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
         ours, theirs = context.Pipe()
         self._pipe = ours
         self.running_env: int | None = None
         """Env that answers, or failed to; None: unknown."""
-        arguments = cloudpickle.dumps(make), first, chunk, theirs
+        arguments = cloudpickle.dumps(make), first, empty, theirs
         self._process = context.Process(target=_serve_requests, args=arguments, daemon=True)
         try:
             with delay_signals():  # a signal to the whole job reaches neither the fork server nor the envs
@@ -269,12 +279,12 @@ class SeparateProcess:
         self._pipe.close()
 
 
-def _serve_requests(make: bytes, first: int, chunk: int, pipe: Connection[Any, Any]) -> None:
+def _serve_requests(make: bytes, first: int, empty: Array, pipe: Connection[Any, Any]) -> None:
     """Answer the owner's requests until it closes the pipe: the number of each of several envs before it runs, then all
     replies."""
     ignore_signals()  # they are the owner's to handle
     leave_with_parent()
-    served = _Served(pickle.loads(make), first, chunk, pipe.send)  # noqa: S301 - from our owner
+    served = _Served(pickle.loads(make), first, empty, pipe.send)  # noqa: S301 - from our owner
     pipe.send(None)
     with suppress(EOFError):
         while True:
@@ -291,7 +301,8 @@ class EnvProcess:
     """Run-wide number of the batch's first env."""
     make: MakeEnv
     process_type: type[SeparateProcess | Inline]
-    chunk: int
+    empty: Array
+    """Records of a chunk's actions [C], of which none is executed yet."""
     episodes: int = 0
     ready: set[int] = Factory(set)
     """Envs that were reset and have not broken since."""
@@ -320,7 +331,7 @@ class EnvProcess:
         return self._process.envs[env_id]
 
     def start_process(self) -> None:
-        self._process = self.process_type(self.make, self.first, self.chunk)
+        self._process = self.process_type(self.make, self.first, self.empty)
         self.episodes = 0
 
     def send_requests(self, method: str, requests: Mapping[int, tuple[Any, ...]]) -> None:

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.types import ActionSource, Array
+from vla_rl.core.fields import arrange_fields, result_fields
+from vla_rl.core.types import ActionSource, Array, ChunkResult, EnvInfo, Observation, at_last_action
 
 
 class Outcome(NamedTuple):
@@ -27,6 +29,19 @@ class Outcome(NamedTuple):
     """The action that was executed instead of the policy's, float32 [A]; given with another source."""
     late: bool = False
     """The action began later than it was due (`EnvInfo.control_hz`)."""
+    extras: Mapping[str, Any] = MappingProxyType({})
+    """Further numbers, as `EnvInfo.extras` declares them: a float for "C", an array [3] for "C 3"."""
+
+
+ATTRIBUTES = {
+    "rewards": "reward",
+    "succeeded": "success",
+    "terminated": "terminated",
+    "truncated": "truncated",
+    "source": "source",
+    "late": "late",
+}
+"""Field of a chunk step -> the attribute of an `Outcome` that it is made of."""
 
 
 class View(NamedTuple):
@@ -64,32 +79,49 @@ class SingleEnv(ABC):
         """Free GL contexts and the like."""
 
 
-class ChunkRecord:
-    """What happened in a chunk of one env."""
+def empty_records(info: EnvInfo, *shape: int) -> Array:
+    """Return records of actions of which none is executed yet: a structured array of this shape, with a field for
+    everything that an action reports (`fields.result_fields`). One array crosses processes faster than one a field."""
+    for name, dims in info.extras.items():
+        if not dims.startswith("C"):
+            raise ValueError(
+                f"extras: {name!r} has dimensions {dims!r}; an `Outcome` has numbers of one action: 'C ...'"
+            )
+    sizes = {"A": info.action_dim}
+    of_actions = [(field, field.dims.split()[2:]) for field in result_fields(info) if field.dims.startswith("N C")]
+    dtype = [
+        (field.name, field.dtype, tuple(sizes.get(name) or int(name) for name in dims)) for field, dims in of_actions
+    ]
+    return np.zeros(shape, dtype)
 
-    def __init__(self, actions: Array) -> None:
-        """Create the record of a chunk, float32 [C, A], of which nothing is executed yet."""
-        self._actions = actions
-        self.rewards = np.zeros(len(actions), np.float32)
-        """float32 [C]."""
-        self.flags = np.zeros((5, len(actions)), bool)
-        """success, terminated, truncated, executed and late, bool [5, C]."""
-        self.source = np.full(len(actions), ActionSource.POLICY, np.int8)
-        """`ActionSource` of each action, int8 [C]."""
-        self.executed_actions = actions.copy()
-        """float32 [C, A]."""
 
-    def execute_chunk(self, step: Callable[[Array], Outcome], stop_at_end: bool) -> None:
-        """Execute the chunk by `step`, up to the end of the episode if `stop_at_end`."""
-        for i, action in enumerate(self._actions):
-            outcome = step(action)
-            self.rewards[i] = outcome.reward
-            self.flags[:, i] = (*outcome[1:4], True, outcome.late)
-            if outcome.source != ActionSource.POLICY:
-                self.source[i] = outcome.source
-                self.executed_actions[i] = outcome.executed_action
-            if stop_at_end and (outcome.terminated or outcome.truncated):
-                break
+def execute_chunk(records: Array, actions: Array, step: Callable[[Array], Outcome], stop_at_end: bool) -> None:
+    """Execute a chunk, float32 [C, A], by `step`, up to the end of the episode if `stop_at_end`, and fill its records
+    [C]."""
+    outcomes: list[Outcome] = []
+    for action in actions:
+        outcomes.append(outcome := step(action))
+        if stop_at_end and (outcome.terminated or outcome.truncated):
+            break
+    executed = records[: len(outcomes)]
+    for name in records.dtype.names or ():
+        if name == "executed":
+            executed[name] = True
+        elif name == "executed_actions":
+            records[name] = actions
+            for i in np.flatnonzero(executed["source"]):
+                executed[name][i] = outcomes[i].executed_action
+        elif name in ATTRIBUTES:
+            executed[name] = [getattr(outcome, ATTRIBUTES[name]) for outcome in outcomes]
+        else:
+            executed[name] = [outcome.extras[name] for outcome in outcomes]
+
+
+def make_result(obs: Observation, records: Array) -> ChunkResult:
+    """Return the result of a chunk step of N envs from the records of their actions [N, C]."""
+    fields = {name: records[name] for name in records.dtype.names or ()}
+    success = at_last_action(fields["succeeded"], fields["executed"])
+    return ChunkResult(obs=obs, success=success, **arrange_fields(ChunkResult, fields))
 
 
 MakeEnv = Callable[[int], SingleEnv]

@@ -19,18 +19,16 @@ from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import (
-    ActionSource,
     Array,
     ChunkResult,
     EnvInfo,
     Observation,
     ResetState,
-    at_last_action,
     to_numpy,
 )
 from vla_rl.toolkit.envs.env_process import ChunkAnswer, EnvProcess, Inline, SeparateProcess, start_all
 from vla_rl.toolkit.envs.settings import Processes
-from vla_rl.toolkit.envs.single_env import MakeEnv, SingleEnv, View
+from vla_rl.toolkit.envs.single_env import MakeEnv, SingleEnv, View, empty_records, make_result
 from vla_rl.toolkit.waiting import register_work
 
 RESET_TRIES = 3
@@ -72,8 +70,11 @@ class SubprocEnvs(SimEnv):
         process_type: type[SeparateProcess | Inline] = SeparateProcess if apart else Inline
         shares = processes.split_envs(self.num_envs) if apart else [range(i, i + 1) for i in range(self.num_envs)]
         first = context.first_env
+        self._empty = empty_records(info, context.num_envs, context.chunk)
+        names = self._empty.dtype.names or ()
+        self._real_fields = [name for name in names if self._empty[name].dtype.kind == "f"]
         self._env_processes = [
-            EnvProcess(env_ids=env_ids, first=first, make=make_env, process_type=process_type, chunk=self._chunk)
+            EnvProcess(env_ids=env_ids, first=first, make=make_env, process_type=process_type, empty=self._empty[0])
             for env_ids in shares
         ]
         self._process_of = [process for process in self._env_processes for _ in process.env_ids]
@@ -122,33 +123,14 @@ class SubprocEnvs(SimEnv):
         """Execute a chunk. An env that breaks, or whose process does, executes nothing, keeps its last observation, and
         is reported by `faults`."""
         actions = np.asarray(to_numpy(actions), np.float32)
-        shape = actions.shape[:2]
-        rewards = np.zeros(shape, np.float32)
-        flags = np.zeros((5, *shape), bool)
-        takeovers = self.info.takeovers
-        source = np.full(shape, ActionSource.POLICY, np.int8) if takeovers else None
-        executed_actions = actions.copy() if takeovers else None
+        records = self._empty[:, : actions.shape[1]].copy()
         requests = {int(env_id): (actions[env_id], bool(stop_at_end)) for env_id in np.flatnonzero(to_numpy(active))}
         for env_id in [env_id for env_id in requests if env_id not in self._process_of[env_id].ready]:
             del requests[env_id]
             self._faults.setdefault(env_id, [])  # the fault was reported when it happened
         for env_id, result in self._call_envs("step_chunk", requests, self._result_flaw).items():
-            rewards[env_id], flags[:, env_id], self._views[env_id], takeover = result
-            if takeover is not None and source is not None and executed_actions is not None:
-                source[env_id], executed_actions[env_id] = takeover
-        succeeded, terminated, truncated, executed, late = flags
-        return ChunkResult(
-            obs=self._build_observation(range(self.num_envs)),
-            rewards=rewards,
-            terminated=terminated,
-            truncated=truncated,
-            executed=executed,
-            success=at_last_action(succeeded, executed),
-            succeeded=succeeded,
-            source=source,
-            executed_actions=executed_actions,
-            late=None if self.info.control_hz is None else late,
-        )
+            records[env_id], self._views[env_id] = self._read_records(result), result.view
+        return make_result(self._build_observation(range(self.num_envs)), records)
 
     def expert_chunk(self) -> Array:
         """Return the scripted expert's chunk. Raise UserError for a task without an expert. Broken envs get zeros."""
@@ -294,10 +276,8 @@ class SubprocEnvs(SimEnv):
         )
 
     def _find_mismatch(self, answer: Any) -> str:
-        """Describe what of an answer differs from the simulator's `EnvInfo`: an observation's type or shape, or a
-        takeover; empty if nothing does. Recreating the env would not help."""
-        if isinstance(answer, ChunkAnswer) and answer.takeover is not None and not self.info.takeovers:
-            return "it reports a takeover, and `EnvInfo.takeovers` is false"
+        """Describe what of an answer differs from the simulator's `EnvInfo`: an observation's type or shape;
+        empty if nothing does. Recreating the env would not help."""
         view = answer if isinstance(answer, View) else answer.view
         for name, (height, width) in self.info.cameras.items():
             image = view.images.get(name)
@@ -317,8 +297,11 @@ class SubprocEnvs(SimEnv):
         return f"its state is not finite: {view.state.tolist()}"
 
     def _result_flaw(self, result: ChunkAnswer) -> str:
-        if not np.isfinite(result.rewards).all():
-            return f"its rewards are not finite: {result.rewards.tolist()}"
-        if result.takeover is not None and not np.isfinite(result.takeover[1]).all():
-            return f"the actions of its takeover are not finite: {result.takeover[1].tolist()}"
+        records = self._read_records(result)
+        for name in self._real_fields:
+            if not np.isfinite(records[name]).all():
+                return f"its {name.replace('_', ' ')} are not finite: {records[name].tolist()}"
         return self._view_flaw(result.view)
+
+    def _read_records(self, result: ChunkAnswer) -> Array:
+        return np.frombuffer(result.records, self._empty.dtype)

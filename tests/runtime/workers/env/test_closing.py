@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scripted_runs import scripted_spec
 
@@ -92,7 +93,7 @@ def test_envs_of_this_process_are_all_closed(caplog):
             closed.append(self.number)
             raise OSError(f"window {self.number} is gone")
 
-    process = EnvProcess(env_ids=range(2), first=4, make=Stuck, process_type=Inline, chunk=1)
+    process = EnvProcess(env_ids=range(2), first=4, make=Stuck, process_type=Inline, empty=np.zeros(1))
     process.start_process()
     process.send_requests("reset", {0: (0, 0), 1: (0, 0)})
     process.receive_answers(1.0, 1.0)

@@ -22,14 +22,13 @@ from vla_rl.core.types import (
     Observation,
     ResetState,
     TaskInfo,
-    at_last_action,
     to_numpy,
 )
 from vla_rl.plugins.envs.lerobot_robot.config import LeRobotRobotConfig
 from vla_rl.plugins.envs.lerobot_robot.device_process import DeviceProcess, RobotLost
 from vla_rl.plugins.envs.lerobot_robot.targets import TargetLimits
 from vla_rl.toolkit.envs.real_time import RealTime
-from vla_rl.toolkit.envs.single_env import ChunkRecord, Outcome
+from vla_rl.toolkit.envs.single_env import Outcome, empty_records, execute_chunk, make_result
 from vla_rl.toolkit.images import resized
 from vla_rl.toolkit.people.panel import Panel
 from vla_rl.toolkit.people.questions import ask_person, check_stop, open_panel
@@ -123,27 +122,15 @@ class RobotEnv(SimEnv):
         """Execute a chunk in real time. A lost connection is a fault: the robot holds, as far as it can be commanded,
         and the episode is repeated. Raises SafetyStop."""
         actions = np.asarray(to_numpy(actions), np.float32)
-        record = ChunkRecord(actions[0])
+        records = empty_records(self.info, *actions.shape[:2])
         if to_numpy(active)[0] and self._target is not None:
             try:
-                record.execute_chunk(self._execute_action, stop_at_end)
+                execute_chunk(records[0], actions[0], self._execute_action, stop_at_end)
                 self._obs = self._observe_robot()
             except RobotLost as exc:
                 self._drop_robot(exc)
-                record = ChunkRecord(actions[0])
-        succeeded, terminated, truncated, executed, late = record.flags[:, None]
-        return ChunkResult(
-            obs=dummy_observation(self.info) if self._obs is None else self._obs,
-            rewards=record.rewards[None],
-            terminated=terminated,
-            truncated=truncated,
-            executed=executed,
-            success=at_last_action(succeeded, executed),
-            succeeded=succeeded,
-            source=record.source[None] if self.info.takeovers else None,
-            executed_actions=record.executed_actions[None] if self.info.takeovers else None,
-            late=late,
-        )
+                records = empty_records(self.info, *actions.shape[:2])
+        return make_result(dummy_observation(self.info) if self._obs is None else self._obs, records)
 
     def faults(self) -> Mapping[int, Sequence[str]]:
         faults = self._faults

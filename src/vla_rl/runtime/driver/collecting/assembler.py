@@ -4,29 +4,51 @@ functions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
-from vla_rl.core.fields import ADVANTAGES, ROLLOUT, arrange_fields, read_field
-from vla_rl.core.types import Advantages, Array, Rollout
+from vla_rl.core.fields import ADVANTAGES, PLACES, ROLLOUT, Field, arrange_fields, list_arrays, read_field
+from vla_rl.core.samples import FIELDS, join_columns, stack_columns, take_columns
+from vla_rl.core.types import Advantages, Array, Rollout, Rows
+from vla_rl.runtime.messages.learning import SampleRefs
 from vla_rl.runtime.messages.reports import TrajectoryResult
 
 
 @frozen(kw_only=True, eq=False)
-class SampleIndex:
-    """Trainable samples (chunk steps) of a rollout, in time-major order."""
+class Samples(Rows):
+    """S trainable samples (chunk steps) of a rollout, in time-major order unless said otherwise."""
 
     steps: Array
     columns: Array
-    """Chunk step t and column n of each sample, int64 [S]."""
+    numbers: Array
+    """Chunk step t, column n and ticket of each sample, int64 [S]."""
     workers: Array
     sample_ids: Array
     """Worker whose policy made each sample, and the sample's id there, int64 [S]."""
+    fields: Mapping[str, Array | None] = field(factory=dict)
+    """What learners get of them, [S, ...]: fields of `Batch`, with "counts" and "value_counts" [S]."""
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def refs(self) -> SampleRefs:
+        return self.workers, self.sample_ids
+
+    def in_ticket_order(self) -> Samples:
+        """Return the samples in the order of their tickets, whatever the order in which tickets are collected."""
+        return self.take(np.lexsort((self.steps, self.numbers)))
+
+    def sum_field(self, name: str) -> float:
+        """Return the sum of a field, at least 1e-8, as it divides the loss."""
+        array = self.fields[name]
+        assert array is not None
+        return max(float(array.sum()), 1e-8)
 
 
 @frozen(kw_only=True, eq=False)
@@ -47,14 +69,7 @@ class RolloutBatch:
 
     def cut_columns(self, rollout: Rollout, columns: Array) -> RolloutBatch:
         """Return the columns (indices) that `rollout` was cut to."""
-        return RolloutBatch(
-            rollout=rollout,
-            sample_ids=self.sample_ids[:, columns],
-            workers=self.workers[columns],
-            numbers=self.numbers[columns],
-            ended=None if self.ended is None else self.ended[:, columns],
-            ranks=None if self.ranks is None else self.ranks[:, columns],
-        )
+        return RolloutBatch(rollout=rollout, **take_columns(list_arrays(self, PLACES), columns))
 
     def ids_by_worker(self, columns: Array | None = None) -> dict[int, Array]:
         """Return the sample ids of all columns, or of those in `columns` (bool [N]): worker -> int64."""
@@ -70,123 +85,89 @@ def assemble_rollout(step: int, trajectories: Sequence[tuple[int, TrajectoryResu
     """Build one rollout batch of trajectories in the order of their tickets: (worker, result) of each. Shorter ones are
     padded.
     """
-    workers = np.array([worker for worker, _ in trajectories], np.int64)
-    parts = [{**trajectory.env_part.record, **trajectory.policy_part} for _, trajectory in trajectories]
-    length = max(len(part["valid"]) for part in parts)
-
-    def gather_field(key: str, fill: float = 0) -> torch.Tensor | None:
-        if key not in parts[0]:
-            return None
-        sample = parts[0][key]
-        out = np.full((length, len(parts), *sample.shape[1:]), fill, sample.dtype)
-        for column, part in enumerate(parts):
-            out[: len(part[key]), column] = part[key]
-        return torch.from_numpy(out)
-
-    of_env = [trajectory.env_part for _, trajectory in trajectories]
-    first_episodes = [half.episodes[0] if half.episodes else None for half in of_env]
+    results = [trajectory for _, trajectory in trajectories]
+    of_env = [result.env_part for result in results]
+    parts = [{**result.env_part.record, **result.policy_part} for result in results]
+    features = [part.pop("features") for part in parts if "features" in part]
+    arrays = stack_columns(parts)
+    episodes = [half.episodes[0] if half.episodes else None for half in of_env]
     numbers = np.array([half.number for half in of_env], np.int64)
-    reported = [field for field in ROLLOUT if field.by_time and field.source in ("env", "policy")]
-    tensors = {field.name: gather_field(field.name, field.fill) for field in reported}
-    sample_ids = gather_field("sample", fill=-1)
-    ended = gather_field("ended")
-    assert sample_ids is not None
+    places = {field.name: arrays.pop(field.name) for field in PLACES if field.name in arrays}
     rollout = Rollout(
         step=step,
         groups=torch.from_numpy(numbers // group_size),
-        success=torch.tensor([episode is not None and episode.success_once for episode in first_episodes]),
+        success=torch.tensor([episode is not None and episode.success_once for episode in episodes]),
         episodes=tuple(episode for half in of_env for episode in half.episodes),
-        features=torch.from_numpy(np.stack([p["features"] for p in parts])) if "features" in parts[0] else None,
-        tasks=tuple(episode.task for episode in first_episodes if episode is not None) if all(first_episodes) else (),
-        **arrange_fields(Rollout, tensors),
+        features=torch.from_numpy(np.stack(features)) if features else None,
+        tasks=tuple(episode.task for episode in episodes if episode is not None) if all(episodes) else (),
+        **arrange_fields(Rollout, {"values": None, "next_values": None} | _make_tensors(arrays)),
     )
-    return RolloutBatch(
-        rollout=rollout,
-        sample_ids=sample_ids.numpy(),
-        workers=workers,
-        numbers=numbers,
-        ended=None if ended is None else ended.numpy(),
-    )
+    workers = np.array([worker for worker, _ in trajectories], np.int64)
+    return RolloutBatch(rollout=rollout, workers=workers, numbers=numbers, **places)
+
+
+def _make_tensors(arrays: Mapping[str, Array]) -> dict[str, Any]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def join_batches(parts: Sequence[RolloutBatch]) -> RolloutBatch:
-    """Join rollouts column by column, with the step and the episodes of the last one."""
+    """Join rollouts column by column, with the step and the episodes of the last one. Numbers that plugins declare are
+    left out where a rollout has none: a world model imagines none."""
     if len(parts) == 1:
         return parts[0]
-    length = max(len(part.sample_ids) for part in parts)
-    last = parts[-1]
-
-    def joined_columns(arrays: Sequence[Array], fill: int = 0) -> Array:
-        padded = [np.full((length - len(array), *array.shape[1:]), fill, array.dtype) for array in arrays]
-        return np.concatenate([np.concatenate(pair) for pair in zip(arrays, padded, strict=True)], 1)
-
-    changes: dict[str, Any] = {}
-    for field in ROLLOUT:
-        if read_field(last.rollout, field) is not None:
-            tensors = [read_field(part.rollout, field) for part in parts]
-            columns = [tensor.numpy() for tensor in tensors]
-            changes[field.name] = torch.from_numpy(joined_columns(columns)) if field.by_time else torch.cat(tensors)
-    changes = arrange_fields(Rollout, changes)
-    tasks = [part.rollout.tasks for part in parts]
-    changes["tasks"] = tuple(chain.from_iterable(tasks)) if all(tasks) else ()
-    changes["findings"] = {
-        name: torch.cat([part.rollout.findings[name] for part in parts]) for name in last.rollout.findings
-    }
-    by_step = {}
-    for name, fill in (("sample_ids", -1), ("ended", 0), ("ranks", 0)):
-        arrays = [getattr(part, name) for part in parts]
-        by_step[name] = None if arrays[0] is None else joined_columns(arrays, fill)
-    return RolloutBatch(
-        rollout=last.rollout.evolve(**changes),
-        workers=np.concatenate([part.workers for part in parts]),
-        numbers=np.concatenate([part.numbers for part in parts]),
-        **by_step,  # type: ignore[arg-type]
+    rollouts = [part.rollout for part in parts]
+    last = rollouts[-1]
+    fields = [list_arrays(rollout, ROLLOUT) for rollout in rollouts]
+    names = [name for name in fields[-1] if name in FIELDS or all(name in one for one in fields)]
+    joined_fields = join_columns([{name: one[name] for name in names if name in one} for one in fields])
+    tasks = [rollout.tasks for rollout in rollouts]
+    joined = last.evolve(
+        **arrange_fields(Rollout, _make_tensors(joined_fields)),
+        tasks=tuple(chain.from_iterable(tasks)) if all(tasks) else (),
+        findings={name: torch.cat([rollout.findings[name] for rollout in rollouts]) for name in last.findings},
     )
+    return RolloutBatch(rollout=joined, **join_columns([list_arrays(part, PLACES) for part in parts]))
 
 
 def joined_advantages(first: Advantages, second: Advantages) -> Advantages:
     """Join the advantages of two rollouts from one algorithm, column by column. Metrics are those of the second."""
-    length = max(len(part.advantages) for part in (first, second))
-
-    def joined_columns(one: Any, other: Any) -> Any:
-        if one is None or other is None:
-            return None
-        padded = [torch.cat((t, t.new_zeros(length - len(t), *t.shape[1:]))) for t in (one, other)]
-        return torch.cat(padded, dim=1)
-
-    changes = {field.name: joined_columns(read_field(first, field), read_field(second, field)) for field in ADVANTAGES}
-    for name, one, other in zip(("counts", "value_counts"), first.divisors, second.divisors, strict=True):
-        changes[name] = joined_columns(one, other)
-    extras = {name: joined_columns(tensor, second.extras[name]) for name, tensor in first.extras.items()}
-    return evolve(second, **changes, extras=extras)
+    counted = [evolve(one, counts=one.divisors[0], value_counts=one.divisors[1]) for one in (first, second)]
+    arrays = join_columns([list_arrays(one, ADVANTAGES) for one in counted])
+    return evolve(second, **arrange_fields(Advantages, _make_tensors(arrays)))
 
 
-def find_samples(selected: Rollout, columns: Array, batch: RolloutBatch) -> SampleIndex:
-    """Return the samples of the columns (indices) of a batch that `selected` consists of, in time-major order."""
+def find_samples(selected: Rollout, columns: Array, batch: RolloutBatch) -> Samples:
+    """Return the samples of the columns (indices) of a batch that `selected` consists of, without fields."""
     steps, selected_columns = np.nonzero(selected.samples.numpy())
     source = columns[selected_columns]
-    return SampleIndex(
-        steps=steps, columns=selected_columns, workers=batch.workers[source], sample_ids=batch.sample_ids[steps, source]
+    return Samples(
+        steps=steps,
+        columns=selected_columns,
+        numbers=batch.numbers[source],
+        workers=batch.workers[source],
+        sample_ids=batch.sample_ids[steps, source],
     )
 
 
-def batch_fields(rollout: Rollout, advantages: Advantages, samples: SampleIndex) -> dict[str, Array | None]:
-    """Return the fields of `Batch` that trajectory records and advantages contain, [S, ...] for all samples. Weights
-    are not divided yet; "counts" and "value_counts" [S] are added.
-    """
+def all_samples(batch: RolloutBatch, advantages: Advantages | None = None) -> Samples:
+    """Return all samples of a batch; with advantages, with what learners get. Weights are not divided yet."""
+    samples = find_samples(batch.rollout, np.arange(len(batch.numbers)), batch)
+    return samples if advantages is None else evolve(samples, fields=_gather_fields(batch.rollout, advantages, samples))
 
-    def of_samples(tensor: torch.Tensor | None) -> Array | None:
-        return None if tensor is None else tensor.numpy()[samples.steps, samples.columns]
 
-    def total_of_samples(tensor: torch.Tensor | None) -> Array:
-        array = of_samples(tensor)
-        return np.zeros(len(samples.steps)) if array is None else array.reshape(len(array), -1).sum(1, dtype=np.float64)
-
-    counts, value_counts = advantages.divisors
-    return {
-        **{field.name: of_samples(read_field(rollout, field)) for field in ROLLOUT if field.in_batch},
-        **{field.name: of_samples(read_field(advantages, field)) for field in ADVANTAGES if field.in_batch},
-        **{name: of_samples(tensor) for name, tensor in advantages.extras.items()},
-        "counts": total_of_samples(counts),
-        "value_counts": total_of_samples(value_counts),
+def _gather_fields(rollout: Rollout, advantages: Advantages, samples: Samples) -> dict[str, Array | None]:
+    columns: list[tuple[Any, tuple[Field, ...]]] = [(rollout, ROLLOUT), (advantages, ADVANTAGES)]
+    known = {one.name for _, table in columns for one in table}
+    tensors = {one.name: read_field(holder, one) for holder, table in columns for one in table if one.in_batch}
+    tensors |= {name: one for holder, _ in columns for name, one in holder.extras.items() if name not in known}
+    tensors |= dict(zip(("counts", "value_counts"), advantages.divisors, strict=True))
+    fields = {
+        name: None if tensor is None else tensor.numpy()[samples.steps, samples.columns]
+        for name, tensor in tensors.items()
     }
+    for name in ("counts", "value_counts"):
+        array = fields[name]
+        fields[name] = (
+            np.zeros(len(samples)) if array is None else array.reshape(len(array), -1).sum(1, dtype=np.float64)
+        )
+    return fields

@@ -12,9 +12,9 @@ import torch
 from vla_rl.core.types import Array, Rollout
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import LearnerInterface
-from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, SampleIndex, find_samples
+from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, Samples, all_samples
 from vla_rl.runtime.messages.ids import SampleId
-from vla_rl.runtime.messages.learning import SampleRefs, ScoreRequest
+from vla_rl.runtime.messages.learning import ScoreRequest
 
 
 def rescore_rollout(
@@ -32,7 +32,7 @@ def rescore_rollout(
             of a policy that computes them itself.
     """
     rollout = batch.rollout
-    samples = find_samples(rollout, np.arange(len(batch.numbers)), batch)
+    samples = all_samples(batch)
     index = samples.steps, samples.columns
     assert batch.ranks is not None
     ended = np.zeros(len(samples.steps), bool) if batch.ended is None else batch.ended[index]
@@ -45,15 +45,12 @@ def rescore_rollout(
     if not any(passes):
         return rollout
 
-    def sample_refs(part: Array) -> SampleRefs:
-        return samples.workers[part], samples.sample_ids[part]
-
     recorded = rollout.log_probs.numpy()[index]
     requests = [
         ScoreRequest(
-            values=[sample_refs(part) for part in value_parts],
-            finals=[sample_refs(part) for part in final_parts],
-            log_probs=[(sample_refs(part), recorded[part]) for part in log_prob_parts],
+            values=[samples.take(part).refs for part in value_parts],
+            finals=[samples.take(part).refs for part in final_parts],
+            log_probs=[(samples.take(part).refs, recorded[part]) for part in log_prob_parts],
             passes=passes,  # type: ignore[arg-type]
         )
         for value_parts, final_parts, log_prob_parts in zip(*parts, strict=True)
@@ -75,9 +72,7 @@ def rescore_rollout(
     return rollout.evolve(**changed)
 
 
-def _split_batches(
-    mask: Array, samples: SampleIndex, ranks: Array, world: int, size: int | None
-) -> Sequence[list[Array]]:
+def _split_batches(mask: Array, samples: Samples, ranks: Array, world: int, size: int | None) -> Sequence[list[Array]]:
     """Return the batches of each rank: indices of the samples in `mask` (bool [S]), sorted by worker and sample id."""
     order = np.lexsort((samples.sample_ids, samples.workers))
     order = order[mask[order]]

@@ -15,7 +15,7 @@ from vla_rl.core.types import Array, Requirements, Rollout
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet, by_reference
 from vla_rl.runtime.comm.interfaces import HostInterface, LearnerInterface, PolicyInterface
-from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, find_samples, join_batches
+from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, all_samples, join_batches
 from vla_rl.runtime.driver.samples.replay import NoReplay, Replay, ReplayBuffer, ReplayIndex
 from vla_rl.runtime.driver.samples.rescoring import rescore_rollout
 from vla_rl.runtime.messages.reports import TrajectoryResult
@@ -113,7 +113,7 @@ class SampleTransfers:
         many tickets as the worker has envs, since each move costs it time.
         """
         unsent = self._unsent.setdefault(worker, {})
-        unsent |= {trajectory.env_part.number: trajectory.policy_part["sample"] for trajectory in trajectories}
+        unsent |= {trajectory.env_part.number: trajectory.policy_part["sample_ids"] for trajectory in trajectories}
         if len(unsent) >= self.policy_of_worker[worker].assignment.envs_served:
             self._send_tickets(worker)
 
@@ -125,11 +125,11 @@ class SampleTransfers:
         """
         for worker in list(self._unsent):
             self._send_tickets(worker)
-        samples = find_samples(batch.rollout, np.arange(len(batch.numbers)), batch)
+        samples = all_samples(batch)
         rank_of_worker = {learner.worker_index: rank for rank, learner in enumerate(self.fleet.learners)}
         if ranks is None:
             ranks = ranks_of(samples.workers, rank_of_worker)
-        unsent = ~np.isin(batch.numbers[samples.columns], list(self._sent))
+        unsent = ~np.isin(samples.numbers, list(self._sent))
         for rank in rank_of_worker.values():
             to_rank = unsent & (ranks == rank)
             sources = np.unique(samples.workers[to_rank]).tolist()

@@ -21,11 +21,17 @@ from vla_rl.core.trainers import OptimizerStep
 from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.interfaces import LearnerInterface
-from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, assemble_rollout, find_samples, join_batches
+from vla_rl.runtime.driver.collecting.assembler import (
+    RolloutBatch,
+    Samples,
+    all_samples,
+    assemble_rollout,
+    find_samples,
+    join_batches,
+)
 from vla_rl.runtime.driver.collecting.rollouts import StepRollouts
 from vla_rl.runtime.driver.reports.trace import Trace, traced
 from vla_rl.runtime.driver.samples.micro_batch_stream import MicroBatchStream
-from vla_rl.runtime.driver.samples.ordered_samples import OrderedSamples
 from vla_rl.runtime.driver.samples.sample_router import SampleRouter
 from vla_rl.runtime.driver.training.part import StepPart
 from vla_rl.runtime.driver.training.scope_check import OTHER_SELECTION, check_parts, scope_error
@@ -51,7 +57,7 @@ class StreamingUpdate(StepUpdate):
         """Tickets of the running step whose groups were scored already; they are its first ones."""
         self._scored_parts: list[RolloutBatch] = []
         """Rollouts that the filters left of each scored part."""
-        self._scored_samples: list[OrderedSamples] = []
+        self._scored_samples: list[Samples] = []
         """Samples of each scored part."""
 
     def begin(self, step: int, tickets: Sequence[int]) -> None:
@@ -75,7 +81,7 @@ class StreamingUpdate(StepUpdate):
         if not len(columns):
             return
         part = self._prepare_part(batch, take_columns(rollout, columns), columns)
-        samples = OrderedSamples.from_batch(part, self.algorithm.advantages(part.rollout))
+        samples = all_samples(part, self.algorithm.advantages(part.rollout)).in_ticket_order()
         self._scored_parts.append(part)
         self._scored_samples.append(samples)
         self.stream.queue_samples(samples)
@@ -104,11 +110,11 @@ class StreamingUpdate(StepUpdate):
 
         Raises PluginError where parts got other scores than the whole step.
         """
-        samples = OrderedSamples.from_batch(prepared, advantages)
+        samples = all_samples(prepared, advantages).in_ticket_order()
         epochs = self.spec.train.epochs
         scored = self._scored_count
         if scored:
-            parts = OrderedSamples.concat(self._scored_samples)
+            parts = Samples.concat(self._scored_samples)
             check_parts(self.spec.algorithm.type, self.algorithm, parts, samples)
         self.stream.send_last(samples.take(slice(scored, None)))
         divisor = samples.sum_field("counts")

@@ -5,7 +5,7 @@ steps of each rank, trained on, and freed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -16,13 +16,7 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.trainers import OptimizerStep, UpdateMetrics
 from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.comm.interfaces import LearnerInterface
-from vla_rl.runtime.driver.collecting.assembler import (
-    RolloutBatch,
-    SampleIndex,
-    batch_fields,
-    find_samples,
-    join_batches,
-)
+from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, Samples, all_samples, join_batches
 from vla_rl.runtime.driver.collecting.rollouts import StepRollouts
 from vla_rl.runtime.driver.reports.trace import Trace, traced
 from vla_rl.runtime.driver.samples.sample_router import SampleRouter
@@ -84,27 +78,23 @@ class StepUpdate:
 
     def run_update(self, prepared: RolloutBatch, advantages: Advantages) -> dict[str, float]:
         """Train on all samples of `prepared`. Return metrics."""
-        samples = find_samples(prepared.rollout, np.arange(len(prepared.numbers)), prepared)
-        fields = batch_fields(prepared.rollout, advantages, samples)
+        samples = all_samples(prepared, advantages)
         assert prepared.ranks is not None
         ranks = prepared.ranks[samples.steps, samples.columns]
         step = prepared.rollout.step
-        shards = self._split_shards(step, samples, ranks, fields)
+        shards = self._split_shards(step, samples, ranks)
         pending = []
         for learner, shard in zip(self.fleet.learners, shards, strict=True):
-            shard_fields = {name: None if array is None else array[shard.samples] for name, array in fields.items()}
-            references = samples.workers[shard.samples], samples.sample_ids[shard.samples]
-            pending.append(learner.call(LearnerInterface.update, step, references, shard_fields, shard.steps))
+            part = samples.take(shard.samples)
+            pending.append(learner.call(LearnerInterface.update, step, part.refs, part.fields, shard.steps))
         results = self.collector.wait_for(pending)
         log_warnings(step, results)
-        return update_metrics(len(samples.steps), len(shards[0].steps), results)
+        return update_metrics(len(samples), len(shards[0].steps), results)
 
     def finish_update(self, trained: bool) -> None:
         """Forget the update. `trained`: False where the step had nothing to train on. Nothing is kept here."""
 
-    def _split_shards(
-        self, step: int, samples: SampleIndex, ranks: Array, fields: dict[str, Array | None]
-    ) -> list[RankShard]:
+    def _split_shards(self, step: int, samples: Samples, ranks: Array) -> list[RankShard]:
         """Return the shard of each rank (`ranks`: int64 [S], rank of each sample): first the samples of the policy in
         the rank's worker, then the others by worker, each in the order of the sample ids.
         """
@@ -116,7 +106,7 @@ class StepUpdate:
         return split_into_minibatches(
             ranks,
             order,
-            fields,
+            samples.fields,
             world=len(self.fleet.learners),
             seed=self.spec.seed,
             step=step,
@@ -165,7 +155,7 @@ class RankShard:
 def split_into_minibatches(
     ranks: Array,
     order: Array,
-    fields: dict[str, Array | None],
+    fields: Mapping[str, Array | None],
     *,
     world: int,
     seed: int,

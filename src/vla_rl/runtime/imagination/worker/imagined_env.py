@@ -64,7 +64,9 @@ class ImaginedEnv(SimEnv):
         self.store = store
         self.num_envs = num_envs
         self.seed = seed
-        self.info = evolve(info, notes=(*info.notes, "imagined by a world model"), takeovers=False, control_hz=None)
+        self.info = evolve(
+            info, notes=(*info.notes, "imagined by a world model"), takeovers=False, control_hz=None, extras={}
+        )
         self._start = start
         self._outcome = outcome
         self._recent = recent

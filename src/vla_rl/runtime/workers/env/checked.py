@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
+from vla_rl.core.fields import read_field, result_fields
 from vla_rl.core.types import BOUND_TOLERANCE, ActionSource, Array, ChunkResult, EnvInfo, Observation, to_numpy
 from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
 
@@ -34,13 +35,18 @@ def checked_observation(env: str, info: EnvInfo, obs: Observation, n: int, metho
 def checked_result(env: str, info: EnvInfo, result: ChunkResult, num_envs: int, width: int) -> ChunkResult:
     """Return the result of `width` actions in `num_envs` envs, with a contiguous observation. Raises EnvError."""
     obs = checked_observation(env, info, result.obs, num_envs, "chunk_step")
-    _check_array(env, result.rewards, (num_envs, width), "float32", "rewards")
-    for field in ("terminated", "truncated", "executed"):
-        _check_array(env, getattr(result, field), (num_envs, width), "bool", field)
-    _check_array(env, result.success, (num_envs,), "bool", "success")
-    _check_takeovers(env, info, result, (num_envs, width))
-    if info.control_hz is not None:
-        _check_array(env, result.late, (num_envs, width), "bool", "late")
+    sizes = {"N": num_envs, "C": width, "A": info.action_dim}
+    for field in result_fields(info):
+        array = read_field(result, field)
+        if array is not None or not field.optional:
+            shape = tuple(int(name) if name.isdigit() else sizes[name] for name in field.dims.split())
+            _check_array(env, array, shape, field.dtype, field.name)
+    if unknown := result.extras.keys() - info.extras.keys():
+        raise EnvError(
+            f"env {env!r}: chunk_step reports {', '.join(sorted(unknown))} in ChunkResult.extras; its info has to "
+            f"declare their dimensions (EnvInfo.extras), which are {dict(info.extras)}"
+        )
+    _check_takeovers(env, info, result)
     rewards = to_numpy(result.rewards)
     if not np.isfinite(rewards).all():
         env_id, step = (int(i) for i in np.argwhere(~np.isfinite(rewards))[0])
@@ -69,16 +75,14 @@ def checked_actions(env: str, info: EnvInfo, actions: Any, env_ids: Array, chunk
     return clipped
 
 
-def _check_takeovers(env: str, info: EnvInfo, result: ChunkResult, shape: tuple[int, int]) -> None:
-    """Check who chose the actions of a result, and which ones were executed. Raises EnvError."""
+def _check_takeovers(env: str, info: EnvInfo, result: ChunkResult) -> None:
+    """Check who chose the actions of a result. Raises EnvError."""
     if not info.takeovers:
         if result.source is not None or result.executed_actions is not None:
             raise EnvError(
                 f"env {env!r} reports who chose its actions; its info has to say so (EnvInfo(takeovers=True))"
             )
         return
-    _check_array(env, result.source, shape, "int8", "source")
-    _check_array(env, result.executed_actions, (*shape, info.action_dim), "float32", "executed_actions")
     source = to_numpy(result.source)
     if unknown := set(np.unique(source).tolist()) - set(ActionSource):
         raise EnvError(f"env {env!r}: source {min(unknown)} is none of ActionSource, {[s.value for s in ActionSource]}")

@@ -4,6 +4,8 @@ trajectories that they make up.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -49,13 +51,16 @@ class EpisodeStatistics:
         ignore_terminations: bool,
         reward: Literal["raw", "relative"],
         reward_coef: float,
+        extras: Mapping[str, str] = MappingProxyType({}),
     ):
+        """Create the statistics. `extras`: as `EnvInfo.extras`."""
         self.num_envs = num_envs
         self.name = name
         self.chunk = chunk
         self.ignore_terminations = ignore_terminations
         self.reward = reward
         self.reward_coef = reward_coef
+        self.extras = extras
         self.limit = np.zeros(num_envs, np.int64)
         """Step limit of each episode."""
         self.steps = np.zeros(num_envs, np.int64)  # only valid ones count
@@ -144,12 +149,17 @@ class EpisodeStatistics:
             if self.late_actions is None:
                 self.late_actions = np.zeros(self.num_envs, np.int64)
             self.late_actions += (valid & to_numpy(result.late)).sum(1)
+        whole = {name: to_numpy(array) for name, array in result.extras.items()}
+        for name in [name for name, dims in self.extras.items() if dims.startswith("C")]:
+            array = whole.pop(name)
+            record[name] = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, np.float32(0))
         if width < self.chunk:
             missing = self.chunk - width
             record = {
                 key: np.pad(array, [(0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)])
                 for key, array in record.items()
             }
+        record |= whole
         return record, (terminated | truncated).any(1), int(executed.sum())
 
     def finish_episode(self, env_id: int, request: EpisodeRequest, truncated: bool) -> Episode:
@@ -211,6 +221,8 @@ class RunningTrajectories:
             self._rows = {key: np.empty((8, *array.shape), array.dtype) for key, array in record.items()}
         if self._count == len(next(iter(self._rows.values()))):
             self._make_room()
+        if record.keys() != self._rows.keys():
+            raise EnvError(f"a chunk step reports {sorted(record)}, and those before it {sorted(self._rows)}")
         for key, array in record.items():
             self._rows[key][self._count] = array
         self._count += 1

@@ -130,6 +130,7 @@ class Episodes:
             ignore_terminations=ignore_terminations,
             reward=reward,
             reward_coef=reward_coef,
+            extras=env.info.extras,
         )
         self.trajectories = RunningTrajectories(num_envs)
         self.keeps_actions = auto_reset != "off"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from vla_rl.core.fields import Field, arrange_fields, read_field, result_fields
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import Array, ChunkResult, Observation, pick_rows, to_numpy
 
@@ -40,21 +42,19 @@ def one_by_one(
     last[~active] = len(parts) - 1
     padding = actions.shape[1] - len(parts)
 
-    def stack_field(name: str) -> Array:
-        columns = np.concatenate([to_numpy(getattr(part, name)) for part in parts], 1)
+    ends = last * len(active) + np.arange(len(active))
+
+    def stack_field(field: Field) -> Any:
+        arrays = [read_field(part, field) for part in parts]
+        if any(array is None for array in arrays):  # what is missing is named where results are checked
+            return None
+        if "C" not in field.dims.split():
+            return pick_rows(np.concatenate([to_numpy(array) for array in arrays]), ends)
+        columns = np.concatenate([to_numpy(array) for array in arrays], 1)
         return np.pad(columns, [(0, 0), (0, padding), *[(0, 0)] * (columns.ndim - 2)])
 
-    def stacked_if_given(name: str) -> Array | None:
-        return None if getattr(parts[0], name) is None else stack_field(name)
-
-    ends = last * len(active) + np.arange(len(active))
     result = ChunkResult(
         obs=parts[-1].obs if (last == last[0]).all() else Observation.concat([p.obs for p in parts]).take(ends),
-        success=pick_rows(np.concatenate([to_numpy(part.success) for part in parts]), ends),
-        succeeded=stacked_if_given("succeeded"),
-        source=stacked_if_given("source"),
-        executed_actions=stacked_if_given("executed_actions"),
-        late=stacked_if_given("late"),
-        **{name: stack_field(name) for name in ("rewards", "terminated", "truncated", "executed")},
+        **arrange_fields(ChunkResult, {field.name: stack_field(field) for field in result_fields(env.info)}),
     )
     return result, faults

@@ -33,8 +33,7 @@ from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.comm.process_group import address_of, enter_group, open_listener
 from vla_rl.runtime.comm.weight_transfer.connect import BUCKET_BYTES, open_sender
 from vla_rl.runtime.comm.weight_transfer.ends import WeightSender
-from vla_rl.runtime.messages.learning import SampleRefs, SampleScores, ScoreRequest
-from vla_rl.runtime.messages.model_inputs import SampleBatch
+from vla_rl.runtime.messages.learning import SampleBatch, SampleRefs, SampleScores, ScoreRequest
 from vla_rl.runtime.messages.weights import WeightLayout, WeightTransfer
 from vla_rl.runtime.run_folder.env_info import write_env_info
 from vla_rl.runtime.workers.learner.parallel.strategy import strategy_for

@@ -8,9 +8,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from attrs import define, frozen
 
-from vla_rl.core.trainers import ModelInputs, observation_bytes
+from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import Array, Observation
-from vla_rl.runtime.messages.model_inputs import SampleBatch
+from vla_rl.runtime.messages.learning import SampleBatch
 
 
 class Indexable(Protocol):
@@ -120,4 +120,4 @@ def _finals_of(block: _Block) -> Observation:
 
 
 def _bytes_of(batch: SampleBatch) -> int:
-    return batch.inputs.nbytes + (0 if batch.finals is None else observation_bytes(batch.finals))
+    return batch.inputs.nbytes + (0 if batch.finals is None else batch.finals.nbytes)

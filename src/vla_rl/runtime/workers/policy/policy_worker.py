@@ -15,13 +15,14 @@ import torch
 from attrs import evolve
 
 from vla_rl.core.errors import PluginError, WorkerDied
+from vla_rl.core.fields import shape_matches
 from vla_rl.core.hookspecs import PolicyEngine
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Array, Chunk, Observation, concat_arrays, pick_rows, to_numpy
+from vla_rl.core.types import Array, Chunk, Observation, to_numpy
 from vla_rl.runtime.comm.interfaces import PolicyInterface
 from vla_rl.runtime.comm.weight_transfer.connect import open_receiver
 from vla_rl.runtime.comm.weight_transfer.ends import WeightReceiver
-from vla_rl.runtime.messages.model_inputs import SampleBatch
+from vla_rl.runtime.messages.learning import SampleBatch
 from vla_rl.runtime.messages.requests import EnvTrajectory, PolicyMode, StepRequest
 from vla_rl.runtime.messages.weights import WeightTransfer, verify_checksums
 from vla_rl.runtime.workers.policy.sample_store import SampleStore, select_observations
@@ -75,7 +76,8 @@ class PolicyWorker(PolicyInterface):
         """End of the transfer from a learner in another worker."""
         self._partly_loaded = ""
         """Error that broke off the loading of a version; the model must not act then."""
-        self.samples = SampleStore(keeps_finals=finals)
+        self.extras = {} if engine.model is None else engine.model.extras
+        self.samples = SampleStore(finals, self.extras)
         self._values_finals = values_finals
         self.seconds: dict[str, float] = {}
         """Purpose of a `PolicyMode` -> seconds that it took, until the rollout reports and resets them."""
@@ -174,6 +176,15 @@ class PolicyWorker(PolicyInterface):
         log_probs = np.zeros(0) if chunk.log_probs is None else to_numpy(chunk.log_probs)
         if not np.isfinite(actions).all() or not np.isfinite(log_probs).all():
             raise PluginError(f"{self.name} sampled actions or log-probs that are not finite")
+        sizes = {"N": len(actions), "C": actions.shape[1], "A": actions.shape[2], "M": log_probs.shape[-1]}
+        for name, dims in self.extras.items() if keep else ():
+            shape = list(chunk.extras[name].shape) if name in chunk.extras else None
+            if shape is None or not shape_matches(shape, f"N {dims}", sizes):
+                raise PluginError(
+                    f"{self.name} declares the extra {name!r} with dimensions {dims!r} (VLAModel.extras), and "
+                    f"`sample_chunk` returned {'none' if shape is None else f'the shape {shape}'} in Chunk.extras for "
+                    f"{sizes['N']} samples of {sizes['C']} actions"
+                )
 
     def _add_seconds(self, purpose: str, started: float) -> None:
         self.seconds[purpose] = self.seconds.get(purpose, 0.0) + perf_counter() - started
@@ -267,15 +278,4 @@ def _join_chunks(parts: Sequence[tuple[Array, Chunk]]) -> Chunk:
     """Return one chunk of these parts, in the order of their rows."""
     if len(parts) == 1:
         return parts[0][1]
-    chunks = [chunk for _, chunk in parts]
-    order = np.argsort(np.concatenate([rows for rows, _ in parts]))
-    values = [chunk.values for chunk in chunks if chunk.values is not None]
-    log_probs = [chunk.log_probs for chunk in chunks if chunk.log_probs is not None]
-    return Chunk(
-        actions=pick_rows(concat_arrays([chunk.actions for chunk in chunks]), order),
-        log_probs=pick_rows(concat_arrays(log_probs), order) if log_probs else None,
-        values=pick_rows(concat_arrays(values), order) if values else None,
-        extras={
-            key: pick_rows(concat_arrays([chunk.extras[key] for chunk in chunks]), order) for key in chunks[0].extras
-        },
-    )
+    return Chunk.concat([chunk for _, chunk in parts]).take(np.argsort(np.concatenate([rows for rows, _ in parts])))

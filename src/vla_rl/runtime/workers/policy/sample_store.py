@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from attrs import define
@@ -10,7 +10,7 @@ from attrs import define
 from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import Array, Chunk, Observation, to_numpy
 from vla_rl.runtime.messages.ids import SampleId
-from vla_rl.runtime.messages.model_inputs import SampleBatch
+from vla_rl.runtime.messages.learning import SampleBatch
 from vla_rl.runtime.messages.requests import StepRequest
 
 
@@ -20,27 +20,23 @@ class Inference:
 
     number: int
     """First half of the samples' `SampleId`."""
-    versions: Array
-    """int64 [R]: versions of the weights that chose the actions."""
-    log_probs: Array
-    values: Array | None
-    """Values of each sample, float32 [R] or [R, C]; None without a critic."""
+    record: dict[str, Array]
+    """The policy's fields of the trajectory record, [R, ...]: log-probs, versions of the weights that chose the
+    actions, values and bootstrap values (0 for rows without one) where there is a critic, the model's extras, and
+    "ended": samples that are followed by a final observation."""
     inputs: ModelInputs
-    next_values: Array
-    """Bootstrap values, float32 [R]; 0 for rows without one."""
     needed: int
     """Number of samples that may still be needed; the inference is dropped when it is 0."""
-    has_final: Array
-    """bool [R]: samples that are followed by a final observation."""
     finals: Observation | None = None
-    """Final observations of these samples, where learners recompute their values."""
+    """Final observations of the samples that have one, where learners recompute their values."""
 
     def make_batch(self, rows: Array) -> SampleBatch:
         """Return the samples of these rows, int64 ascending."""
         finals = self.finals
-        rows_with_final = rows[self.has_final[rows]]
+        ended = self.record["ended"]
+        rows_with_final = rows[ended[rows]]
         if finals is not None:
-            finals = select_observations(finals, np.searchsorted(np.flatnonzero(self.has_final), rows_with_final))
+            finals = select_observations(finals, np.searchsorted(np.flatnonzero(ended), rows_with_final))
         return SampleBatch(
             sample_ids=SampleId.pack(self.number, rows),
             inputs=self.inputs.take(rows),
@@ -52,9 +48,15 @@ class Inference:
 class SampleStore:
     """Samples by inference and by ticket."""
 
-    def __init__(self, keeps_finals: bool) -> None:
-        """Create an empty store. `keeps_finals`: learners recompute values, so final observations are kept for them."""
+    def __init__(self, keeps_finals: bool, extras: Iterable[str] = ()) -> None:
+        """Create an empty store.
+
+        Args:
+            keeps_finals: learners recompute values, so final observations are kept for them.
+            extras: names of `Chunk.extras` that are part of the trajectory record.
+        """
         self.keeps_finals = keeps_finals
+        self.extras = tuple(extras)
         self.count = 0
         """Number of inferences so far."""
         self.inferences: dict[int, Inference] = {}
@@ -66,20 +68,19 @@ class SampleStore:
         """Keep what was inferred for a lane's request: this part of the chunk, with weights of these versions."""
         assert request.obs is not None and chunk.log_probs is not None
         size = len(request.positions)
-        inference = Inference(
-            number=self.count,
-            versions=versions,
-            log_probs=to_numpy(chunk.log_probs)[part].astype(np.float32),
-            values=None if chunk.values is None else to_numpy(chunk.values)[part].astype(np.float32),
-            inputs=ModelInputs(
-                obs=request.obs,
-                actions=chunk.actions[part],
-                extras={name: tensor[part] for name, tensor in chunk.extras.items()},
-            ),
-            next_values=np.zeros(size, np.float32),
-            has_final=np.zeros(size, bool),
-            needed=size,
+        reported = {"log_probs": chunk.log_probs, **{name: chunk.extras[name] for name in self.extras}}
+        if chunk.values is not None:
+            reported["values"] = chunk.values
+        record = {name: to_numpy(array)[part].astype(np.float32) for name, array in reported.items()}
+        record |= {"versions": versions, "ended": np.zeros(size, bool)}
+        if chunk.values is not None:
+            record["next_values"] = np.zeros(size, np.float32)
+        inputs = ModelInputs(
+            obs=request.obs,
+            actions=chunk.actions[part],
+            extras={name: tensor[part] for name, tensor in chunk.extras.items()},
         )
+        inference = Inference(number=self.count, record=record, inputs=inputs, needed=size)
         self.count += 1
         self.inferences[inference.number] = inference
         ids = SampleId.pack(inference.number, np.arange(size)).tolist()
@@ -93,8 +94,9 @@ class SampleStore:
         last_ids = np.array([self.tickets[number][-1] for number in request.final_numbers.tolist()], np.int64)
         numbers, rows = SampleId.unpack(last_ids)
         inference = self.inferences[int(numbers[0])]  # a lane is in one inference
-        inference.next_values[rows] = values
-        inference.has_final[rows] = True
+        inference.record["ended"][rows] = True
+        if "next_values" in inference.record:
+            inference.record["next_values"][rows] = values
         if self.keeps_finals and request.final is not None:
             inference.finals = select_observations(request.final, np.argsort(rows))
 
@@ -142,25 +144,14 @@ class SampleStore:
         groups = np.split(by_inference, np.flatnonzero(np.diff(numbers[by_inference])) + 1)
         parts = [(self.inferences[int(numbers[group[0]])], rows[group]) for group in groups if len(group)]
 
-        def gather_field(of_inference: Callable[[Inference], Array]) -> Array:
-            """Return a field of all samples, [samples, ...]."""
-            sorted_values = np.concatenate([of_inference(inference)[part] for inference, part in parts])
-            values = np.empty_like(sorted_values)
-            values[by_inference] = sorted_values
-            return values
-
         if not parts:
             return []
-        fields = {
-            "log_probs": gather_field(lambda inference: inference.log_probs),
-            "versions": gather_field(lambda inference: inference.versions),
-            "sample": samples,
-        }
-        if parts[0][0].values is not None:
-            fields["values"] = gather_field(_inference_values)
-            fields["next_values"] = gather_field(lambda inference: inference.next_values)
-        if self.keeps_finals:
-            fields["ended"] = gather_field(lambda inference: inference.has_final)
+        fields = {"sample_ids": samples}
+        for name in parts[0][0].record:
+            if name != "ended" or self.keeps_finals:
+                sorted_values = np.concatenate([inference.record[name][part] for inference, part in parts])
+                fields[name] = np.empty_like(sorted_values)
+                fields[name][by_inference] = sorted_values
         ends = np.cumsum(lengths).tolist()
         return [
             {name: values[end - length : end] for name, values in fields.items()}
@@ -171,8 +162,3 @@ class SampleStore:
 def select_observations(obs: Observation, rows: Array) -> Observation:
     """Return these rows of an observation, without a copy if they are all of it."""
     return obs if len(rows) == len(obs) else obs.take(rows)
-
-
-def _inference_values(inference: Inference) -> Array:
-    assert inference.values is not None
-    return inference.values

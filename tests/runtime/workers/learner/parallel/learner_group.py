@@ -22,8 +22,7 @@ from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import make_component
 from vla_rl.core.trainers import ImitationStep, ModelInputs
-from vla_rl.runtime.messages.learning import ScoreRequest
-from vla_rl.runtime.messages.model_inputs import SampleBatch
+from vla_rl.runtime.messages.learning import SampleBatch, ScoreRequest
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.precision import Autocast
 from vla_rl.testing import synthetic

@@ -1,0 +1,63 @@
+"""Columns of a rollout, cut, joined and padded by the tables of `fields.py`, whatever fields there are: its own, those
+of the workers that hold its samples, and the numbers that plugins declare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vla_rl.core.errors import PluginError
+from vla_rl.core.fields import PLACES, ROLLOUT
+from vla_rl.core.types import Array, to_numpy
+
+FIELDS = {field.name: field for field in (*ROLLOUT, *PLACES)}
+
+
+def has_steps(name: str) -> bool:
+    """Return whether a field has a time axis, [T, N, ...]. Numbers that plugins declare have one."""
+    return name not in FIELDS or FIELDS[name].by_time
+
+
+def take_columns(arrays: Mapping[str, Any], columns: Any) -> dict[str, Any]:
+    """Return fields cut to these columns, int64 [K]: an index of their kind, NumPy or torch."""
+    return {name: array[:, columns] if has_steps(name) else array[columns] for name, array in arrays.items()}
+
+
+def join_columns(parts: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
+    """Return the fields (NumPy or torch) of several rollouts, joined column by column. Shorter ones are padded at their
+    ends. Raise PluginError for a field that some of them lack."""
+    length = max((len(array) for part in parts for name, array in part.items() if has_steps(name)), default=0)
+    joined = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        lacking = [index for index, part in enumerate(parts) if name not in part]
+        if lacking:
+            raise PluginError(
+                f"{len(lacking)} of {len(parts)} trajectories of a rollout have no {name!r}, which the others have: a "
+                "simulator or a policy that reports a number has to report it after every chunk, and all of a run's do"
+            )
+        fill = FIELDS[name].fill if name in FIELDS else 0.0
+        whole = _join_arrays([to_numpy(part[name]) for part in parts], length if has_steps(name) else None, fill)
+        joined[name] = whole
+    return joined
+
+
+def stack_columns(trajectories: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Return fields [T, N, ...] of N trajectories' fields [T_n, ...]; raises as `join_columns`."""
+    return join_columns([{name: array[:, None] for name, array in one.items()} for one in trajectories])
+
+
+def _join_arrays(arrays: Sequence[Array], length: int | None, fill: float) -> Array:
+    """Return arrays [N_i, ...] one after another; with a length T, arrays [T_i, N_i, ...] side by side and padded."""
+    if length is None:
+        return np.concatenate(arrays)
+    first = arrays[0]
+    whole = np.full((length, sum(array.shape[1] for array in arrays), *first.shape[2:]), fill, first.dtype)
+    start = 0
+    for array in arrays:
+        end = start + array.shape[1]
+        whole[: len(array), start:end] = array
+        start = end
+    return whole
