@@ -9,14 +9,11 @@ log-probs of an action, D features; or a number.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from attrs import frozen
 
 from vla_rl.core.errors import PluginError
-
-if TYPE_CHECKING:
-    from vla_rl.core.types import EnvInfo
 
 Source = Literal["env", "policy", "learner", "driver", "algorithm"]
 
@@ -90,7 +87,7 @@ ADVANTAGES = (
 )
 """Fields of the advantages that an algorithm computes from a rollout; `Algorithm.extras` adds to them."""
 
-PLACES = (
+SAMPLE_IDS = (
     Field(name="sample_ids", dims="T N", source="policy", dtype="int64", fill=-1),
     Field(name="ended", dims="T N", source="policy", dtype="bool", optional=True),
     Field(name="ranks", dims="T N", source="driver", dtype="int64", optional=True),
@@ -106,7 +103,7 @@ BATCH = {"obs", "chunk", "lag", "reference_log_probs", "extras", "actions"}
 def check_extras(extras: Mapping[str, str], dims: str) -> None:
     """Raise ValueError for a declared name that samples have already, and for dimensions other than numbers and the
     letters of `dims`."""
-    taken = {field.name for field in (*RESULT, *ROLLOUT, *ADVANTAGES, *PLACES)} | BATCH
+    taken = {field.name for field in (*RESULT, *ROLLOUT, *ADVANTAGES, *SAMPLE_IDS)} | BATCH
     for name, declared in extras.items():
         if not name.isidentifier() or name in taken:
             raise ValueError(f"extras: {name!r} is no name for further numbers; not {', '.join(sorted(taken))}")
@@ -116,13 +113,6 @@ def check_extras(extras: Mapping[str, str], dims: str) -> None:
                 f"extras: {name!r} has dimensions {declared!r}; give numbers and letters of {', '.join(dims)}, the "
                 "chunk's actions C first: 'C' for one number an action, 'C 3' for three, '' for one a chunk"
             )
-
-
-def result_fields(info: EnvInfo) -> tuple[Field, ...]:
-    """Return the fields that a simulator with this `EnvInfo` reports after a chunk step, its extras among them."""
-    known = (field for field in RESULT if not field.given_with or getattr(info, field.given_with))
-    extras = (Field(name=name, dims=f"N {dims}".strip(), source="env") for name, dims in info.extras.items())
-    return (*known, *extras)
 
 
 class Extras(dict[str, Any]):

@@ -10,10 +10,17 @@ from typing import Any
 import numpy as np
 
 from vla_rl.core.errors import PluginError
-from vla_rl.core.fields import PLACES, ROLLOUT
-from vla_rl.core.types import Array, to_numpy
+from vla_rl.core.fields import RESULT, ROLLOUT, SAMPLE_IDS, Field
+from vla_rl.core.types import Array, EnvInfo, to_numpy
 
-FIELDS = {field.name: field for field in (*ROLLOUT, *PLACES)}
+FIELDS = {field.name: field for field in (*ROLLOUT, *SAMPLE_IDS)}
+
+
+def result_fields(info: EnvInfo) -> tuple[Field, ...]:
+    """Return the fields that a simulator with this `EnvInfo` reports after a chunk step, its extras among them."""
+    known = (field for field in RESULT if not field.given_with or getattr(info, field.given_with))
+    extras = (Field(name=name, dims=f"N {dims}".strip(), source="env") for name, dims in info.extras.items())
+    return (*known, *extras)
 
 
 def has_steps(name: str) -> bool:
@@ -39,8 +46,7 @@ def join_columns(parts: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
                 "simulator or a policy that reports a number has to report it after every chunk, and all of a run's do"
             )
         fill = FIELDS[name].fill if name in FIELDS else 0.0
-        whole = _join_arrays([to_numpy(part[name]) for part in parts], length if has_steps(name) else None, fill)
-        joined[name] = whole
+        joined[name] = _join_arrays([to_numpy(part[name]) for part in parts], length if has_steps(name) else None, fill)
     return joined
 
 
@@ -54,10 +60,10 @@ def _join_arrays(arrays: Sequence[Array], length: int | None, fill: float) -> Ar
     if length is None:
         return np.concatenate(arrays)
     first = arrays[0]
-    whole = np.full((length, sum(array.shape[1] for array in arrays), *first.shape[2:]), fill, first.dtype)
+    columns = np.full((length, sum(array.shape[1] for array in arrays), *first.shape[2:]), fill, first.dtype)
     start = 0
     for array in arrays:
         end = start + array.shape[1]
-        whole[: len(array), start:end] = array
+        columns[: len(array), start:end] = array
         start = end
-    return whole
+    return columns

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from attrs import field, frozen
 
 from vla_rl.core.hookspecs import Demonstrations, hookspec
-from vla_rl.core.types import Array, ArrayOrTensor, Observation, Rows, Statistic
+from vla_rl.core.types import Array, ArrayOrTensor, Observation, SampleRecord, Statistic
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @frozen(kw_only=True, eq=False)
-class ModelInputs(Rows):
+class ModelInputs(SampleRecord):
     """B samples: observations, chosen actions [B, C, A] and the model's own extras, batch first."""
 
     obs: Observation

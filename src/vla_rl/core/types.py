@@ -73,7 +73,7 @@ def concat_arrays(parts: Sequence[Any]) -> Any:
 _field_names: Callable[[Any], tuple[str, ...]] = cache(lambda kind: tuple(known.name for known in attrs.fields(kind)))
 
 
-class Rows:
+class SampleRecord:
     """Base of records of B samples: attrs classes whose fields are arrays with a row for each sample, mappings of such
     arrays, further records, tuples with an entry for each sample, or None."""
 
@@ -126,14 +126,14 @@ class Rows:
                 return choose(value)
             if isinstance(value, Mapping):
                 return {name: change_value(array) for name, array in value.items()}
-            return value._change(change, choose) if isinstance(value, Rows) else change(value)  # noqa: SLF001 - its own
+            return value._change(change, choose) if isinstance(value, SampleRecord) else change(value)  # noqa: SLF001
 
         return type(self)(**{name: change_value(getattr(self, name)) for name in _field_names(type(self))})
 
 
 def _join_values(values: Sequence[Any]) -> Any:
     """Join the values that parts of a record have in one place."""
-    records = [value for value in values if isinstance(value, Rows)]
+    records = [value for value in values if isinstance(value, SampleRecord)]
     if records:
         kind = type(records[0])
         joined = {name: _join_values([getattr(one, name) for one in records]) for name in _field_names(kind)}
@@ -246,7 +246,7 @@ class ResetState:
 
 
 @frozen(kw_only=True, eq=False)
-class Observation(Rows):
+class Observation(SampleRecord):
     """Policy input of N envs: the images after the last executed action, the state and the instruction."""
 
     images: Mapping[str, ArrayOrTensor]
@@ -297,7 +297,7 @@ class ChunkResult:
 
 
 @frozen(kw_only=True, eq=False)
-class Chunk(Rows):
+class Chunk(SampleRecord):
     """A sampled chunk of actions for B samples."""
 
     actions: ArrayOrTensor

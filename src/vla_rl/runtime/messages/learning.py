@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from vla_rl.core.trainers import ModelInputs
-from vla_rl.core.types import Array, Observation, Rows
+from vla_rl.core.types import Array, Observation, SampleRecord
 
 SampleRefs = tuple[Array, Array]
 """References to samples: the policy workers that made them, and the sample ids there, int64 [b] each."""
 
 
 @frozen(kw_only=True, eq=False)
-class SampleBatch(Rows):
+class SampleBatch(SampleRecord):
     """Samples of one policy worker, on their way to a learner."""
 
     sample_ids: Array

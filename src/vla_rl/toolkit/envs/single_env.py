@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.fields import arrange_fields, result_fields
+from vla_rl.core.fields import arrange_fields
+from vla_rl.core.samples import result_fields
 from vla_rl.core.types import ActionSource, Array, ChunkResult, EnvInfo, Observation, at_last_action
 
 

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from attrs import evolve, field, frozen
 
-from vla_rl.core.fields import ADVANTAGES, PLACES, ROLLOUT, Field, arrange_fields, list_arrays, read_field
+from vla_rl.core.fields import ADVANTAGES, ROLLOUT, SAMPLE_IDS, Field, arrange_fields, list_arrays, read_field
 from vla_rl.core.samples import FIELDS, join_columns, stack_columns, take_columns
-from vla_rl.core.types import Advantages, Array, Rollout, Rows
+from vla_rl.core.types import Advantages, Array, Rollout, SampleRecord
 from vla_rl.runtime.messages.learning import SampleRefs
 from vla_rl.runtime.messages.reports import TrajectoryResult
 
 
 @frozen(kw_only=True, eq=False)
-class Samples(Rows):
+class RolloutSamples(SampleRecord):
     """S trainable samples (chunk steps) of a rollout, in time-major order unless said otherwise."""
 
     steps: Array
@@ -40,7 +40,7 @@ class Samples(Rows):
     def refs(self) -> SampleRefs:
         return self.workers, self.sample_ids
 
-    def in_ticket_order(self) -> Samples:
+    def in_ticket_order(self) -> RolloutSamples:
         """Return the samples in the order of their tickets, whatever the order in which tickets are collected."""
         return self.take(np.lexsort((self.steps, self.numbers)))
 
@@ -69,7 +69,7 @@ class RolloutBatch:
 
     def cut_columns(self, rollout: Rollout, columns: Array) -> RolloutBatch:
         """Return the columns (indices) that `rollout` was cut to."""
-        return RolloutBatch(rollout=rollout, **take_columns(list_arrays(self, PLACES), columns))
+        return RolloutBatch(rollout=rollout, **take_columns(list_arrays(self, SAMPLE_IDS), columns))
 
     def ids_by_worker(self, columns: Array | None = None) -> dict[int, Array]:
         """Return the sample ids of all columns, or of those in `columns` (bool [N]): worker -> int64."""
@@ -92,7 +92,7 @@ def assemble_rollout(step: int, trajectories: Sequence[tuple[int, TrajectoryResu
     arrays = stack_columns(parts)
     episodes = [half.episodes[0] if half.episodes else None for half in of_env]
     numbers = np.array([half.number for half in of_env], np.int64)
-    places = {field.name: arrays.pop(field.name) for field in PLACES if field.name in arrays}
+    ids = {field.name: arrays.pop(field.name) for field in SAMPLE_IDS if field.name in arrays}
     rollout = Rollout(
         step=step,
         groups=torch.from_numpy(numbers // group_size),
@@ -103,7 +103,7 @@ def assemble_rollout(step: int, trajectories: Sequence[tuple[int, TrajectoryResu
         **arrange_fields(Rollout, {"values": None, "next_values": None} | _make_tensors(arrays)),
     )
     workers = np.array([worker for worker, _ in trajectories], np.int64)
-    return RolloutBatch(rollout=rollout, workers=workers, numbers=numbers, **places)
+    return RolloutBatch(rollout=rollout, workers=workers, numbers=numbers, **ids)
 
 
 def _make_tensors(arrays: Mapping[str, Array]) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def join_batches(parts: Sequence[RolloutBatch]) -> RolloutBatch:
         tasks=tuple(chain.from_iterable(tasks)) if all(tasks) else (),
         findings={name: torch.cat([rollout.findings[name] for rollout in rollouts]) for name in last.findings},
     )
-    return RolloutBatch(rollout=joined, **join_columns([list_arrays(part, PLACES) for part in parts]))
+    return RolloutBatch(rollout=joined, **join_columns([list_arrays(part, SAMPLE_IDS) for part in parts]))
 
 
 def joined_advantages(first: Advantages, second: Advantages) -> Advantages:
@@ -136,11 +136,11 @@ def joined_advantages(first: Advantages, second: Advantages) -> Advantages:
     return evolve(second, **arrange_fields(Advantages, _make_tensors(arrays)))
 
 
-def find_samples(selected: Rollout, columns: Array, batch: RolloutBatch) -> Samples:
+def find_samples(selected: Rollout, columns: Array, batch: RolloutBatch) -> RolloutSamples:
     """Return the samples of the columns (indices) of a batch that `selected` consists of, without fields."""
     steps, selected_columns = np.nonzero(selected.samples.numpy())
     source = columns[selected_columns]
-    return Samples(
+    return RolloutSamples(
         steps=steps,
         columns=selected_columns,
         numbers=batch.numbers[source],
@@ -149,13 +149,13 @@ def find_samples(selected: Rollout, columns: Array, batch: RolloutBatch) -> Samp
     )
 
 
-def all_samples(batch: RolloutBatch, advantages: Advantages | None = None) -> Samples:
+def all_samples(batch: RolloutBatch, advantages: Advantages | None = None) -> RolloutSamples:
     """Return all samples of a batch; with advantages, with what learners get. Weights are not divided yet."""
     samples = find_samples(batch.rollout, np.arange(len(batch.numbers)), batch)
     return samples if advantages is None else evolve(samples, fields=_gather_fields(batch.rollout, advantages, samples))
 
 
-def _gather_fields(rollout: Rollout, advantages: Advantages, samples: Samples) -> dict[str, Array | None]:
+def _gather_fields(rollout: Rollout, advantages: Advantages, samples: RolloutSamples) -> dict[str, Array | None]:
     columns: list[tuple[Any, tuple[Field, ...]]] = [(rollout, ROLLOUT), (advantages, ADVANTAGES)]
     known = {one.name for _, table in columns for one in table}
     tensors = {one.name: read_field(holder, one) for holder, table in columns for one in table if one.in_batch}

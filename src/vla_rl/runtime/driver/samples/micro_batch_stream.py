@@ -8,7 +8,7 @@ from vla_rl.core.types import Array
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import LearnerInterface
-from vla_rl.runtime.driver.collecting.assembler import Samples
+from vla_rl.runtime.driver.collecting.assembler import RolloutSamples
 
 
 class MicroBatchStream:
@@ -21,28 +21,28 @@ class MicroBatchStream:
         """Samples of one micro-batch of every rank."""
         self.calls: list[Ref[None]] = []
         """Calls of the running step."""
-        self._unsent: list[Samples] = []
+        self._unsent: list[RolloutSamples] = []
         """Samples that no learner has yet: too few for a micro-batch of every rank."""
 
-    def queue_samples(self, samples: Samples) -> None:
+    def queue_samples(self, samples: RolloutSamples) -> None:
         """Add samples, and send as many full micro-batches of every rank as there are. Does not wait."""
         self._unsent.append(samples)
         count = sum(map(len, self._unsent)) // self.size * self.size
         if count:
-            unsent = Samples.concat(self._unsent)
+            unsent = RolloutSamples.concat(self._unsent)
             self._send_samples(unsent.take(slice(count)))
             self._unsent = [unsent.take(slice(count, None))]
 
-    def send_last(self, samples: Samples) -> None:
+    def send_last(self, samples: RolloutSamples) -> None:
         """Send the last samples of the step, with those that are left. Does not wait."""
-        self._send_samples(Samples.concat([*self._unsent, samples]))
+        self._send_samples(RolloutSamples.concat([*self._unsent, samples]))
 
     def reset(self) -> None:
         """Forget the step, which is over."""
         self.calls = []
         self._unsent = []
 
-    def _send_samples(self, samples: Samples) -> None:
+    def _send_samples(self, samples: RolloutSamples) -> None:
         """Send samples to the learners, which run their passes as soon as they are free."""
         batches_of_ranks = round_robin(len(samples), len(self.fleet.learners), self.micro_batch)
         passes = max(map(len, batches_of_ranks))

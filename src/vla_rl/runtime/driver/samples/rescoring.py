@@ -12,7 +12,7 @@ import torch
 from vla_rl.core.types import Array, Rollout
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import LearnerInterface
-from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, Samples, all_samples
+from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, RolloutSamples, all_samples
 from vla_rl.runtime.messages.ids import SampleId
 from vla_rl.runtime.messages.learning import ScoreRequest
 
@@ -72,7 +72,9 @@ def rescore_rollout(
     return rollout.evolve(**changed)
 
 
-def _split_batches(mask: Array, samples: Samples, ranks: Array, world: int, size: int | None) -> Sequence[list[Array]]:
+def _split_batches(
+    mask: Array, samples: RolloutSamples, ranks: Array, world: int, size: int | None
+) -> Sequence[list[Array]]:
     """Return the batches of each rank: indices of the samples in `mask` (bool [S]), sorted by worker and sample id."""
     order = np.lexsort((samples.sample_ids, samples.workers))
     order = order[mask[order]]

@@ -7,7 +7,7 @@ import numpy as np
 from vla_rl.core.errors import PluginError
 from vla_rl.core.fields import ADVANTAGES
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.runtime.driver.collecting.assembler import Samples
+from vla_rl.runtime.driver.collecting.assembler import RolloutSamples
 
 TOLERANCE = 1e-3
 """Tolerance of the comparison between parts and the whole step, relative to the largest value. Sums of rewards are
@@ -16,7 +16,7 @@ rounded differently where trajectories are longer, and the division by a small s
 OTHER_SELECTION = "`select` keeps other trajectories of the whole step than of parts of it"
 
 
-def check_parts(name: str, algorithm: Algorithm, parts: Samples, step: Samples) -> None:
+def check_parts(name: str, algorithm: Algorithm, parts: RolloutSamples, step: RolloutSamples) -> None:
     """Raise PluginError unless the parts are the first samples of the whole step, with the same scores. `name`: type of
     the algorithm.
     """

@@ -23,7 +23,7 @@ from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.driver.collecting.assembler import (
     RolloutBatch,
-    Samples,
+    RolloutSamples,
     all_samples,
     assemble_rollout,
     find_samples,
@@ -57,7 +57,7 @@ class StreamingUpdate(StepUpdate):
         """Tickets of the running step whose groups were scored already; they are its first ones."""
         self._scored_parts: list[RolloutBatch] = []
         """Rollouts that the filters left of each scored part."""
-        self._scored_samples: list[Samples] = []
+        self._scored_samples: list[RolloutSamples] = []
         """Samples of each scored part."""
 
     def begin(self, step: int, tickets: Sequence[int]) -> None:
@@ -114,7 +114,7 @@ class StreamingUpdate(StepUpdate):
         epochs = self.spec.train.epochs
         scored = self._scored_count
         if scored:
-            parts = Samples.concat(self._scored_samples)
+            parts = RolloutSamples.concat(self._scored_samples)
             check_parts(self.spec.algorithm.type, self.algorithm, parts, samples)
         self.stream.send_last(samples.take(slice(scored, None)))
         divisor = samples.sum_field("counts")

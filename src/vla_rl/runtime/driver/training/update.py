@@ -16,7 +16,7 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.trainers import OptimizerStep, UpdateMetrics
 from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.comm.interfaces import LearnerInterface
-from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, Samples, all_samples, join_batches
+from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, RolloutSamples, all_samples, join_batches
 from vla_rl.runtime.driver.collecting.rollouts import StepRollouts
 from vla_rl.runtime.driver.reports.trace import Trace, traced
 from vla_rl.runtime.driver.samples.sample_router import SampleRouter
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepUpdate:
-    """Prepares what a step trains on, runs the update, and frees the samples: the `Samples` of a runtime.
+    """Prepares what a step trains on, runs the update, and frees the samples: the `RolloutSamples` of a runtime.
 
     The update begins when all samples of the step are there; that of `StreamingUpdate` begins earlier.
     """
@@ -94,7 +94,7 @@ class StepUpdate:
     def finish_update(self, trained: bool) -> None:
         """Forget the update. `trained`: False where the step had nothing to train on. Nothing is kept here."""
 
-    def _split_shards(self, step: int, samples: Samples, ranks: Array) -> list[RankShard]:
+    def _split_shards(self, step: int, samples: RolloutSamples, ranks: Array) -> list[RankShard]:
         """Return the shard of each rank (`ranks`: int64 [S], rank of each sample): first the samples of the policy in
         the rank's worker, then the others by worker, each in the order of the sample ids.
         """

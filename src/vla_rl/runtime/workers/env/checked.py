@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
-from vla_rl.core.fields import read_field, result_fields
+from vla_rl.core.fields import read_field
+from vla_rl.core.samples import result_fields
 from vla_rl.core.types import BOUND_TOLERANCE, ActionSource, Array, ChunkResult, EnvInfo, Observation, to_numpy
 from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
 

@@ -149,9 +149,9 @@ class EpisodeStatistics:
             if self.late_actions is None:
                 self.late_actions = np.zeros(self.num_envs, np.int64)
             self.late_actions += (valid & to_numpy(result.late)).sum(1)
-        whole = {name: to_numpy(array) for name, array in result.extras.items()}
+        unmasked = {name: to_numpy(array) for name, array in result.extras.items()}
         for name in [name for name, dims in self.extras.items() if dims.startswith("C")]:
-            array = whole.pop(name)
+            array = unmasked.pop(name)
             record[name] = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, np.float32(0))
         if width < self.chunk:
             missing = self.chunk - width
@@ -159,7 +159,7 @@ class EpisodeStatistics:
                 key: np.pad(array, [(0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)])
                 for key, array in record.items()
             }
-        record |= whole
+        record |= unmasked
         return record, (terminated | truncated).any(1), int(executed.sum())
 
     def finish_episode(self, env_id: int, request: EpisodeRequest, truncated: bool) -> Episode:

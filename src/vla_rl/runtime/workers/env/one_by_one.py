@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.core.fields import Field, arrange_fields, read_field, result_fields
+from vla_rl.core.fields import Field, arrange_fields, read_field
 from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.samples import result_fields
 from vla_rl.core.types import Array, ChunkResult, Observation, pick_rows, to_numpy
 
 Saw = Callable[[Array, Observation], None]
