@@ -9,8 +9,8 @@ import torch
 
 from vla_rl.core.capabilities import ContinuesChunks
 from vla_rl.core.types import UnexecutedActions, to_numpy
+from vla_rl.testing.common.generators import OWN, changed_generators, run_from
 from vla_rl.testing.model_case import ActingCase
-from vla_rl.testing.policy_traces import OWN, changed_generators, run_from
 
 
 def check_acting(case: ActingCase) -> None:

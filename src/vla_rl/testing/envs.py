@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.declarations import EnvPlugin
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.testing.common.findings import Findings, build_component
-from vla_rl.testing.env_checks import arrangements, ends, experts, first_action, scenes, surroundings, values, wandering
-from vla_rl.testing.env_checks.player import Player
-from vla_rl.testing.env_checks.traces import EnvTrace
+from vla_rl.testing.env_checks import ends, experts, first_action, outcomes, replays, scenes, surroundings, values
+from vla_rl.testing.env_checks.player import Options, Player
 
 SECONDS = 60.0
 
@@ -66,19 +64,21 @@ def examine_env(
     f = Findings(f"check_env of {name}", on_section)
     another = None
     if isinstance(env, EnvPlugin):
-        another = partial(_built_again, env, config, context)
+        another = lambda: build_component("env", env, config, context)[0]  # noqa: E731
+    options = Options(
+        expert=expert, expert_success=expert_success, whole_range=whole_range, seconds=seconds, another=another
+    )
     try:
         with f.section("info"):
             values.check_info(f, sim)
             if another:
-                f.expect(
-                    sim.num_envs == context.num_envs, "num_envs", context.num_envs, sim.num_envs, "as in EnvContext"
-                )
+                expected, remedy = context.num_envs, "as in EnvContext"
+                f.expect(sim.num_envs == expected, "num_envs", expected, sim.num_envs, remedy)
         splits: dict[str, Any] = {}
         with f.section("reset_states"):
             splits = values.check_states(f, sim)
         if splits and all(splits.values()):
-            _roll_out(Player(sim, f, context.chunk, splits, seconds), expert, expert_success, whole_range, another)
+            _roll_out(Player(sim, f, context.chunk, splits, options))
     finally:
         started = surroundings.child_processes()
         with f.section("close, twice"):
@@ -89,67 +89,32 @@ def examine_env(
     return f
 
 
-def _roll_out(
-    player: Player,
-    expert: bool,
-    expert_success: float,
-    whole_range: bool,
-    another: Callable[[], SimEnv] | None,
-) -> None:
-    section, starts, reference = player.findings.section, scenes.StartChecks(), arrangements.Reference()
-    first: dict[int, EnvTrace] = {}
-    ended: list[EnvTrace] = []
-    with section("first reset"):
-        scenes.first_contact(player)
-    with section("states"):
-        starts = scenes.enter_states(player)
-    if not player.splits["train"]:
-        return
-    with section("scenes"):
-        arrangements.measure_chance(player)
-        if player.info.fixed_states:
-            scenes.enter_again(player, starts)
-            scenes.scenes_follow_ids(player, starts)
-            scenes.splits_apart(player, starts)
-        else:
-            player.notice("not done: EnvInfo.fixed_states says that a person arranges the scenes")
-    with section("generators"):
-        surroundings.generators_left_alone(player)
-    with section("actions"):
-        first, ended = wandering.run_random_episodes(player)
-        wandering.actions_count(player, whole_range)
-    with section("first action"):
-        first_action.first_actions(player)
-    if expert:
-        with section("expert"):
-            ended += [trace for trace in experts.run_expert(player, expert_success) if trace.end_step is not None]
-    with section("success and images"):
-        wandering.success_is_reported(player)
-        wandering.what_is_shown_changes(player)
-    if player.info.takeovers:
-        with section("takeovers"):
-            wandering.takeovers_are_reported(player)
-    with section("determinism"):
-        arrangements.check_determinism(player, reference, first)
-    with section("envs apart"):
-        arrangements.independent_envs(player, reference)
-    with section("chunks"):
-        arrangements.check_chunks(player, reference)
-    with section("resets of other envs"):
-        arrangements.independent_envs_agree(player, reference)
-    if expert:
-        with section("expert in other envs"):
-            arrangements.expert_leaves_others(player, reference)
-    with section("ends"):
-        ends.check_ends(player, ended, starts, reference.has_episodes)
-    with section("envs of one process"):
-        surroundings.envs_of_one_process(player, reference)
-    with section("offload"):
-        arrangements.check_offload(player, reference, another)
-    with section("what is left behind"):
-        surroundings.nothing_piles_up(player, another, reference.has_episodes)
-
-
-def _built_again(plugin: EnvPlugin, config: Any, context: EnvContext) -> SimEnv:
-    sim: SimEnv = build_component("env", plugin, config, context)[0]
-    return sim
+def _roll_out(player: Player) -> None:
+    checks: dict[str, Callable[[Player], None]] = {
+        "first reset": scenes.check_first_contact,
+        "states": scenes.check_states,
+        "scenes": scenes.check_scenes,
+        "generators": surroundings.check_generators,
+        "actions": outcomes.check_actions,
+        "first action": first_action.check_first_actions,
+        "expert": experts.check_expert,
+        "success and images": outcomes.check_outcomes,
+        "takeovers": outcomes.check_takeovers,
+        "determinism": replays.check_determinism,
+        "envs apart": replays.check_envs_apart,
+        "chunks": replays.check_chunks,
+        "resets of other envs": replays.check_resets_of_others,
+        "expert in other envs": replays.check_expert_apart,
+        "ends": ends.check_ends,
+        "envs of one process": replays.check_envs_of_one_process,
+        "offload": replays.check_offload,
+        "what is left behind": surroundings.check_left_behind,
+    }
+    if not player.options.expert:
+        del checks["expert"], checks["expert in other envs"]
+    if not player.info.takeovers:
+        del checks["takeovers"]
+    for name, check in checks.items():
+        if player.splits["train"]:  # else no state can be entered
+            with player.findings.section(name):
+                check(player)

@@ -21,10 +21,11 @@ from vla_rl.core.types import Chunk, EnvInfo, ValueGranularity, pick_rows, to_nu
 from vla_rl.testing import synthetic
 from vla_rl.testing.acting import check_continuing
 from vla_rl.testing.common.findings import Findings, build_component
+from vla_rl.testing.common.generators import run_from
 from vla_rl.testing.model_case import ModelCase
 from vla_rl.testing.policies import KERNELS, check_policy, check_temperature, take_chunk_rows
 from vla_rl.testing.policy_inputs import check_inputs, check_other_bounds, check_tokenizer
-from vla_rl.testing.policy_traces import check_building, check_traces, other_seed, run_from
+from vla_rl.testing.policy_traces import check_building, check_traces, other_seed
 from vla_rl.toolkit.models.adapters import MARK, MergedAdapters, has_adapters
 from vla_rl.toolkit.models.blocks import find_blocks
 from vla_rl.toolkit.models.frozen_weights import FrozenLinear

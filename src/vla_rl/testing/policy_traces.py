@@ -2,69 +2,19 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 import attrs
-import numpy as np
 import torch
-from attrs import frozen
 
 from vla_rl.core.capabilities import HasCritic, HasReference
 from vla_rl.core.contexts import Context
+from vla_rl.testing.common.generators import OWN, SEEDED, Ran, changed_generators, run_from, seeded_generators
 from vla_rl.testing.model_case import ModelCase
 
 K = TypeVar("K", bound=Context)
-SEEDED = "seed by Context.seed inside torch.random.fork_rng(), or draw from vla_rl.generator"
-OWN = "draw from `noise`; seed a separate torch.Generator, or work inside torch.random.fork_rng()"
-
-
-def generator_states() -> tuple[Any, ...]:
-    """Return the states of the global generators of torch, NumPy and Python."""
-    name, keys, position, *rest = np.random.get_state()  # noqa: NPY002 - it is the old one that plugins may touch
-    numpy_state = (name, np.asarray(keys).tobytes(), position, *rest)
-    return torch.get_rng_state().numpy().tobytes(), numpy_state, random.getstate()
-
-
-LIBRARIES = ("torch", "NumPy", "Python")
-
-
-def changed_generators(before: tuple[Any, ...], after: tuple[Any, ...]) -> list[str]:
-    """Libraries whose global generator moved."""
-    return [name for name, one, other in zip(LIBRARIES, before, after, strict=True) if one != other]
-
-
-@frozen
-class Ran:
-    """The result of a call, and the states of the global generators before and after it."""
-
-    result: Any
-    start: tuple[Any, ...]
-    end: tuple[Any, ...]
-
-
-def run_from(seed: int, call: Callable[[], Any]) -> Ran:
-    """Call with all global generators at this seed, and put them back."""
-    original = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-    try:
-        torch.manual_seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        random.seed(seed)
-        start = generator_states()
-        return Ran(call(), start, generator_states())
-    finally:
-        torch.set_rng_state(original[0])
-        np.random.set_state(original[1])  # noqa: NPY002
-        random.setstate(original[2])
-
-
-def seeded_generators(one: Ran, other: Ran) -> list[str]:
-    """Libraries whose global generator stands at the same place after both, though they began at different ones: the
-    call seeds it."""
-    changed = set(changed_generators(one.end, other.end))
-    return [name for name in changed_generators(one.start, other.start) if name not in changed]
 
 
 def check_traces(case: ModelCase) -> None:

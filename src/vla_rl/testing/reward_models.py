@@ -16,8 +16,8 @@ from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.common.findings import Findings, Unfit, build_component
+from vla_rl.testing.common.generators import changed_generators, generator_states
 from vla_rl.testing.model_case import check_unchanged
-from vla_rl.testing.policy_traces import changed_generators, generator_states
 
 ROWS = 4
 LEVELS = (-100.0, -1.0, -0.1, 0.0, 0.1, 1.0, 100.0)

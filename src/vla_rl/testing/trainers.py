@@ -17,7 +17,7 @@ from vla_rl.core.declarations import TrainerPlugin, TrainingData
 from vla_rl.core.trainers import UpdateMetrics
 from vla_rl.core.types import Array, to_numpy
 from vla_rl.testing.common.findings import Findings, Unfit
-from vla_rl.testing.policy_traces import OWN, changed_generators, run_from
+from vla_rl.testing.common.generators import OWN, changed_generators, run_from
 from vla_rl.testing.trainer_case import SAMPLES, Rank, TrainerBuilder, TrainerCase
 from vla_rl.testing.trainer_inputs import check_drawn_batches, check_hashes, check_trainer_inputs, learning_source
 from vla_rl.testing.trainer_learning import (

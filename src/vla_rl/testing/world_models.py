@@ -18,8 +18,9 @@ from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.testing.common.findings import Findings, build_component
+from vla_rl.testing.common.generators import OWN, SEEDED, changed_generators, run_from, seeded_generators
 from vla_rl.testing.env_checks.values import check_array, check_observation
-from vla_rl.testing.policy_traces import OWN, SEEDED, changed_generators, other_seed, run_from, seeded_generators
+from vla_rl.testing.policy_traces import other_seed
 from vla_rl.toolkit.world_models.windows import ROWS as ARRAYS
 from vla_rl.toolkit.world_models.windows import take_frames, take_rows
 

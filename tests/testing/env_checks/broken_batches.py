@@ -11,26 +11,25 @@ from small_simulators import LIMIT, Scene, SmallEnv
 
 from vla_rl.core.types import ChunkResult, Observation, ResetState
 
-SINGLY = "the same episode with chunks of 4 as with single actions"
 ONE_END = "the same end in a chunk as with single actions"
 
 
 class FirstActionOnly(SmallEnv):
-    """the same episode with chunks of 4 as with single actions"""
+    """the same episode with chunks of other lengths"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         return super().chunk_step(np.repeat(actions[:, :1], actions.shape[1], 1), active, stop_at_end)
 
 
 class LastActionOnly(SmallEnv):
-    """the same episode with chunks of 4 as with single actions"""
+    """the same episode with chunks of other lengths"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         return super().chunk_step(np.repeat(actions[:, -1:], actions.shape[1], 1), active, stop_at_end)
 
 
 class MeanAction(SmallEnv):
-    """the same episode with chunks of 4 as with single actions"""
+    """the same episode with chunks of other lengths"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         mean = actions.mean(1, keepdims=True).repeat(actions.shape[1], 1)
@@ -38,14 +37,14 @@ class MeanAction(SmallEnv):
 
 
 class Backwards(SmallEnv):
-    """the same episode with chunks of 4 as with single actions"""
+    """the same episode with chunks of other lengths"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         return super().chunk_step(actions[:, ::-1], active, stop_at_end)
 
 
 class ByChunkLength(SmallEnv):
-    """the same episode with chunks of 4 as with single actions"""
+    """the same episode with chunks of other lengths"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         return super().chunk_step(actions / np.float32(actions.shape[1]), active, stop_at_end)
@@ -60,7 +59,7 @@ class WholeChunksOnly(SmallEnv):
 
 
 class FillsChunksUp(SmallEnv):
-    """the same episode with chunks of 4 as with single actions|[3, 1]"""
+    """the same episode with chunks of other lengths|[3, 1]"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         width = actions.shape[1]

@@ -511,7 +511,7 @@ class EndsByTotalSteps(Scene):
 
 
 class LookingMoves(Scene):
-    """the same episode with chunks of 4 as with single actions"""
+    """the same episode with chunks of other lengths"""
 
     def image(self) -> Any:
         self.speed += 0.05

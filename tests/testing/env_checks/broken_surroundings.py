@@ -77,7 +77,7 @@ class SuccessIsTruncated(Scene):
 
 
 class SeedsNumpy(Scene):
-    """reset: expected the global generator of numpy left alone, got seeded"""
+    """reset: expected the global generator of NumPy left alone, got seeded"""
 
     def reset(self, state: int, seed: int) -> None:
         np.random.seed(seed % 2**32)  # noqa: NPY002 - what is wrong with it
@@ -85,7 +85,7 @@ class SeedsNumpy(Scene):
 
 
 class SeedsRandom(Scene):
-    """reset: expected the global generator of random left alone, got seeded"""
+    """reset: expected the global generator of Python left alone, got seeded"""
 
     def reset(self, state: int, seed: int) -> None:
         random.seed(seed)
@@ -101,7 +101,7 @@ class SeedsTorch(Scene):
 
 
 class SeedsInSteps(Scene):
-    """chunk_step: expected the global generator of numpy left alone, got seeded"""
+    """chunk_step: expected the global generator of NumPy left alone, got seeded"""
 
     def move(self, action: Any) -> None:
         np.random.seed(self.steps)  # noqa: NPY002 - what is wrong with it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Generator
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ BROKEN = (*broken_scenes.SCENES, *broken_ranges.SCENES, *broken_surroundings.SCE
 @pytest.fixture(autouse=True)
 def _settings_of_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Generator[None]:
     """What broken simulators change for the whole process is put back, and folders that they leave are removed."""
+    get_temp_dir()  # that of the fork server, which later tests need
     monkeypatch.chdir(Path.cwd())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield
@@ -281,7 +283,7 @@ def test_a_finding_says_what_was_played_and_where() -> None:
     ("batch", "message"),
     [
         (broken_surroundings.LeavesAFolder, "as many temporary files or folders after each simulator that was closed"),
-        (broken_surroundings.SeedsWhereItIsBuilt, "build: expected the global generator of random left alone"),
+        (broken_surroundings.SeedsWhereItIsBuilt, "build: expected the global generator of Python left alone"),
         (broken_surroundings.DrawsWhereItIsBuilt, "expected the same episode in a simulator that is built again"),
     ],
 )

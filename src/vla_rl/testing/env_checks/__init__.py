@@ -1,7 +1,8 @@
-"""Subjects of `check_env`; `testing/envs.py` sets their order.
+"""Subjects of `check_env`, each a question; `testing/envs.py` sets their order.
 
-`values`: single answers. `player`: calls a simulator and looks at every answer. `traces`: episodes and how they
-differ. `scenes`: initial states. `wandering`: what random, extreme and held actions bring about. `arrangements`: the
-same episode run in other ways. `ends`: what happens at and after an end. `experts`: demonstrators. `ranges`: parts
-of actions that do nothing. `first_action`: what resets show, against steps. `surroundings`: the process around.
+`values`: is a single answer right? `scenes`: is a state id a scene? `outcomes`: what do actions lead to, and is it told
+and shown? `ranges`: does every part of an action count? `replays`: do the same state, seed and actions give the same
+episode, whatever came before and whatever neighbours do? `ends`: does an env stop at an end? `first_action`: do resets
+show what steps show? `experts`: does the demonstrator solve the tasks? `surroundings`: is the process left as it was?
+`player` plays scripts and records what it saw; `traces`: episodes and how they differ.
 """

@@ -14,7 +14,6 @@ import numpy as np
 
 from vla_rl.core.types import Array
 from vla_rl.testing.env_checks.player import Player
-from vla_rl.testing.env_checks.scenes import spread_out
 from vla_rl.testing.env_checks.traces import EnvTrace
 
 EPISODES, ACTIONS = 6, 6
@@ -33,22 +32,20 @@ Change = Callable[[Mapping[str, Array], str], Array]
 """Function of (images of all cameras after a reset, a camera): the image of the camera, changed as a plugin may do."""
 
 
-def first_actions(player: Player) -> None:
+def check_first_actions(player: Player) -> None:
     """Play a few single actions from several states, and compare the first change with the later ones."""
-    states = spread_out(player.splits["train"])
-    traces: list[EnvTrace] = []
-    max_actions = min(ACTIONS, *(player.step_limit(state.id) for state in states[:EPISODES]))
+    states = player.spread_states
+    max_actions = min(ACTIONS, *(player.step_limit(state) for state in states[:EPISODES]))
     if max_actions < 2:
         player.notice("not seen: whether resets and steps show the same; an episode is one action")
         return
-    length = player.affordable_chunks(0.02, 2, max_actions)
-    for index in range(-(-EPISODES // len(player.env_ids))):
-        chosen = [states[(index * len(player.env_ids) + int(env_id)) % len(states)].id for env_id in player.env_ids]
-        kinds = ("random", "extreme")
-        scripts = {
-            env_id: player.make_script(state, kinds[(env_id + index) % 2], length, key=50 + index)
-            for env_id, state in enumerate(chosen)
-        }
+    traces: list[EnvTrace] = []
+    length, count = player.affordable_chunks(0.02, 2, max_actions), len(player.env_ids)
+    for index in range(-(-EPISODES // count)):
+        scripts = {}
+        for env_id in player.env_ids:
+            state, kind = states[(index * count + env_id) % len(states)], ("random", "extreme")[(env_id + index) % 2]
+            scripts[env_id] = player.make_script(state, kind, length, key=50 + index)
         traces += player.roll_out(scripts, widths=[1] * length).values()
         if index and player.is_slow:
             break

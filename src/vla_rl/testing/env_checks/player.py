@@ -1,125 +1,150 @@
-"""Calls a simulator as core does, and looks at every answer: values, masks, buffers, envs that should stand still."""
+"""Plays scripts on a simulator as core does, looks at every answer, and records what it saw."""
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed, generator
-from vla_rl.core.types import ActionSource, Array, ChunkResult, Observation, ResetState, TaskInfo, to_numpy
+from vla_rl.core.types import Array, ChunkResult, ResetState, TaskInfo, to_numpy
 from vla_rl.testing.common.findings import Findings, LeftOut, Unfit, error_body
-from vla_rl.testing.env_checks.traces import EnvTrace, EnvView, Script, Slack, copy_views, describe_gap
+from vla_rl.testing.env_checks.traces import (
+    EnvTrace,
+    EnvView,
+    Script,
+    Slack,
+    Step,
+    copy_views,
+    describe_difference,
+    describe_gap,
+)
 from vla_rl.testing.env_checks.values import check_observation, check_result
 
+T = TypeVar("T")
 PIXELS = 0.5
 """Mean difference of images that is tolerated as long as it is not known whether the renderer repeats itself."""
 KINDS = ("random", "extreme", "held extreme", "held random", "lowest", "highest", "slowly changing")
 """Kinds of action sequences: random at each step, within or at the bounds; constant in an episode; redrawn at times."""
 REGION = 5.0
 """Difference of the mean colours of a region (of 255) that is tolerated: less than a small object that is elsewhere."""
-SMALL_SEEDS = 2**31
 HOPELESS = 3, 9
 """Calls in a row that fail alike before the check stops: where none has worked yet, and later."""
 KEYED = "derive everything random from state id and seed, and draw from no other generator"
-REMEDY_COPIES = "return copies, not the buffers that the next step writes"
+OF_STEPS = ("rewards", "terminated", "truncated", "succeeded", "source", "executed_actions")
+OF_RESULTS = (*OF_STEPS, "executed", "success", "late")
 
 
-@frozen
-class End:
-    """The end of an episode."""
+@frozen(kw_only=True)
+class Options:
+    """What a caller asked for, as `check_env` takes it."""
 
-    terminated: bool
-    reward: float
-    success: bool
-    earlier: float
-    """Largest reward, in size, before the end."""
-    steps: int
-    limit: int
-    """Step limit of the task."""
-    truncated: bool = False
-    first_only: bool = False
-    """Success came with the last action and not before."""
+    expert: bool
+    expert_success: float
+    whole_range: bool
+    seconds: float
+    another: Callable[[], SimEnv] | None = None
+    """Builds the simulator once more; None: it cannot be built again."""
 
 
-@define
-class Sightings:
-    """Counts of the events seen so far."""
+@define(eq=False)
+class Shown:
+    """What a camera, or the state, has shown so far."""
 
-    varied: dict[str, bool] = field(factory=dict)
-    """Camera, or state: whether it differed between resets."""
-    moved: dict[str, bool] = field(factory=dict)
-    """Camera, or state: whether a chunk changed it."""
-    levels: dict[str, tuple[int, int]] = field(factory=dict)
-    """Camera -> smallest and largest value of a pixel."""
-    first: dict[str, Any] = field(factory=dict)
+    first: Array
+    low: float = np.inf
+    high: float = -np.inf
+    varied: bool = False
+    """It differed between resets."""
+    moved: bool = False
+    """A chunk changed it."""
+
+
+@frozen(eq=False)
+class FirstFrames:
+    """The first view of a state."""
+
+    state: int
+    split: str
+    mark: bytes
+    numbers: Array | None
+    view: EnvView | None
+    """The view, kept for the first states that were entered."""
+
+
+@frozen(eq=False)
+class Place:
+    """Where an env is in an episode: its state and its instruction at the reset, and what it showed last."""
+
+    state: int
+    instruction: str
+    view: EnvView
+
+
+@define(eq=False)
+class Record:
+    """What was seen so far."""
+
+    played: list[EnvTrace] = field(factory=list)
+    """Every episode, without views."""
+    shown: dict[str, Shown] = field(factory=dict)
     alike: dict[tuple[str, str], bool] = field(factory=dict)
     """Two cameras of one size: whether their images have always been the same."""
-    ends: list[End] = field(factory=list)
-    rewarded: bool = False
-    rewarded_between: bool = False
-    """A reward, also for an action that ended nothing."""
-    won: bool = False
-    lost: bool = False
-    """Success, and its absence, after an action."""
-    chunks: int = 0
-    policy_acted: bool = False
-    """An action of the policy was executed."""
-    taken_over: int = 0
-    """Actions that another source chose."""
-    overruled: bool = False
-    """One of these differed from the policy's."""
-    copied: int = 0
-    """Actions of the policy that `executed_actions` holds, too."""
-    unlabelled: int = 0
-    """Actions that the policy is said to have chosen, and that were others."""
-    longest: int = 0
-    """Actions of the longest episode, ended or not."""
     stride: Array | None = None
     """Largest change of each number of the state by a single action that ended no episode."""
+    starts: dict[int, FirstFrames] = field(factory=dict)
+    earliest: dict[int, EnvTrace] = field(factory=dict)
+    """The first episodes with random actions, by env."""
+    ended: list[EnvTrace] = field(factory=list)
+    """Episodes to be ended again."""
+    repeated: dict[int, EnvTrace] = field(factory=dict)
+    """Episodes that came twice alike, by env."""
 
 
 class Player:
     """Runs episodes on a simulator (`roll_out`) and checks everything that a call returns."""
 
     def __init__(
-        self, env: SimEnv, findings: Findings, chunk: int, splits: Mapping[str, Sequence[ResetState]], seconds: float
+        self, env: SimEnv, findings: Findings, chunk: int, splits: Mapping[str, Sequence[ResetState]], options: Options
     ) -> None:
         self.env = env
         self.findings = findings
         self.chunk = chunk
-        self.seconds = seconds
+        self.options = options
+        self.seconds = options.seconds
         self.info = env.info
-        self.env_ids = np.arange(env.num_envs)
+        self.env_ids = list(range(env.num_envs))
         bounds = (env.info.action_low, env.info.action_high)
-        low, high = (np.nan_to_num(np.array(b, np.float32), posinf=1.0, neginf=-1.0) for b in bounds)
-        self.low = low
-        self.high = high
+        self.low, self.high = (np.nan_to_num(np.array(b, np.float32), posinf=1.0, neginf=-1.0) for b in bounds)
         self.splits: dict[str, Sequence[ResetState]] = {"train": (), "eval": (), **splits}
         tasks = {task.name: task for task in env.info.tasks}
         self.tasks: dict[int, TaskInfo] = {s.id: tasks[s.task] for of in splits.values() for s in of if s.task in tasks}
         self.slack = Slack(PIXELS, region=REGION)
         self.loose = Slack(255.0, np.inf)
+        """Slack of comparisons between different sequences of calls."""
         self.seed_limit = 2**63 - 1
-        self.seen = Sightings()
-        self.seconds_of = {"reset": [0.0, 0], "chunk_step": [0.0, 0]}
+        self.record = Record()
+        self.places: list[Place | None] = [None] * env.num_envs
+        self.chunk_count = 0
+        """Chunks whose results could be read."""
         self.started_in = 0.0
         """Seconds that the first reset took."""
+        self.broken: list[str] = []
+        """Faults of envs in the last call."""
         self.hopeless = ""
         """Reason why the check has stopped calling the simulator."""
+        self._spent = {"reset": [0.0, 0], "chunk_step": [0.0, 0]}
+        """Call -> seconds, and number, of those that worked."""
         self._failed: dict[str, tuple[str, int, float]] = {}
         """Call -> common part of its last failures, their number in a row, and their seconds."""
-        self._worked: set[str] = set()
         self._reported: set[tuple[str, str]] = set()
-        self._views: list[EnvView | None] = [None] * env.num_envs
-        self._instructions: dict[int, str] = {}
-        self._state: dict[int, int] = {}
         self._returned: deque[list[tuple[str, Any, Array]]] = deque(maxlen=3)
 
     # -------------------------------------------------------------------------------------------- findings
@@ -134,6 +159,26 @@ class Player:
     def notice(self, text: str) -> None:
         self.findings.notice(text)
 
+    def expect_same(
+        self,
+        pairs: Iterable[tuple[EnvTrace, EnvTrace]],
+        expected: str,
+        remedy: str,
+        slack: Slack | None = None,
+        *,
+        where: str = "chunk_step",
+        as_far_as_both: bool = False,
+    ) -> bool:
+        """Expect that the second of each pair is the first. `as_far_as_both`: one may be longer."""
+        equal = True
+        for one, two in pairs:
+            upto = min(one.end_or_length, len(two)) if as_far_as_both else None
+            deviation = describe_difference(one, two, slack or self.slack, upto)
+            ending = f", ended by action {one.end_step}" if one.end_step else ""
+            at = "reset" if deviation.startswith("after the reset") else where
+            equal &= self.expect(not deviation, at, expected, f"{deviation} ({two}{ending})", remedy)
+        return equal
+
     # ---------------------------------------------------------------------------------------------- length
 
     def derive_seed(self, key: int) -> int:
@@ -147,8 +192,23 @@ class Player:
         bounded = np.clip(actions.astype(np.float32), self.low, self.high)
         return Script(state=state, seed=self.derive_seed(state), actions=bounded, kind=kind)
 
+    def make_scripts(self, length: int) -> dict[int, Script]:
+        """Return a script for each env, from different states if enough are available."""
+        states, kinds = self.spread_states, ("random", "extreme", "slowly changing")
+        return {r: self.make_script(states[r % len(states)], kinds[r % 3], length, key=r) for r in self.env_ids}
+
+    @property
+    def shortest_limit(self) -> int:
+        """The shortest step limit among the states of `make_scripts`."""
+        return min(self.step_limit(state) for state in self.spread_states[: len(self.env_ids)])
+
+    @property
+    def spread_states(self) -> list[int]:
+        """States of the train split, so that the first ones are well spread."""
+        return [state.id for state in spread_out(self.splits["train"])]
+
     def seconds_per_call(self, call: str) -> float:
-        total, count = self.seconds_of[call]
+        total, count = self._spent[call]
         return float(total / count) if count else 0.0
 
     @property
@@ -174,77 +234,45 @@ class Player:
         """Reset the envs. Return the view of each, in that order."""
         if self.hopeless:
             raise LeftOut(self.hopeless)
-        passed = [np.array(values, np.int64) for values in (env_ids, states, seeds)]
-        originals = [values.copy() for values in passed]
-        began = perf_counter()
-        try:
-            obs = self.env.reset(*passed)
-        except Exception as exc:
-            self.env.faults()  # what is raised says them too
-            self._note_failure("reset", f"{type(exc).__name__}: {exc}", began)
-            raise
-        if "reset" not in self._worked:
-            self.started_in = perf_counter() - began
-        self._note_success("reset", began)
-        self._report_faults("reset")
-        self._check_arguments_unchanged("reset", zip(("env_ids", "state_ids", "seed"), passed, originals, strict=True))
+        passed = {"env_ids": env_ids, "state_ids": states, "seed": seeds}
+        obs = self._call("reset", {name: np.array(values, np.int64) for name, values in passed.items()})
         valid = check_observation(self, self.info, obs, len(env_ids), "reset")
-        self._check_earlier_results("reset", _observation_arrays(obs))
+        self._check_earlier_results("reset", obs, {})
         if not valid:
             raise Unfit
         env_views = copy_views(obs)
-        for env_id, state, view in zip(originals[0], originals[1], env_views, strict=True):
-            self._views[env_id], self._instructions[int(env_id)], self._state[int(env_id)] = (
-                view,
-                view.instruction,
-                int(state),
-            )
-            self._check_instruction(int(env_id), view, "reset")
-            self._note_changes(view)
+        for env_id, state, view in zip(env_ids, states, env_views, strict=True):
+            place = self.places[env_id] = Place(int(state), view.instruction, view)
+            self._check_instruction(place, "reset")
+            self._note_view(view)
         return env_views
 
     def step_envs(self, actions: Array, active: Array, stop: bool) -> tuple[ChunkResult, list[EnvView]]:
         """Step the envs. Return the result as NumPy arrays, and the view of each env."""
-        passed = [np.array(actions, np.float32), np.array(active, bool)]
-        originals = [values.copy() for values in passed]
-        began = perf_counter()
-        try:
-            result = self.env.chunk_step(passed[0], passed[1], stop)
-        except Exception as exc:
-            self._note_failure("chunk_step", f"{type(exc).__name__}: {exc}", began)
-            raise
-        if broken := self._report_faults("chunk_step"):
-            self._note_failure("chunk_step", broken[0], began)
-            raise Unfit
-        self._note_success("chunk_step", began)
-        self._check_arguments_unchanged("chunk_step", zip(("actions", "active"), passed, originals, strict=True))
-        valid = check_result(self, self.info, result, originals[1], actions.shape[1], stop)
-        flags = {name: getattr(result, name) for name in ("rewards", "terminated", "truncated", "executed", "success")}
-        of_takeovers = {name: getattr(result, name) for name in ("source", "executed_actions", "late")}
-        flags |= {name: array for name, array in of_takeovers.items() if array is not None}
-        self._check_earlier_results("chunk_step", _observation_arrays(result.obs) + list(flags.items()))
+        passed = {"actions": np.array(actions, np.float32), "active": np.array(active, bool), "stop_at_end": stop}
+        result = self._call("chunk_step", passed)
+        valid = check_result(self, self.info, result, np.array(active), actions.shape[1], stop)
+        arrays = {name: array for name in OF_RESULTS if (array := getattr(result, name)) is not None}
+        self._check_earlier_results("chunk_step", result.obs, arrays)
         if not valid:
             raise Unfit
+        self.chunk_count += 1
+        result = evolve(result, **{name: np.array(to_numpy(array)) for name, array in arrays.items()})
         env_views = copy_views(result.obs)
-        for env_id, view in enumerate(env_views):
-            before = self._views[env_id]
-            if before is None:
+        for env_id, (place, view) in enumerate(zip(self.places, env_views, strict=True)):
+            if place is None:
                 continue
-            if originals[1][env_id]:
-                self._check_instruction(env_id, view, "chunk_step")
-                self._note_changes(view, before)
-                ended = to_numpy(result.terminated)[env_id] | to_numpy(result.truncated)[env_id]
+            now = self.places[env_id] = evolve(place, view=view)
+            if active[env_id]:
+                self._check_instruction(now, "chunk_step")
+                self._note_view(view, place.view)
+                ended = result.terminated[env_id] | result.truncated[env_id]
                 if actions.shape[1] == 1 and not ended[0]:
-                    self._note_stride(view, before)
+                    self._note_stride(view, place.view)
             else:
-                got = describe_gap(before, view, self.loose)
+                got = describe_gap(place.view, view, self.loose)
                 self.expect(not got, "chunk_step", "envs that are not active unchanged", got, "skip these envs")
-            self._views[env_id] = view
-        self.seen.chunks += 1
-        self._note_takeovers(result, originals[0])
-        copied: dict[str, Any] = {name: np.array(to_numpy(array)) for name, array in flags.items()}
-        succeeded = None if result.succeeded is None else np.array(to_numpy(result.succeeded))
-        return ChunkResult(obs=result.obs, succeeded=succeeded, **copied), env_views
+        return result, env_views
 
     # ---------------------------------------------------------------------------------------------- episodes
 
@@ -255,8 +283,8 @@ class Player:
         waiting: Mapping[int, Script] | None = None,
         widths: Sequence[int] = (),
         stop: bool = True,
-        keep: Callable[[int], bool] = lambda t: True,
-        between: Callable[[int], None] = lambda index: None,
+        keep_images: bool = True,
+        between: Callable[[int], Any] = lambda index: None,
         restart: tuple[int, int, Script] | None = None,
     ) -> dict[int, EnvTrace]:
         """Play episodes side by side, until each has ended or its script is over.
@@ -266,182 +294,143 @@ class Player:
             waiting: envs that are reset and then left alone.
             widths: actions in the first chunks; those that follow have the usual number.
             stop: `stop_at_end`; an env that ended is left alone from the next chunk on. False: envs run on.
-            keep: whether to keep the images after this many actions.
             between: called before each chunk with its number, counted from 0.
             restart: (number of a chunk, env, script): before it the env restarts with this script.
         """
-        all_scripts = {**scripts, **(waiting or {})}
-        traces = self.begin_episodes(all_scripts)
-        active = np.zeros(len(self.env_ids), bool)
-        active[list(scripts)] = True
-        index = 0
-        while active.any():
+        traces = self.begin_episodes({**scripts, **(waiting or {})}, stop)
+        active = np.isin(self.env_ids, list(scripts))
+        for index in itertools.count():
+            if not active.any():
+                break
             if restart and restart[0] == index:
-                traces |= self.begin_episodes({restart[1]: restart[2]})
+                traces |= self.begin_episodes({restart[1]: restart[2]}, stop)
                 active[restart[1]] = True
             between(index)
             width = widths[index] if index < len(widths) else self.chunk
             width = min(width, *(len(trace.script) - len(trace) for env_id, trace in traces.items() if active[env_id]))
-            self.advance_episodes(traces, active, width, stop, keep)
-            for env_id in (int(env_id) for env_id in np.flatnonzero(active)):
-                trace = traces[env_id]
-                ended = stop and trace.end_step is not None
-                active[env_id] = not ended and len(trace) < len(trace.script)
-            index += 1
+            self.advance_episodes(traces, active, width, keep_images)
+            for env_id, trace in traces.items():
+                over = len(trace) >= len(trace.script) or (stop and trace.end_step is not None)
+                active[env_id] &= not over
         return {env_id: trace for env_id, trace in traces.items() if env_id in scripts}
 
-    def begin_episodes(self, scripts: Mapping[int, Script]) -> dict[int, EnvTrace]:
+    def begin_episodes(self, scripts: Mapping[int, Script], stop: bool = True) -> dict[int, EnvTrace]:
         """Reset envs to where their scripts start."""
-        env_ids = list(scripts)
-        env_views = self.reset_envs(env_ids, [s.state for s in scripts.values()], [s.seed for s in scripts.values()])
-        return {
-            r: EnvTrace(script=scripts[r], env_id=r, views={0: view})
-            for r, view in zip(env_ids, env_views, strict=True)
-        }
+        states, seeds = zip(*((script.state, script.seed) for script in scripts.values()), strict=True)
+        env_views = self.reset_envs(list(scripts), states, seeds)
+        traces = {}
+        for (env_id, script), view in zip(scripts.items(), env_views, strict=True):
+            traces[env_id] = EnvTrace(script=script, env_id=env_id, views={0: view}, stops=stop)
+            self.record.played.append(evolve(traces[env_id], views={}))
+        return traces
 
     def advance_episodes(
-        self,
-        traces: Mapping[int, EnvTrace],
-        active: Array,
-        width: int,
-        stop: bool = True,
-        keep: Callable[[int], bool] = lambda t: True,
+        self, traces: Mapping[int, EnvTrace], active: Array, width: int, keep_images: bool = True
     ) -> None:
-        """Play the next `width` actions of the scripts of active envs."""
-        result, env_views = self.step_envs(self._next_actions(traces, active, width), active, stop)
-        for env_id in (int(env_id) for env_id in np.flatnonzero(active)):
-            _record_chunk(traces[env_id], result, env_id, env_views[env_id], keep)
-            self._note_chunk(traces[env_id], result, env_id, stop)
+        """Play the next `width` actions of the scripts of active envs. Others get large ones, which they must not
+        take."""
+        actions = np.tile(self.high, (len(self.env_ids), width, 1))
+        chosen = [traces[int(env_id)] for env_id in np.flatnonzero(active)]
+        for trace in chosen:
+            actions[trace.env_id] = trace.script.actions[len(trace) : len(trace) + width]
+        result, env_views = self.step_envs(actions, active, all(trace.stops for trace in chosen))
+        for trace in chosen:
+            _record_chunk(trace, result, env_views[trace.env_id], keep_images)
 
-    def save_records(self) -> tuple[Any, ...]:
-        """Return the records of the envs, for `restore_records` once the simulator is restored to this moment."""
-        return list(self._views), dict(self._instructions), dict(self._state)
-
-    def forget_envs(self) -> None:
-        """Forget the envs: another simulator has replaced this one, and its envs have not been reset."""
-        self._views = [None] * len(self.env_ids)
-        self._instructions = {}
-        self._state = {}
-
-    def restore_records(self, remembered: tuple[Any, ...]) -> None:
-        self._views = list(remembered[0])
-        self._instructions = dict(remembered[1])
-        self._state = dict(remembered[2])
+    @contextmanager
+    def other_env(self, env: SimEnv) -> Iterator[None]:
+        """Play with another simulator, none of whose envs has been reset. It is closed at the end."""
+        original, places = self.env, self.places
+        self.env, self.places = env, [None] * len(places)
+        try:
+            yield
+        finally:
+            self.env, self.places = original, places
+            env.close()
 
     # ----------------------------------------------------------------------------------------------- inside
 
-    def _next_actions(self, traces: Mapping[int, EnvTrace], active: Array, width: int) -> Array:
-        """The next actions; envs that are not active get large ones, which they must not take."""
-        actions = np.tile(self.high, (len(self.env_ids), width, 1))
-        for env_id in np.flatnonzero(active):
-            trace = traces[int(env_id)]
-            actions[env_id] = trace.script.actions[len(trace) : len(trace) + width]
-        return actions
+    def _call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Call a method of the simulator with copies of the arguments. Raises Unfit if an env breaks in a step."""
+        originals = {key: np.array(value) for key, value in arguments.items()}
+        began = perf_counter()
+        try:
+            answer = getattr(self.env, name)(*arguments.values())
+        except Exception as exc:
+            self.env.faults()  # what is raised says them too
+            self._note_failure(name, f"{type(exc).__name__}: {exc}", began)
+            raise
+        self.broken = broken = [text.strip() for of_env in self.env.faults().values() for text in of_env]
+        for text in broken:
+            self.findings.record_error(f"{name}: expected an env that works", text, "fix what breaks it")
+        if broken and name == "chunk_step":
+            self._note_failure(name, broken[0], began)
+            raise Unfit
+        if name == "reset" and not self._spent[name][1]:
+            self.started_in = perf_counter() - began
+        self._failed.pop(name, None)
+        self._spent[name][0] += perf_counter() - began
+        self._spent[name][1] += 1
+        for key, value in arguments.items():
+            same = np.array_equal(value, originals[key])
+            self.expect(same, name, f"its {key} unchanged", "others written into them", "copy before you write")
+        return answer
 
     def _note_failure(self, call: str, error: str, began: float) -> None:
         """Give up where a call fails alike again and again, or where its failures have taken all of the time."""
         body, (last_body, count, seconds) = error_body(error), self._failed.get(call, ("", 0, 0.0))
         count, seconds = (count + 1 if body == last_body else 1), seconds + perf_counter() - began
         self._failed[call] = body, count, seconds
-        if count >= HOPELESS[call in self._worked] or seconds > self.seconds > 0:
+        if count >= HOPELESS[self._spent[call][1] > 0] or seconds > self.seconds > 0:
             times = "once" if count == 1 else f"{count} times in a row"
             self.hopeless = f"not done: {call} failed {times} in {seconds:.0f} s; see the findings above"
 
-    def _note_success(self, call: str, began: float) -> None:
-        self._worked.add(call)
-        self._failed.pop(call, None)
-        self.seconds_of[call][0] += perf_counter() - began
-        self.seconds_of[call][1] += 1
-
-    def _report_faults(self, where: str) -> list[str]:
-        texts = [text for of_env in self.env.faults().values() for text in of_env]
-        for text in texts:
-            self.findings.record_error(f"{where}: expected an env that works", text.strip(), "fix what breaks it")
-        return texts
-
-    def _check_arguments_unchanged(self, where: str, arguments: Any) -> None:
-        for name, passed, copy in arguments:
-            same = np.array_equal(passed, copy)
-            self.expect(same, where, f"its {name} unchanged", "others written into them", "copy before you write")
-
-    def _check_earlier_results(self, where: str, arrays: list[tuple[str, Any]]) -> None:
+    def _check_earlier_results(self, where: str, obs: Any, arrays: Mapping[str, Any]) -> None:
         """Check that arrays returned by the last calls are unchanged, and keep a copy of these."""
-        for returned in self._returned:
-            for name, raw, copy in returned:
-                same = np.array_equal(to_numpy(raw), copy, equal_nan=copy.dtype.kind == "f")
-                got = f"{name} that changed in a later {where}"
-                expectation = "observations and results that stay as returned"
-                self.expect(same, name.partition(":")[0], expectation, got, REMEDY_COPIES)
-        self._returned.append([(f"{where}: {name}", raw, np.array(to_numpy(raw))) for name, raw in arrays])
+        for name, raw, copy in itertools.chain(*self._returned):
+            same = np.array_equal(to_numpy(raw), copy, equal_nan=copy.dtype.kind == "f")
+            got, expected = f"{name} that changed in a later {where}", "observations and results that stay as returned"
+            remedy = "return copies, not the buffers that the next step writes"
+            self.expect(same, name.partition(":")[0], expected, got, remedy)
+        named = {f"image {name!r}": image for name, image in obs.images.items()} | dict(arrays)
+        named |= {} if obs.state is None else {"state": obs.state}
+        self._returned.append([(f"{where}: {name}", raw, np.array(to_numpy(raw))) for name, raw in named.items()])
 
-    def _check_instruction(self, env_id: int, view: EnvView, where: str) -> None:
-        task = self.tasks.get(self._state[env_id])
-        if task is None:
-            return
-        expected = self._instructions[env_id] if task.instruction_varies else task.instruction
-        remedy = "one wording for an episode" if task.instruction_varies else "that of the state's task"
-        self.expect(view.instruction == expected, where, f"instruction {expected!r}", view.instruction, remedy)
+    def _check_instruction(self, place: Place, where: str) -> None:
+        task, told = self.tasks.get(place.state), place.view.instruction
+        if task is not None:
+            expected = place.instruction if task.instruction_varies else task.instruction
+            remedy = "one wording for an episode" if task.instruction_varies else "that of the state's task"
+            self.expect(told == expected, where, f"instruction {expected!r}", told, remedy)
 
-    def _note_changes(self, view: EnvView, before: EnvView | None = None) -> None:
+    def _note_view(self, view: EnvView, before: EnvView | None = None) -> None:
         """Take note of what changes."""
-        sightings = self.seen
-        shown = dict(view.images) | ({} if view.state is None else {"state": view.state})
-        for name, array in shown.items():
-            if name not in sightings.first:
-                sightings.first[name], sightings.varied[name], sightings.moved[name] = array, False, False
+        for name, array in view.arrays.items():
+            shown = self.record.shown.setdefault(name, Shown(array))
+            shown.low, shown.high = min(shown.low, float(array.min())), max(shown.high, float(array.max()))
             if before is None:
-                sightings.varied[name] |= not np.array_equal(array, sightings.first[name])
+                shown.varied |= not np.array_equal(array, shown.first)
             else:
-                old = before.state if name == "state" else before.images[name]
-                sightings.moved[name] |= old is not None and not np.array_equal(array, old)
+                shown.moved |= name in before.arrays and not np.array_equal(array, before.arrays[name])
         for pair in itertools.combinations(view.images, 2):
             one, two = (view.images[name] for name in pair)
-            if one.shape == two.shape and sightings.alike.get(pair, True):
-                sightings.alike[pair] = np.array_equal(one, two)
-        for name, image in view.images.items():
-            low, high = sightings.levels.get(name, (255, 0))
-            sightings.levels[name] = min(low, int(image.min())), max(high, int(image.max()))
+            if one.shape == two.shape and self.record.alike.get(pair, True):
+                self.record.alike[pair] = np.array_equal(one, two)
 
     def _note_stride(self, view: EnvView, before: EnvView) -> None:
         if view.state is not None and before.state is not None:
-            move, largest = np.abs(view.state - before.state), self.seen.stride
-            self.seen.stride = move if largest is None else np.maximum(largest, move)
+            move, largest = np.abs(view.state - before.state), self.record.stride
+            self.record.stride = move if largest is None else np.maximum(largest, move)
 
-    def _note_takeovers(self, result: ChunkResult, actions: Array) -> None:
-        """Take note of who acted. `actions`: those of the policy, [N, C, A]."""
-        executed = to_numpy(result.executed)
-        if result.source is None or result.executed_actions is None:
-            self.seen.policy_acted |= bool(executed.any())
-            return
-        others = executed & (to_numpy(result.source) != ActionSource.POLICY)
-        self.seen.policy_acted |= bool((executed & ~others).any())
-        self.seen.taken_over += int(others.sum())
-        gap = (np.abs(to_numpy(result.executed_actions) - actions) / (self.high - self.low)).max(-1)
-        differs, own = gap > 1e-4, executed & ~others
-        self.seen.overruled |= bool((others & differs).any())
-        self.seen.copied += int((own & ~differs).sum())
-        self.seen.unlabelled += int((own & differs).sum())
 
-    def _note_chunk(self, trace: EnvTrace, result: ChunkResult, env_id: int, stop: bool) -> None:
-        """Take note of rewards, successes and ends of the chunk that was just recorded."""
-        sightings, count = self.seen, int(result.executed[env_id].sum())
-        success = trace.success[len(trace)]
-        rewarded = result.rewards[env_id] != 0
-        sightings.rewarded |= bool(rewarded.any())
-        sightings.rewarded_between |= bool((rewarded & ~result.terminated[env_id] & ~result.truncated[env_id]).any())
-        if stop:
-            sightings.longest = max(sightings.longest, len(trace))
-        sightings.won |= success
-        sightings.lost |= not success
-        end = trace.end_step
-        if end is not None and stop and len(trace) - count < end:
-            earlier = max((abs(r) for r in trace.rewards[: end - 1]), default=0.0)
-            reward, terminated = trace.rewards[end - 1], trace.terminated[end - 1]
-            limit = self.step_limit(trace.script.state)
-            succeeded = trace.succeeded[:end]
-            first_only = succeeded[-1] is True and not any(succeeded[:-1])
-            truncated = trace.truncated[end - 1]
-            sightings.ends.append(End(terminated, reward, success, earlier, end, limit, truncated, first_only))
+def spread_out(items: Sequence[T]) -> list[T]:
+    """The first, the last, and then always where the gaps are widest."""
+    order: dict[int, None] = {0: None, len(items) - 1: None} if items else {}
+    step = max(len(items) - 1, 1)
+    while len(order) < len(items):
+        step = max(step // 2, 1)
+        order |= dict.fromkeys(range(0, len(items), step))
+    return [items[i] for i in order]
 
 
 def _draw_actions(chance: np.random.Generator, kind: str, length: int, size: int) -> Array:
@@ -456,25 +445,11 @@ def _draw_actions(chance: np.random.Generator, kind: str, length: int, size: int
     return np.full_like(draws, kind == "highest") if kind in ("lowest", "highest") else draws
 
 
-def _observation_arrays(obs: Observation) -> list[tuple[str, Any]]:
-    images = [(f"image {name!r}", image) for name, image in obs.images.items()]
-    return images + ([] if obs.state is None else [("state", obs.state)])
-
-
-def _record_chunk(
-    trace: EnvTrace, result: ChunkResult, env_id: int, view: EnvView, keep: Callable[[int], bool]
-) -> None:
+def _record_chunk(trace: EnvTrace, result: ChunkResult, view: EnvView, keep_images: bool) -> None:
+    env_id = trace.env_id
     count = int(result.executed[env_id].sum())
-    trace.rewards += result.rewards[env_id, :count].tolist()
-    trace.terminated += result.terminated[env_id, :count].tolist()
-    trace.truncated += result.truncated[env_id, :count].tolist()
-    succeeded = result.succeeded
-    trace.succeeded += [None] * count if succeeded is None else succeeded[env_id, :count].tolist()
-    source = [None] * count if result.source is None else to_numpy(result.source)[env_id, :count].tolist()
-    trace.source += source
-    trace.executed_actions += [
-        None if by in (None, ActionSource.POLICY) else np.array(to_numpy(result.executed_actions)[env_id, i])
-        for i, by in enumerate(source)
-    ]
+    arrays = [getattr(result, name) for name in OF_STEPS]
+    columns = [[None] * count if array is None else array[env_id, :count].tolist() for array in arrays]
+    trace.steps += [Step(*values) for values in zip(*columns, strict=True)]
     trace.success[len(trace)] = bool(result.success[env_id])
-    trace.views[len(trace)] = view if keep(len(trace)) else EnvView({}, view.state, view.instruction)
+    trace.views[len(trace)] = view if keep_images else evolve(view, images={})

@@ -1,9 +1,7 @@
-"""Checks of a simulator's effects on its process: generators, processes, threads, files, settings; and whether envs
-that share a process share anything else."""
+"""Does a simulator change its process: generators, processes, threads, files, settings?"""
 
 from __future__ import annotations
 
-import random
 import shutil
 import sys
 import tempfile
@@ -19,14 +17,11 @@ import numpy as np
 import psutil
 from attrs import frozen
 
-from vla_rl.core.errors import UserError
-from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.manager import unwrap_component, wrap
 from vla_rl.testing.common.findings import Findings, LeftOut
-from vla_rl.testing.env_checks.arrangements import NOTHING_SHARED, Reference, compare_traces
+from vla_rl.testing.common.generators import Ran, run_from, seeded_generators
 from vla_rl.testing.env_checks.player import KEYED, Player
+from vla_rl.testing.env_checks.replays import pair_up
 from vla_rl.testing.env_checks.traces import EnvTrace
-from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 RESETS = 6
 """Number of resets after which leftover resources are counted."""
@@ -35,71 +30,38 @@ PYTHONS_OWN = ("forkserver", "resource_tracker", "semaphore_tracker")
 """Processes that multiprocessing starts once and keeps, by their command lines."""
 
 
-# -------------------------------------------------------------------------------------------------- generators
-
-
-def generators_left_alone(player: Player) -> None:
+def check_generators(player: Player) -> None:
     """Neither a reset nor a chunk seeds a generator that belongs to all: others would draw the same each time."""
     state = player.splits["train"][0].id
     script = player.make_script(state, "random", player.chunk)
     active = np.arange(len(player.env_ids)) == 0
     actions = np.tile(player.high, (len(player.env_ids), player.chunk, 1))
-    actions[0, : len(script)] = script.actions
+    actions[0] = script.actions
 
-    def reset_one() -> None:
-        player.reset_envs([0], [state], [script.seed])
+    def reset_one() -> Any:
+        return player.reset_envs([0], [state], [script.seed])
 
-    def step_one() -> None:
-        player.step_envs(actions, active, True)
+    def step_one() -> Any:
+        return player.step_envs(actions, active, True)
 
-    for where, before, call in (("reset", lambda: None, reset_one), ("chunk_step", reset_one, step_one)):
-        for name in find_seeded_generators(before, call):
-            got = "seeded, so that what others draw next is the same each time"
-            player.expect(False, where, f"the global generator of {name} left alone", got, OWN_GENERATOR)
-
-
-def find_seeded_generators(before: Callable[[], None], call: Callable[[], Any]) -> list[str]:
-    """The libraries whose global generator is the same after a call, wherever it was before; it is put back."""
-    original, after = _generator_states(), []
-    try:
+    calls: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "reset": (lambda: None, reset_one),
+        "chunk_step": (reset_one, step_one),
+    }
+    for where, (before, call) in calls.items():
+        runs = []
         for key in (1, 2):
             before()
-            _seed_generators(key)
-            call()
-            after.append(_generator_states())
-    finally:
-        _restore_generators(original)
-    return [name for name in original if _state_bytes(after[0][name]) == _state_bytes(after[1][name])]
+            runs.append(run_from(key, call))
+        _expect_left_alone(player, where, runs, "seeded, so that what others draw next is the same each time")
 
 
-def _generator_states() -> dict[str, Any]:
-    states: dict[str, Any] = {"numpy": np.random.get_state(), "random": random.getstate()}  # noqa: NPY002
-    if "torch" in sys.modules:
-        states["torch"] = sys.modules["torch"].get_rng_state()
-    return states
+def _expect_left_alone(player: Player, where: str, runs: list[Ran], got: str) -> None:
+    for name in seeded_generators(*runs[:2]):
+        player.expect(False, where, f"the global generator of {name} left alone", got, OWN_GENERATOR)
 
 
-def _seed_generators(key: int) -> None:
-    np.random.seed(key)  # noqa: NPY002 - the global one is what is looked at
-    random.seed(key)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(key)
-
-
-def _restore_generators(states: Mapping[str, Any]) -> None:
-    np.random.set_state(states["numpy"])  # noqa: NPY002
-    random.setstate(states["random"])
-    if "torch" in states:
-        sys.modules["torch"].set_rng_state(states["torch"])
-
-
-def _state_bytes(state: Any) -> bytes:
-    if isinstance(state, tuple):
-        return b"".join(part.tobytes() if isinstance(part, np.ndarray) else repr(part).encode() for part in state)
-    return bytes(state.numpy().tobytes())
-
-
-# -------------------------------------------------------------------------------------------- what is left behind
+# ------------------------------------------------------------------------------------------------- after `close`
 
 
 @frozen
@@ -124,15 +86,13 @@ def check_surroundings(f: Findings, before: Surroundings, started: Mapping[int, 
     new = [process for pid, process in started.items() if pid not in before.children]
     _, alive = psutil.wait_procs(new, timeout=2)
     running = [process for process in alive if _is_running(process)]
-    if running:
-        got = ", ".join(f"{process.pid} ({_command_line(process)[:80]})" for process in running[:3])
-        f.expect(False, "close", "no process left", got, "end in `close` what you started")
+    got = ", ".join(f"{process.pid} ({_command_line(process)[:80]})" for process in running[:3])
+    f.expect(not running, "close", "no process left", got, "end in `close` what you started")
     until = monotonic() + 1
     while (left := _new_threads(before)) and monotonic() < until:
         sleep(0.02)
-    if left:
-        got = ", ".join(f"{thread.name!r}" for thread in left[:3])
-        f.expect(False, "close", "no thread left", got, "stop and join in `close` what you started")
+    got = ", ".join(f"{thread.name!r}" for thread in left[:3])
+    f.expect(not left, "close", "no thread left", got, "stop and join in `close` what you started")
     for name, value in _process_settings().items():
         was = before.settings.get(name, value)
         f.expect(was == value, name, was, value, "put back what you change for the whole process")
@@ -185,14 +145,13 @@ def _is_running(process: psutil.Process) -> bool:
         return False
 
 
-def nothing_piles_up(player: Player, another: Callable[[], SimEnv] | None, repeats: bool) -> None:
-    """Check that episodes and closed simulators leave no open files, processes, threads or temporary files; and that a
-    simulator that is built again plays the same episode.
+# --------------------------------------------------------------------------------------------- what is left behind
 
-    Args:
-        repeats: whether the same episode comes twice.
-    """
-    state = player.splits["train"][0].id
+
+def check_left_behind(player: Player) -> None:
+    """Check that episodes and closed simulators leave no open files, processes, threads or temporary files; and that a
+    simulator that is built again plays the same episode."""
+    state, another = player.splits["train"][0].id, player.options.another
     if RESETS * player.seconds_per_call("reset") > 0.02 * player.seconds:
         raise LeftOut("for want of time")
 
@@ -209,32 +168,17 @@ def nothing_piles_up(player: Player, another: Callable[[], SimEnv] | None, repea
         _report_growth(player, counts, "after each episode", "close in `reset` what the last episode opened")
         if another is None or player.started_in > 0.02 * player.seconds:
             return
-        counts, after, rebuilt = [], [], []
-        original_env, generators = player.env, _generator_states()
-        remembered = player.save_records()
-        try:
-            for key in (1, 2, 3):
-                _seed_generators(key)
-                player.env = another()
-                player.forget_envs()
-                after.append(_generator_states())
-                try:
-                    rebuilt.append(run_episode())
-                finally:
-                    player.env.close()
-                counts.append(_count_resources(folder))
-        finally:
-            player.env = original_env
-            player.restore_records(remembered)
-            _restore_generators(generators)
+        counts, builds, rebuilt = [], [], []
+        for key in (1, 2, 3):
+            builds.append(run_from(key, another))
+            with player.other_env(builds[-1].result):
+                rebuilt += pair_up(first, run_episode())
+            counts.append(_count_resources(folder))
     _report_growth(player, counts, "after each simulator that was closed", "free in `close` what you opened")
-    for traces in rebuilt if repeats else ():
+    if player.record.repeated:
         expected = "the same episode in a simulator that is built again"
-        compare_traces(player, first, traces, expected, f"{KEYED} while it is built")
-    for name in generators:
-        same = len({_state_bytes(states[name]) for states in after if name in states}) == 1 and name in after[0]
-        expected = f"the global generator of {name} left alone"
-        player.expect(not same, "build", expected, "seeded when the simulator is built", OWN_GENERATOR)
+        player.expect_same(rebuilt, expected, f"{KEYED} while it is built")
+    _expect_left_alone(player, "build", builds, "seeded when the simulator is built")
 
 
 def _count_resources(folder: Path) -> dict[str, int]:
@@ -270,34 +214,3 @@ def _own_temporary_folder() -> Generator[Path]:
     finally:
         tempfile.tempdir = original
         shutil.rmtree(folder, ignore_errors=True)
-
-
-# ------------------------------------------------------------------------------------------- envs of one process
-
-
-def envs_of_one_process(player: Player, reference: Reference) -> None:
-    """Envs that take turns in a process run as each does in its own (`processes: {envs_per_process: ...}`)."""
-    env = unwrap_component(player.env)
-    if not isinstance(env, SubprocEnvs) or not env.has_own_processes or len(player.env_ids) < 2:
-        raise LeftOut("envs do not live in separate processes")
-    if not reference.has_episodes:
-        raise LeftOut("it needs episodes that come twice alike; see determinism")
-    if player.started_in > 0.1 * player.seconds:
-        player.notice(f"not seen: envs that share a process; they take {player.started_in:.0f} s to start")
-        return
-    original_env, remembered = player.env, player.save_records()
-    shared = env.in_one_process()
-    try:
-        player.env = wrap("env", shared, "envs of one process")
-        player.forget_envs()
-        collected = player.roll_out(reference.scripts)
-        expectation = "the same episodes in envs that share a process (processes: {envs_per_process: 2})"
-        compare_traces(
-            player, reference.traces, collected, expectation, f"{NOTHING_SHARED}; module-level variables are shared too"
-        )
-    except UserError as exc:
-        player.notice(f"not done: envs that share a process; {exc}")
-    finally:
-        player.env = original_env
-        player.restore_records(remembered)
-        shared.close()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
-from vla_rl.core.types import Array, Observation, to_numpy
+from vla_rl.core.types import ActionSource, Array, Observation, to_numpy
 
 ROUNDING = 1e-6
 NUMBERS = 1e-4
@@ -25,10 +26,14 @@ class EnvView:
     instruction: str
 
     @property
+    def arrays(self) -> Mapping[str, Array]:
+        """The images, and the state if there is one."""
+        return self.images if self.state is None else {**self.images, "state": self.state}
+
+    @property
     def view_hash(self) -> bytes:
         """Equal for views that are equal."""
-        parts = [image.tobytes() for image in self.images.values()]
-        parts += [b"" if self.state is None else self.state.tobytes(), self.instruction.encode()]
+        parts = [*(array.tobytes() for array in self.arrays.values()), self.instruction.encode()]
         return b"".join(blake2b(part, digest_size=12).digest() for part in parts)
 
 
@@ -40,6 +45,9 @@ class Slack:
     pixels: float
     numbers: float = NUMBERS
     region: float = 255.0
+
+
+EXACT = Slack(0.0, 0.0)
 
 
 def copy_views(obs: Observation) -> list[EnvView]:
@@ -65,10 +73,11 @@ def average_regions(image: Array) -> Array:
     return small
 
 
-def region_gap(one: EnvView, two: EnvView, name: str) -> float:
-    """Largest difference of the mean colours of a region of a camera's images, of 255. A small object that is elsewhere
+def region_gaps(one: EnvView, two: EnvView, name: str) -> Array:
+    """Differences of the mean colours of the regions of a camera's images, of 255. A small object that is elsewhere
     changes a region, and the noise of a renderer averages out in it."""
-    return float(np.abs(average_regions(one.images[name]) - average_regions(two.images[name])).max())
+    gaps: Array = np.abs(average_regions(one.images[name]) - average_regions(two.images[name]))
+    return gaps
 
 
 def describe_gap(one: EnvView, two: EnvView, slack: Slack) -> str:
@@ -86,7 +95,7 @@ def describe_gap(one: EnvView, two: EnvView, slack: Slack) -> str:
         size = image_gap(one, two, name)
         if size > slack.pixels:
             return f"image {name!r} that differs by {size:.2g} of 255 on average"
-        if size and slack.region < 255.0 and (region := region_gap(one, two, name)) > slack.region:
+        if size and slack.region < 255.0 and (region := region_gaps(one, two, name).max()) > slack.region:
             return f"image {name!r} with a region whose mean colour differs by {region:.2g} of 255"
     if one.instruction != two.instruction:
         return f"instructions {one.instruction!r} and {two.instruction!r}"
@@ -107,43 +116,64 @@ class Script:
     def __len__(self) -> int:
         return len(self.actions)
 
-    def cut_to(self, length: int) -> Script:
-        return evolve(self, actions=self.actions[:length])
-
     def __str__(self) -> str:
         return f"state {self.state} with {self.kind} actions"
 
 
+@frozen(eq=False)
+class Step:
+    """What one action led to."""
+
+    reward: float
+    terminated: bool
+    truncated: bool
+    succeeded: bool | None
+    source: int | None
+    """`ActionSource`; None: no one can take over."""
+    executed: Any
+    """Numbers of the action that was executed, [A]; they need not mean anything where the policy acted."""
+
+    @property
+    def ends(self) -> bool:
+        return self.terminated or self.truncated
+
+    @property
+    def by_policy(self) -> bool:
+        return self.source in (None, ActionSource.POLICY)
+
+
 @define(eq=False)
 class EnvTrace:
-    """The views and results of an env over a script, with `stop_at_end` or without."""
+    """The views and results of an env over a script."""
 
     script: Script
     env_id: int
     views: dict[int, EnvView]
     """Number of actions -> view after them; 0: after the reset."""
+    stops: bool = True
+    """It was run with `stop_at_end`."""
     success: dict[int, bool] = field(factory=dict)
     """Number of actions -> whether the episode had succeeded after them."""
-    rewards: list[float] = field(factory=list)
-    terminated: list[bool] = field(factory=list)
-    truncated: list[bool] = field(factory=list)
-    succeeded: list[bool | None] = field(factory=list)
-    source: list[int | None] = field(factory=list)
-    """`ActionSource` of each action; None: no one can take over."""
-    executed_actions: list[Array | None] = field(factory=list)
-    """Actions [A] of whoever took over; None where the policy acted."""
+    steps: list[Step] = field(factory=list)
 
     def __len__(self) -> int:
-        return len(self.rewards)
+        return len(self.steps)
+
+    def __str__(self) -> str:
+        return f"env {self.env_id}, {self.script}"
 
     @property
     def end_step(self) -> int | None:
         """Number of the first action that ended the episode, counted from 1."""
-        return next((t + 1 for t in range(len(self)) if self.terminated[t] or self.truncated[t]), None)
+        return next((t for t, step in enumerate(self.steps, 1) if step.ends), None)
+
+    @property
+    def end_or_length(self) -> int:
+        return self.end_step or len(self)
 
     @property
     def has_won(self) -> bool:
-        return any(self.success.values()) or any(bool(succeeded) for succeeded in self.succeeded)
+        return any(self.success.values()) or any(step.succeeded for step in self.steps)
 
 
 def describe_difference(one: EnvTrace, two: EnvTrace, slack: Slack, upto: int | None = None) -> str:
@@ -151,7 +181,7 @@ def describe_difference(one: EnvTrace, two: EnvTrace, slack: Slack, upto: int | 
     `upto`: ignore actions after it."""
     length = min(len(one), len(two)) if upto is None else min(len(one), len(two), upto)
     for t in range(length + 1):
-        deviation = _result_difference(one, two, t) if t else ""
+        deviation = _step_difference(one.steps[t - 1], two.steps[t - 1]) if t else ""
         if not deviation and t in one.views and t in two.views:
             deviation = describe_gap(one.views[t], two.views[t], slack)
         if not deviation and t in one.success and t in two.success and one.success[t] != two.success[t]:
@@ -163,13 +193,12 @@ def describe_difference(one: EnvTrace, two: EnvTrace, slack: Slack, upto: int | 
     return ""
 
 
-def _result_difference(one: EnvTrace, two: EnvTrace, t: int) -> str:
+def _step_difference(one: Step, two: Step) -> str:
     for name in ("terminated", "truncated", "succeeded", "source"):
-        a, b = getattr(one, name)[t - 1], getattr(two, name)[t - 1]
+        a, b = getattr(one, name), getattr(two, name)
         if a is not None and b is not None and a != b:
             return f"{name} {b} instead of {a}"
-    acted, acted_again = one.executed_actions[t - 1], two.executed_actions[t - 1]
-    if acted is not None and acted_again is not None and not np.allclose(acted, acted_again, 1e-5, NUMBERS):
-        return f"executed_actions {acted_again.tolist()} instead of {acted.tolist()}"
-    a, b = one.rewards[t - 1], two.rewards[t - 1]
+    if not one.by_policy and not np.allclose(one.executed, two.executed, 1e-5, NUMBERS):
+        return f"executed_actions {two.executed} instead of {one.executed}"
+    a, b = one.reward, two.reward
     return f"reward {b:.6g} instead of {a:.6g}" if abs(a - b) > NUMBERS + 1e-5 * abs(a) else ""

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepUpdate:
-    """Prepares what a step trains on, runs the update, and frees the samples: the `RolloutSamples` of a runtime.
+    """Prepares what a step trains on, runs the update, and frees the samples: the `Samples` of a runtime.
 
     The update begins when all samples of the step are there; that of `StreamingUpdate` begins earlier.
     """
