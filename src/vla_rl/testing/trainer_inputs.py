@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +14,7 @@ from vla_rl.core.declarations import TrainingData
 from vla_rl.core.trainers import DemonstrationsData, TrajectoryData, Transitions, TransitionsData
 from vla_rl.core.types import ActionSource, Array, EnvInfo, to_numpy
 from vla_rl.testing.common.findings import Findings
+from vla_rl.testing.common.other_interpreter import call_elsewhere
 from vla_rl.testing.trainer_case import SAMPLES, Rank, TrainerBuilder
 from vla_rl.testing.trainer_samples import LearningSource, RecordedSamples, made_up_data
 
@@ -341,7 +338,7 @@ def _weights_from_kept(
 def check_hashes(f: Findings, builder: TrainerBuilder) -> None:
     """Check that weights do not depend on the hashes of strings, which are others in each process."""
     try:
-        elsewhere = _run_with_other_hashes(_updated_weights, builder)
+        elsewhere = call_elsewhere(_updated_weights, builder)
     except Exception as exc:
         f.notice(f"not compared with another process: {exc}")
         return
@@ -354,18 +351,3 @@ def check_hashes(f: Findings, builder: TrainerBuilder) -> None:
 def _updated_weights(builder: TrainerBuilder) -> dict[str, Array]:
     """Return the weights after some updates of several micro-batches."""
     return {name: to_numpy(tensor) for name, tensor in _Answers(builder).weights.items()}
-
-
-def _run_with_other_hashes(function: Callable[[TrainerBuilder], dict[str, Array]], builder: TrainerBuilder) -> Any:
-    """Return what a function returns in a new process, whose strings have other hashes."""
-    import cloudpickle
-
-    code = (
-        "import pickle, sys; sys.path[:], out, job = pickle.load(sys.stdin.buffer); "
-        "function, builder = pickle.loads(job); import numpy; numpy.savez(out, **function(builder))"
-    )
-    out = str(Path(builder.root) / "weights.npz")
-    environment = {**os.environ, "PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"}
-    sent = cloudpickle.dumps((sys.path, out, cloudpickle.dumps((function, builder))))
-    subprocess.run([sys.executable, "-c", code], input=sent, env=environment, check=True, capture_output=True)
-    return np.load(out)

@@ -18,6 +18,7 @@ from vla_rl.core.trainers import UpdateMetrics
 from vla_rl.core.types import Array, to_numpy
 from vla_rl.testing.common.findings import Findings, Unfit
 from vla_rl.testing.common.generators import OWN, changed_generators, run_from
+from vla_rl.testing.common.other_interpreter import start_interpreter
 from vla_rl.testing.trainer_case import SAMPLES, Rank, TrainerBuilder, TrainerCase
 from vla_rl.testing.trainer_inputs import check_drawn_batches, check_hashes, check_trainer_inputs, learning_source
 from vla_rl.testing.trainer_learning import (
@@ -55,6 +56,7 @@ def check_trainer(plugin: TrainerPlugin, config: Any = None) -> None:
     if plugin.trains_on is TrainingData.WINDOWS:
         raise ValueError("a trainer of windows is checked with its world model: check_world_model")
     f = Findings(f"check_trainer of {plugin.summary!r}")
+    start_interpreter()  # needed last, after some seconds of imports
     with tempfile.TemporaryDirectory() as root:
         _check_all(f, TrainerBuilder(plugin, config, root))
     f.close()

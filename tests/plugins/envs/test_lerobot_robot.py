@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import threading
 import time
+import types
 import venv
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.spec.spec import make_component, parse_spec
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import ActionSource
-from vla_rl.plugins.envs.lerobot_robot import plugin
+from vla_rl.plugins.envs.lerobot_robot import device_process, plugin
 from vla_rl.plugins.envs.lerobot_robot.targets import TargetLimits
 from vla_rl.runtime.driver.collecting.rollouts import StepRollouts
 from vla_rl.runtime.start import run
@@ -46,7 +47,19 @@ def ports(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def make(ports):
+def forks(monkeypatch, fork_server):
+    """The fork server starts the processes of robots."""
+
+    def start_process(command, *, pass_fds, env, start_new_session, **_):
+        arguments = [*command[1:-1], "0"]  # its connection is its stdin, since other descriptors are not passed on
+        return fork_server.start_python(*arguments, stdin=pass_fds[0], env=env, start_new_session=start_new_session)
+
+    starting = types.SimpleNamespace(Popen=start_process, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(device_process, "subprocess", starting)
+
+
+@pytest.fixture
+def make(ports, forks):
     """Builder of envs, which are closed at the end."""
     envs = []
 
@@ -315,7 +328,7 @@ import time
 import numpy as np
 from vla_rl.core.spec.spec import make_component
 from vla_rl.core.contexts import EnvContext
-from vla_rl.plugins.envs.lerobot_robot import plugin
+from vla_rl.plugins.envs.lerobot_robot import device_process, plugin
 from vla_rl.plugins.envs.lerobot_robot.targets import TargetLimits
 env = plugin.build(make_component("env", "lerobot_robot", **{settings_of(ports)!r}).config, EnvContext(num_envs=1, chunk=4))
 one = np.zeros(1, np.int64)
