@@ -12,6 +12,7 @@ from vla_rl.core.declarations import DataPlugin
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
+from vla_rl.testing.common.comparison import same_data
 from vla_rl.testing.common.findings import Findings, LeftOut, build_component
 from vla_rl.toolkit.data.validation import sample_flaws, statistics_flaws, unknown_instruction
 
@@ -135,21 +136,15 @@ def _read_again(f: Findings, data: Demonstrations, indices: Any) -> None:
     where, count = "read_samples", len(indices)
     raw, raw_actions = data.read_samples(indices)
     obs, actions = _copy_observation(raw), np.array(to_numpy(raw_actions))
-    again, same = data.read_samples(indices)
-    f.expect(
-        _same_observations(obs, again) and _same_arrays(actions, same),
-        where,
-        "equal samples twice",
-        "others",
-        "keep no state",
-    )
+    twice_alike = same_data((obs, actions), data.read_samples(indices))
+    f.expect(twice_alike, where, "equal samples twice", "others", "keep no state")
     mixed, turned = data.read_samples(indices[::-1].copy())
-    same_order = _same_observations(obs.take(np.arange(count)[::-1]), mixed) and _same_arrays(actions[::-1], turned)
+    same_order = same_data((obs.take(np.arange(count)[::-1]), actions[::-1]), (mixed, turned))
     f.expect(same_order, where, "samples in the order of the indices", "another order", "follow `indices`")
     twice, same_actions = data.read_samples(indices[[0, 0]])
-    alike = _same_observations(obs.take(np.array([0, 0])), twice) and _same_arrays(actions[[0, 0]], same_actions)
+    alike = same_data((obs.take(np.array([0, 0])), actions[[0, 0]]), (twice, same_actions))
     f.expect(alike, where, "a sample twice where its index comes twice", "others", "follow `indices`")
-    unchanged = _same_observations(obs, raw) and _same_arrays(actions, raw_actions)
+    unchanged = same_data((obs, actions), (raw, raw_actions))
     f.expect(unchanged, where, "samples that stay as returned", "arrays that a later call changed", "return copies")
 
 
@@ -228,16 +223,3 @@ def _check_statistics(f: Findings, data: Demonstrations, env: EnvInfo, parts: li
             got = f"{column.min():g} to {column.max():g} in number {number}"
             expected = f"{part}s from min to max, {low[number]:g} to {high[number]:g}"
             f.expect(False, "data_statistics", expected, got, "work them out over the numbers that samples give")
-
-
-def _same_arrays(one: Any, other: Any) -> bool:
-    return np.array_equal(to_numpy(one), to_numpy(other), equal_nan=True)
-
-
-def _same_observations(one: Observation, other: Observation) -> bool:
-    if tuple(one.instructions) != tuple(other.instructions) or (one.state is None) != (other.state is None):
-        return False
-    pairs = [(one.images[name], other.images.get(name)) for name in one.images]
-    pairs += [] if one.state is None else [(one.state, other.state)]
-    arrays = [(to_numpy(a), to_numpy(b)) for a, b in pairs]
-    return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in arrays)

@@ -7,7 +7,8 @@ def test_contract(check_env):
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,60 +16,26 @@ if TYPE_CHECKING:
     from vla_rl.testing.scripted import ScriptedEnv
 
 
-@pytest.fixture(scope="session")
-def check_env() -> Callable[..., None]:
-    """`vla_rl.testing.check_env`."""
-    from vla_rl.testing import check_env as check
+def _make_check(name: str) -> Any:
+    """Return the fixture that gives the check of this name."""
 
-    return check
+    def check() -> Callable[..., None]:
+        checked: Callable[..., None] = getattr(import_module("vla_rl.testing"), name)
+        return checked
 
-
-@pytest.fixture(scope="session")
-def check_model() -> Callable[..., None]:
-    """`vla_rl.testing.check_model`."""
-    from vla_rl.testing import check_model as check
-
-    return check
+    check.__doc__ = f"`vla_rl.testing.{name}`."
+    return pytest.fixture(scope="session", name=name)(check)
 
 
-@pytest.fixture(scope="session")
-def check_algorithm() -> Callable[..., None]:
-    """`vla_rl.testing.check_algorithm`."""
-    from vla_rl.testing import check_algorithm as check
-
-    return check
-
-
-@pytest.fixture(scope="session")
-def check_data() -> Callable[..., None]:
-    """`vla_rl.testing.check_data`."""
-    from vla_rl.testing import check_data as check
-
-    return check
-
-
-@pytest.fixture(scope="session")
-def check_engine() -> Callable[..., None]:
-    """`vla_rl.testing.check_engine`."""
-    from vla_rl.testing import check_engine as check
-
-    return check
-
-
-@pytest.fixture(scope="session")
-def check_placement() -> Callable[..., None]:
-    """`vla_rl.testing.check_placement`."""
-    from vla_rl.testing import check_placement as check
-
-    return check
-
-
-@pytest.fixture(scope="session")
-def check_world_model() -> Callable[..., None]:
-    """`vla_rl.testing.check_world_model`."""
-    from vla_rl.testing import check_world_model as check
-
-    return check
+check_algorithm = _make_check("check_algorithm")
+check_data = _make_check("check_data")
+check_engine = _make_check("check_engine")
+check_env = _make_check("check_env")
+check_model = _make_check("check_model")
+check_placement = _make_check("check_placement")
+check_reward_model = _make_check("check_reward_model")
+check_trainer = _make_check("check_trainer")
+check_world_model = _make_check("check_world_model")
 
 
 @pytest.fixture
@@ -77,19 +44,3 @@ def scripted_env() -> ScriptedEnv:
     from vla_rl.testing import ScriptedEnv
 
     return ScriptedEnv(4, chunk=2)
-
-
-@pytest.fixture(scope="session")
-def check_trainer() -> Callable[..., None]:
-    """`vla_rl.testing.check_trainer`."""
-    from vla_rl.testing import check_trainer as check
-
-    return check
-
-
-@pytest.fixture(scope="session")
-def check_reward_model() -> Callable[..., None]:
-    """`vla_rl.testing.check_reward_model`."""
-    from vla_rl.testing import check_reward_model as check
-
-    return check

@@ -15,13 +15,13 @@ from vla_rl.core.capabilities import HasCritic
 from vla_rl.core.hookspecs import PolicyEngine, VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, EnvInfo, Observation, ValueGranularity, to_numpy
+from vla_rl.testing.common.comparison import same_data
 from vla_rl.testing.common.findings import Findings
 
 
 def check_unchanged(f: Findings, obs: Observation, original: Observation) -> None:
     """Record a finding if an observation has other numbers than its copy."""
-    pairs = [*zip(obs.images.values(), original.images.values(), strict=True), (obs.state, original.state)]
-    same = all(one is other or np.array_equal(to_numpy(one), to_numpy(other)) for one, other in pairs)
+    same = same_data(obs, original)
     f.expect(same, "observation", "images and a state that stay as they are", "written into", "copy what you change")
 
 

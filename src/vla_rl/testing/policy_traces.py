@@ -11,6 +11,7 @@ import torch
 
 from vla_rl.core.capabilities import HasCritic, HasReference
 from vla_rl.core.contexts import Context
+from vla_rl.testing.common.comparison import copy_weights, differing_weights
 from vla_rl.testing.common.generators import OWN, SEEDED, Ran, changed_generators, run_from, seeded_generators
 from vla_rl.testing.model_case import ModelCase
 
@@ -37,12 +38,11 @@ def check_traces(case: ModelCase) -> None:
 
 def _check_trace(case: ModelCase, where: str, call: Callable[[], Any]) -> None:
     module, f = case.model.module, case.f
-    tensors = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    weights = copy_weights(module)
     flags = [p.requires_grad for p in module.parameters()]
     switches = (torch.is_grad_enabled(), torch.get_default_dtype())
     ran = run_from(11, call)
-    now = module.state_dict()
-    changed = [name for name, tensor in tensors.items() if name not in now or not _equal_tensors(now[name], tensor)]
+    changed = differing_weights(weights, module.state_dict())
     remedy = "only an optimiser may change them: policies in other processes would not know"
     f.expect(
         not changed, where, "weights and buffers that stay as they are", f"a change of {', '.join(changed[:4])}", remedy
@@ -59,17 +59,13 @@ def _check_trace(case: ModelCase, where: str, call: Callable[[], Any]) -> None:
     f.expect(not moved, where, expected, f"a change of {' and '.join(moved)}'s", OWN)
 
 
-def _equal_tensors(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and bool(torch.equal(one, other.to(one.device)))
-
-
 def check_building(case: ModelCase, first: Ran, second: Ran) -> None:
     """Findings on a model that was built twice by one seed; `second` may have another temperature."""
     moved = seeded_generators(first, second)
     expected = "the global random generators left alone"
     case.f.expect(not moved, "build", expected, f"a seed that stays set in {' and '.join(moved)}", OWN)
     one, other = (ran.result.module.state_dict() for ran in (first, second))
-    differ = [name for name in one if name not in other or not _equal_tensors(other[name], one[name])]
+    differ = differing_weights(one, other)
     expected = "the same weights in every process, whatever the global generators did before"
     case.f.expect(not differ, "build", expected, f"others in {', '.join(differ[:4])}", SEEDED)
 

@@ -70,18 +70,10 @@ class ScriptedEnv(SimEnv, Offloadable[Sequence[Array]]):
             which win. Steps count from 1; a state without an entry (or None) never ends by itself.
             Default: something to learn. The episode ends at step `length`, with success if the first dimension of its
             actions, summed, has the sign of the first number of the state.
-        length_sigma: spread of the lengths over states, as the standard deviation of their logarithm; `length` is then
-            their mean. A state always has the same one.
-        max_steps: limit in `TaskInfo`, enforced by core.
-        num_states: states of each split: train has ids 0 .. n-1, eval n .. 2n-1.
         holds: the success predicate stays true after the end; False: true at that one action only.
-        step_reward: reward of every executed action, added to the 1.0 of a success.
-        stamp: write (env, episode, step, state) into the first four pixels, see `seen`. Then observations are not a
-            function of state and step alone.
-        latency_s, latency_sigma: sleep this long in each `chunk_step`, see `Latency`.
-        independent_envs: draw this for each env that steps, and sleep as long as the slowest.
-        fault, fault_at: misbehave in the `fault_at`-th `chunk_step` (from 0) and all later ones: raise
-            `SimulatorFault`, NaN in the state, a camera of the wrong shape, end the process, or sleep for an hour.
+        stamp: write (env, episode, step, state) into the first four pixels, see `read_stamp`. Then observations are not
+            a function of state and step alone.
+        settings: the other ones of `ScriptedConfig`.
     """
 
     def __init__(
@@ -90,51 +82,32 @@ class ScriptedEnv(SimEnv, Offloadable[Sequence[Array]]):
         ends: Ends | None = None,
         *,
         chunk: int = 1,
-        length: int = 4,
-        length_sigma: float = 0.0,
-        max_steps: int = 8,
-        num_states: int = 64,
-        num_tasks: int = 2,
-        action_dim: int = 2,
-        image: int = 8,
         first_env: int = 0,
         holds: bool = True,
-        step_reward: float = 0.0,
         stamp: bool = True,
-        latency_s: float = 0.0,
-        latency_sigma: float = 0.0,
-        independent_envs: bool = False,
-        fault: Fault = "none",
-        fault_at: int = 0,
+        **settings: Any,
     ) -> None:
-        if image < 4:
-            raise ValueError(f"image is {image} px; the stamp needs at least 4")
+        config = self._config = ScriptedConfig(stamp=stamp, **settings)
+        if config.image < 4:
+            raise ValueError(f"image is {config.image} px; the stamp needs at least 4")
         self.num_envs = num_envs
         self.info = EnvInfo(
-            cameras={"main": (image, image)},
+            cameras={"main": (config.image, config.image)},
             state_dim=2,
-            action_low=(-1.0,) * action_dim,
-            action_high=(1.0,) * action_dim,
+            action_low=(-1.0,) * config.action_dim,
+            action_high=(1.0,) * config.action_dim,
             tasks=tuple(
-                TaskInfo(name=f"task-{i}", instruction=f"follow the sign, {i}", max_steps=max_steps)
-                for i in range(num_tasks)
+                TaskInfo(name=f"task-{i}", instruction=f"follow the sign, {i}", max_steps=config.max_steps)
+                for i in range(config.num_tasks)
             ),
         )
         self._ends = ends
         self._chunk = chunk
-        self._num_states = num_states
-        self._length = length
-        self._length_sigma = length_sigma
-        self._image = image
         self._first_env = first_env
         self._holds = holds
-        self._step_reward = step_reward
-        self._stamp = stamp
-        self._fault = fault
-        self._fault_at = fault_at
-        self._envs_apart = independent_envs
-        drawn = num_envs if independent_envs else 1
-        self._latencies = [Latency(latency_s, latency_sigma, seed=1 + first_env + i) for i in range(drawn)]
+        drawn = num_envs if config.independent_envs else 1
+        latency = config.latency_s, config.latency_sigma
+        self._latencies = [Latency(*latency, seed=1 + first_env + i) for i in range(drawn)]
         self._calls = 0
         self.seeds = np.zeros(num_envs, np.int64)
         """Seed of the last reset of each env."""
@@ -146,8 +119,9 @@ class ScriptedEnv(SimEnv, Offloadable[Sequence[Array]]):
         self._push = np.zeros(num_envs, np.float32)
 
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
-        first = {"train": 0, "eval": self._num_states}[split]
-        return tuple(ResetState(id=i, task=self._find_task(i).name) for i in range(first, first + self._num_states))
+        count = self._config.num_states
+        first = {"train": 0, "eval": count}[split]
+        return tuple(ResetState(id=i, task=self._find_task(i).name) for i in range(first, first + count))
 
     def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
         env_ids = to_numpy(env_ids)
@@ -163,7 +137,7 @@ class ScriptedEnv(SimEnv, Offloadable[Sequence[Array]]):
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         actions, running = to_numpy(actions), to_numpy(active).copy()
-        playing = np.flatnonzero(running) if self._envs_apart else [0]
+        playing = np.flatnonzero(running) if self._config.independent_envs else [0]
         wait_for_slowest(self._latencies[env_id] for env_id in playing)
         shape = actions.shape[:2]
         rewards = np.zeros(shape, np.float32)
@@ -178,13 +152,13 @@ class ScriptedEnv(SimEnv, Offloadable[Sequence[Array]]):
             truncated[:, c] = ended & (self._outcome == "truncated")
             past = self._step >= self._end if self._holds else self._step == self._end
             succeeded[:, c] = running & won & past
-            rewards[:, c] = self._step_reward * running + (ended & won)
+            rewards[:, c] = self._config.step_reward * running + (ended & won)
             if stop_at_end:
                 running &= ~ended
         obs = self._make_observation(np.arange(self.num_envs))
         self._calls += 1
         return ChunkResult(
-            obs=obs if self._calls <= self._fault_at else self._break_observation(obs),
+            obs=obs if self._calls <= self._config.fault_at else self._break_observation(obs),
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
@@ -223,16 +197,16 @@ class ScriptedEnv(SimEnv, Offloadable[Sequence[Array]]):
         return self._ends(state)
 
     def _length_of(self, state: int) -> int:
-        sigma = self._length_sigma
+        sigma = self._config.length_sigma
         draw = generator(0, "scripted/length", state).standard_normal() if sigma else 0.0
-        return max(1, round(self._length * math.exp(sigma * draw - sigma**2 / 2)))
+        return max(1, round(self._config.length * math.exp(sigma * draw - sigma**2 / 2)))
 
     def _make_observation(self, env_ids: Array) -> Observation:
-        image = np.full((len(env_ids), self._image, self._image, 3), 128, np.uint8)
+        image = np.full((len(env_ids), self._config.image, self._config.image, 3), 128, np.uint8)
         step = self._step[env_ids]
         image[:, 1:, :, 0] = (step * 16 % 256)[:, None, None]
         image[:, 1:, :, 1] = (self._state[env_ids] % 256)[:, None, None]
-        if self._stamp:
+        if self._config.stamp:
             numbers = np.stack([self._first_env + env_ids, self._episode[env_ids], step, self._state[env_ids]], 1)
             image[:, 0, :4] = np.stack([numbers >> shift & 255 for shift in (0, 8, 16)], -1)
         limit = self.info.tasks[0].max_steps
@@ -243,18 +217,18 @@ class ScriptedEnv(SimEnv, Offloadable[Sequence[Array]]):
         )
 
     def _break_observation(self, obs: Observation) -> Observation:
-        if self._fault == "raise":
+        if self._config.fault == "raise":
             raise SimulatorFault(f"scripted fault in chunk_step {self._calls - 1}")
-        if self._fault == "exit":
+        if self._config.fault == "exit":
             import os
 
             os._exit(1)
-        if self._fault == "hang":
+        if self._config.fault == "hang":
             time.sleep(3600)
         images, state = obs.images, to_numpy(obs.state)
-        if self._fault == "nan":
+        if self._config.fault == "nan":
             state = np.full_like(state, np.nan)
-        if self._fault == "shape":
+        if self._config.fault == "shape":
             images = {name: image[:, 1:] for name, image in obs.images.items()}
         return Observation(images=images, instructions=obs.instructions, state=state)
 
@@ -287,7 +261,8 @@ class ScriptedConfig:
     """Envs are separate simulators: some can step while others wait, each takes its own time, and a call as long as
     its slowest env."""
     fault: Fault = "none"
-    """Kind of misbehaviour from the `fault_at`-th chunk step on."""
+    """Misbehaviour in the `fault_at`-th chunk step (from 0) and all later ones: raise `SimulatorFault`, NaN in the state,
+    a camera of the wrong shape, end the process, or sleep for an hour."""
     fault_at: int = 0
     """Chunk steps before the fault."""
 

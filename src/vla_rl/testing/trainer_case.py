@@ -19,6 +19,7 @@ from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import Trainer
 from vla_rl.core.types import Advantages, Batch, EnvInfo, Loss, Observation, Rollout, Scores
 from vla_rl.testing import synthetic
+from vla_rl.testing.common.comparison import copy_weights
 from vla_rl.testing.common.findings import build_component
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.models.instructions import with_suffix
@@ -160,14 +161,9 @@ class TrainerCase:
         named: dict[str, torch.Tensor] = {}
         for kind, modules in (("modules", self.trainer.modules()), ("targets", self.trainer.targets())):
             for name, module in modules.items():
-                named |= {f"{kind}/{name}/{key}": tensor for key, tensor in copied_state(module).items()}
-        policy = copied_state(self.trained.model.module)
+                named |= {f"{kind}/{name}/{key}": tensor for key, tensor in copy_weights(module).items()}
+        policy = copy_weights(self.trained.model.module)
         return named | {f"modules/{POLICY}/{key}": tensor for key, tensor in policy.items()}
-
-
-def copied_state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return copies of a network's weights by name."""
-    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
 @define(eq=False)

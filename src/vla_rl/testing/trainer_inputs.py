@@ -13,6 +13,7 @@ from vla_rl.core.augmentation import AugmentSpec
 from vla_rl.core.declarations import TrainingData
 from vla_rl.core.trainers import DemonstrationsData, TrajectoryData, Transitions, TransitionsData
 from vla_rl.core.types import ActionSource, Array, EnvInfo, to_numpy
+from vla_rl.testing.common.comparison import differing_weights
 from vla_rl.testing.common.findings import Findings
 from vla_rl.testing.common.other_interpreter import call_elsewhere
 from vla_rl.testing.trainer_case import SAMPLES, Rank, TrainerBuilder
@@ -71,7 +72,7 @@ class _Answers:
         """Return whether other weights follow from changed data. `only`: number of the update whose data are changed;
         None: those of all."""
         weights = self._weights_after(change, only)
-        return any(not torch.equal(tensor, weights[name]) for name, tensor in self.weights.items())
+        return bool(differing_weights(self.weights, weights))
 
     def expect(self, f: Findings, what: str, change: Change, remedy: str, only: int | None = None) -> None:
         """Record a finding unless the weights depend on it. `only`: as `depend_on` takes it."""
@@ -305,7 +306,7 @@ def check_drawn_batches(f: Findings, builder: TrainerBuilder, learns_from: Learn
     used = []
     for row in WATCHED:
         changed, _ = _weights_from_kept(builder, row, learns_from)
-        used.append(any(not torch.equal(tensor, changed[name]) for name, tensor in first.items()))
+        used.append(bool(differing_weights(first, changed)))
     newest = used.index(False) if False in used else len(used)
     kept = len(used) if any(used[newest:]) or not newest else newest  # a small store has forgotten older ones
     expected = f"most of {KEPT} transitions in the batches of {steps} optimiser steps"

@@ -13,8 +13,9 @@ from vla_rl.core.capabilities import TrainsInParts
 from vla_rl.core.declarations import TrainingData
 from vla_rl.core.trainers import TrajectoryData, TrajectoryPart
 from vla_rl.core.types import Array
+from vla_rl.testing.common.comparison import copy_weights, differing_weights
 from vla_rl.testing.common.findings import Findings
-from vla_rl.testing.trainer_case import SAMPLES, Rank, TrainerBuilder, TrainerCase, copied_state
+from vla_rl.testing.trainer_case import SAMPLES, Rank, TrainerBuilder, TrainerCase
 from vla_rl.testing.trainer_samples import LearningSource, bandit_data, bandit_observation, made_up_data
 
 UPDATES = 5
@@ -36,13 +37,9 @@ def check_bandit(f: Findings, builder: TrainerBuilder, learns_from: LearningSour
     obs = bandit_observation(one.trained.info, states, 0)
     preference = float(((one.mean_leaning(obs) - other.mean_leaning(obs)) * torch.from_numpy(states)).mean())
     got = "no change" if abs(preference) <= LEAST else f"one that leaves it (by {-preference:.2g} of half a range)"
-    f.expect(
-        preference > LEAST,
-        "update",
-        f"a policy that comes nearer to what is rewarded, labelled or demonstrated, within {updates} updates",
-        got,
-        "mind the sign of the loss, and that observations, actions and rewards of one sample stay together",
-    )
+    expected = f"a policy that comes nearer to what is rewarded, labelled or demonstrated, within {updates} updates"
+    remedy = "mind the sign of the loss, and that observations, actions and rewards of one sample stay together"
+    f.expect(preference > LEAST, "update", expected, got, remedy)
 
 
 def _trained_case(
@@ -51,7 +48,7 @@ def _trained_case(
     """Return a trainer after some updates. Record findings on networks that do not move, and on targets."""
     case = builder.make_case(SAMPLES)
     modules, targets = dict(case.trainer.modules()), dict(case.trainer.targets())
-    first = {name: copied_state(module) for name, module in modules.items()}
+    first = {name: copy_weights(module) for name, module in modules.items()}
     follows = {name: _Following(name, target, modules) for name, target in targets.items()}
     data = None
     for number in range(1, updates + 1):
@@ -60,13 +57,10 @@ def _trained_case(
         for following in follows.values():
             following.compare_networks()
     for name, module in modules.items():
-        f.expect(
-            _weights_differ(first[name], module.state_dict()),
-            "modules",
-            f"other weights of {name!r} after {updates} updates",
-            "the same",
-            "train what `modules` returns; for this check give settings that make it begin at once",
-        )
+        moves = bool(differing_weights(first[name], module.state_dict()))
+        expected = f"other weights of {name!r} after {updates} updates"
+        remedy = "train what `modules` returns; for this check give settings that make it begin at once"
+        f.expect(moves, "modules", expected, "the same", remedy)
     for following in follows.values():
         following.check_following(f, updates)
     return case
@@ -78,19 +72,19 @@ class _Following:
     def __init__(self, name: str, target: nn.Module, modules: dict[str, nn.Module]) -> None:
         self._name = name
         self._target = target
-        self._first = copied_state(target)
+        self._first = copy_weights(target)
         self._trained = _same_shapes(target, [*([modules[name]] if name in modules else []), *modules.values()])
         self._lags = self._trained is None
 
     def compare_networks(self) -> None:
         """Compare the two after an update."""
         if self._trained is not None:
-            self._lags |= _weights_differ(self._target.state_dict(), self._trained.state_dict())
+            self._lags |= bool(differing_weights(self._target.state_dict(), self._trained.state_dict()))
 
     def check_following(self, f: Findings, updates: int) -> None:
         now = self._target.state_dict()
         remedy = "let it follow after each update (vla_rl.toolkit.trainers.critics.update_target)"
-        moves = _weights_differ(self._first, now)
+        moves = bool(differing_weights(self._first, now))
         expected = f"other weights of {self._name!r} after {updates} updates"
         if not f.expect(moves, "targets", expected, "the same", remedy) or self._trained is None:
             return
@@ -112,10 +106,6 @@ def _same_shapes(target: nn.Module, modules: list[nn.Module]) -> nn.Module | Non
     return next((m for m in modules if {name: t.shape for name, t in m.state_dict().items()} == shapes), None)
 
 
-def _weights_differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return any(not torch.equal(tensor, other[name]) for name, tensor in one.items())
-
-
 # ------------------------------------------------------------------------------------------------------ heartbeats
 
 
@@ -127,13 +117,9 @@ def check_heartbeats(f: Findings, builder: TrainerBuilder) -> None:
         for number in (1, 2):
             case.trainer.update(made_up_data(case, number, steps=2))
         counts.append(case.heartbeats.count)
-    f.expect(
-        0 < counts[0] < counts[1],
-        "update",
-        "a heartbeat before each pass",
-        f"{counts[0]} with micro-batches of {SAMPLES}, {counts[1]} with micro-batches of 2",
-        "call `TrainerContext.heartbeat` before each pass: a learner without one is reported as hung",
-    )
+    got = f"{counts[0]} with micro-batches of {SAMPLES}, {counts[1]} with micro-batches of 2"
+    remedy = "call `TrainerContext.heartbeat` before each pass: a learner without one is reported as hung"
+    f.expect(0 < counts[0] < counts[1], "update", "a heartbeat before each pass", got, remedy)
 
 
 # --------------------------------------------------------------------------------------------------- optimiser steps
@@ -175,7 +161,7 @@ def check_critic_warmup(f: Findings, builder: TrainerBuilder) -> None:
     if builder.kind is not TrainingData.TRAJECTORIES:
         return
     case = builder.make_case(train={"critic_warmup_steps": 1})
-    first = copied_state(case.trained.model.module)
+    first = copy_weights(case.trained.model.module)
     case.trainer.update(made_up_data(case, 1))
     changed = [name for name, p in case.trained.parameters.items() if not torch.equal(first[name], p)]
     others = [name for name in changed if name not in case.trained.critic_names]
@@ -205,22 +191,14 @@ def check_parts(f: Findings, builder: TrainerBuilder) -> None:
             data = evolve(data, inputs=None, fields={}, steps=[step])
         case.trainer.update(data)
         gradients.append(rank.reductions[0])
-    expected = "the gradients of all samples where they come in parts"
-    f.expect(
+    same, expected = (
         gradients_close(gradients[0], gradients[1]),
-        "accumulate",
-        expected,
-        "others",
-        "add up the gradients of all parts",
+        "the gradients of all samples where they come in parts",
     )
-    expected = "nothing of the samples before it"
-    f.expect(
-        gradients_close(gradients[0], gradients[2]),
-        "restart",
-        expected,
-        "their gradients",
-        "forget samples and gradients",
-    )
+    f.expect(same, "accumulate", expected, "others", "add up the gradients of all parts")
+    same = gradients_close(gradients[0], gradients[2])
+    remedy = "forget samples and gradients"
+    f.expect(same, "restart", "nothing of the samples before it", "their gradients", remedy)
 
 
 def _split_parts(data: TrajectoryData, count: int) -> Iterator[TrajectoryPart]:

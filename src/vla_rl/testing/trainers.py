@@ -6,16 +6,16 @@ import copy
 import io
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import attrs
 import numpy as np
 import torch
 
 from vla_rl.core.declarations import TrainerPlugin, TrainingData
 from vla_rl.core.trainers import UpdateMetrics
-from vla_rl.core.types import Array, to_numpy
+from vla_rl.core.types import Array
+from vla_rl.testing.common.comparison import differing_weights, same_data
 from vla_rl.testing.common.findings import Findings, Unfit
 from vla_rl.testing.common.generators import OWN, changed_generators, run_from
 from vla_rl.testing.common.other_interpreter import start_interpreter
@@ -100,41 +100,23 @@ def _check_learning(f: Findings, builder: TrainerBuilder) -> None:
 def _check_networks(f: Findings, case: TrainerCase) -> None:
     modules = case.trainer.modules()
     optimizers = case.trainer.optimizers()
-    policy = modules.get(POLICY)
-    f.expect(
-        policy is None or policy is case.trained.model.module,
-        "modules",
-        f"{POLICY!r} for the policy's own module",
-        type(policy).__name__,
-        "return {'policy': training.trained.model.module, ...}, and other networks by other names",
-    )
-    owned = {id(p) for module in modules.values() for p in module.parameters()}
-    targets = {id(p) for module in case.trainer.targets().values() for p in module.parameters()}
-    trained = {id(p) for part in optimizers.values() for group in part.param_groups for p in group["params"]}
-    f.expect(
-        trained <= owned,
-        "optimizers",
-        "parameters of `modules`, whose weights checkpoints hold",
-        f"{len(trained - owned)} other parameters",
-        "return the network they are in from `modules`",
-    )
-    f.expect(
-        not trained & targets,
-        "targets",
-        "networks that no optimiser trains",
-        f"{len(trained & targets)} of their parameters in an optimiser",
-        "copy the trained network (copy.deepcopy) for its target",
-    )
-    followers = [p for module in case.trainer.targets().values() for p in module.parameters()]
+    targets = [p for module in case.trainer.targets().values() for p in module.parameters()]
     stepped = [p for part in optimizers.values() for group in part.param_groups for p in group["params"]]
-    narrow = {str(p.dtype) for p in (*stepped, *followers) if is_narrow(p.dtype)}
-    f.expect(
-        not narrow,
-        "optimizers",
-        "float32 weights in optimisers and targets, where small steps add up",
-        ", ".join(sorted(narrow)),
-        "call .float() on your networks and on their targets",
-    )
+    owned = {id(p) for module in modules.values() for p in module.parameters()}
+    policy = modules.get(POLICY)
+    holds, expected = policy is None or policy is case.trained.model.module, f"{POLICY!r} for the policy's own module"
+    remedy = "return {'policy': training.trained.model.module, ...}, and other networks by other names"
+    f.expect(holds, "modules", expected, type(policy).__name__, remedy)
+    others, expected = {*map(id, stepped)} - owned, "parameters of `modules`, whose weights checkpoints hold"
+    remedy = "return the network they are in from `modules`"
+    f.expect(not others, "optimizers", expected, f"{len(others)} other parameters", remedy)
+    common, expected = {*map(id, stepped)} & {*map(id, targets)}, "networks that no optimiser trains"
+    remedy = "copy the trained network (copy.deepcopy) for its target"
+    f.expect(not common, "targets", expected, f"{len(common)} of their parameters in an optimiser", remedy)
+    narrow = sorted({str(p.dtype) for p in (*stepped, *targets) if is_narrow(p.dtype)})
+    expected = "float32 weights in optimisers and targets, where small steps add up"
+    remedy = "call .float() on your networks and on their targets"
+    f.expect(not narrow, "optimizers", expected, ", ".join(narrow), remedy)
 
 
 def _check_update(f: Findings, builder: TrainerBuilder) -> None:
@@ -143,53 +125,38 @@ def _check_update(f: Findings, builder: TrainerBuilder) -> None:
     data = made_up_data(one, 1)
     original = copy.deepcopy(data)
     ran = run_from(11, lambda: one.trainer.update(data))
-    metrics = ran.result
-    if not f.expect(
-        isinstance(metrics, UpdateMetrics),
-        "update",
-        "UpdateMetrics",
-        type(metrics).__name__,
-        "return UpdateMetrics(sums={'loss/total': ...})",
-    ):
+    metrics, where = ran.result, "update"
+    remedy = "return UpdateMetrics(sums={'loss/total': ...})"
+    if not f.expect(isinstance(metrics, UpdateMetrics), where, "UpdateMetrics", type(metrics).__name__, remedy):
         raise Unfit
     numbers = {**metrics.sums, **metrics.maxima}
     others = {name: type(value).__name__ for name, value in numbers.items() if not isinstance(value, float | int)}
     texts = ", ".join(f"{name} of {kind}" for name, kind in others.items())
-    if not f.expect(not others, "update", "metrics that are numbers", texts, "call float on tensors"):
+    if not f.expect(not others, where, "metrics that are numbers", texts, "call float on tensors"):
         raise Unfit
     taken = sorted(set(find_reserved(numbers)) - OF_TRAINERS)
-    f.expect(not taken, "update", "metrics of names that are free", taken, "the runtime writes these names itself")
+    f.expect(not taken, where, "metrics of names that are free", taken, "the runtime writes these names itself")
     wrong = [name for name, value in numbers.items() if not math.isfinite(value)]
-    f.expect(not wrong, "update", "finite metrics", ", ".join(wrong), "look for a division by a count of 0")
-    if one.is_cloning:
-        f.expect(
-            "loss/imitation" in metrics.sums,
-            "update",
-            "the metric 'loss/imitation', the sum of the losses of this rank's samples",
-            sorted(metrics.sums),
-            "return it in `sums`",
-        )
+    f.expect(not wrong, where, "finite metrics", ", ".join(wrong), "look for a division by a count of 0")
+    told = not one.is_cloning or "loss/imitation" in metrics.sums
+    expected = "the metric 'loss/imitation', the sum of the losses of this rank's samples"
+    f.expect(told, where, expected, sorted(metrics.sums), "return it in `sums`")
     after = one.copy_weights()
-    f.expect(
-        any(not torch.equal(before[name], after[name]) for name in before),
-        "update",
-        "other weights than before",
-        "the same in all modules",
-        "make an optimiser step",
-    )
-    f.expect(_same_data(data, original), "update", "data that stay as they are", "changed data", "copy what you change")
+    moves = bool(differing_weights(before, after))
+    f.expect(moves, where, "other weights than before", "the same in all modules", "make an optimiser step")
+    same = same_data(data, original)
+    f.expect(same, where, "data that stay as they are", "changed data", "copy what you change")
     other = builder.make_case()
     again = run_from(12, lambda: other.trainer.update(made_up_data(other, 1)))
     moved = changed_generators(ran.start, ran.end)
-    f.expect(not moved, "update", "the global random generators left alone", " and ".join(moved), OWN)
-    differ = _differing_tensors(after, other.copy_weights())
-    f.expect(
-        not differ and again.result.sums == metrics.sums,
-        "update",
-        "the same weights and metrics for the same data, whatever the global generators did before",
+    f.expect(not moved, where, "the global random generators left alone", " and ".join(moved), OWN)
+    differ = differing_weights(after, other.copy_weights())
+    expected = "the same weights and metrics for the same data, whatever the global generators did before"
+    got, remedy = (
         f"others in {differ[:3] or 'the metrics'}",
-        "key random numbers by the seed and the number of the update (vla_rl.generator)",
+        "key random numbers by the seed and the number of the update",
     )
+    f.expect(not differ and again.result.sums == metrics.sums, where, expected, got, f"{remedy} (vla_rl.generator)")
 
 
 def _check_gradients(f: Findings, builder: TrainerBuilder) -> None:
@@ -199,24 +166,16 @@ def _check_gradients(f: Findings, builder: TrainerBuilder) -> None:
     text = "gradients that are added up over the ranks before each optimiser step"
     if not f.expect(bool(expected), "update", text, "no reduction", "call TrainedModel.optimizer_step"):
         return
-    parts = _first_gradients(builder, 3, everything)
-    f.expect(
-        gradients_close(expected, parts),
-        "update",
-        "the same gradients however the samples are split into micro-batches",
-        "others",
-        "divide each micro-batch's sum by the count of the whole optimiser step, not by its own",
-    )
+    same = gradients_close(expected, _first_gradients(builder, 3, everything))
+    text = "the same gradients however the samples are split into micro-batches"
+    remedy = "divide each micro-batch's sum by the count of the whole optimiser step, not by its own"
+    f.expect(same, "update", text, "others", remedy)
     if builder.make_case().kind is TrainingData.TRANSITIONS:
         return  # each rank draws from separate transitions
     ranks = [_first_gradients(builder, SAMPLES, samples) for samples in (everything[:2], everything[2:])]
-    f.expect(
-        all(ranks) and gradients_close(expected, [one + other for one, other in zip(*ranks, strict=True)]),
-        "update",
-        "gradients of two ranks that add up to those of one rank with all samples",
-        "others",
-        "divide by the count of all ranks, which the data tell",
-    )
+    same = all(ranks) and gradients_close(expected, [one + other for one, other in zip(*ranks, strict=True)])
+    text = "gradients of two ranks that add up to those of one rank with all samples"
+    f.expect(same, "update", text, "others", "divide by the count of all ranks, which the data tell")
 
 
 def _first_gradients(builder: TrainerBuilder, micro_batch: int, samples: Array) -> list[torch.Tensor]:
@@ -241,15 +200,11 @@ def _check_resume(f: Findings, builder: TrainerBuilder) -> None:
     resumed.trained.optimizer.load_state_dict(optimizer)
     load_owned_state(resumed.trainer, saved, "the state of this trainer")
     results = [case.trainer.update(made_up_data(case, 3)) for case in (through, resumed)]
-    differ = _differing_tensors(through.copy_weights(), resumed.copy_weights())
-    f.expect(
-        not differ and results[0].sums == results[1].sums,
-        "resume",
-        "the same third update after a checkpoint as without one",
-        f"other weights in {differ[:3]}" if differ else "other metrics",
-        "return networks from `modules` or `targets`, optimisers from `optimizers`, and counters and the like from "
-        "`state`",
-    )
+    differ = differing_weights(through.copy_weights(), resumed.copy_weights())
+    got = f"other weights in {differ[:3]}" if differ else "other metrics"
+    expected = "the same third update after a checkpoint as without one"
+    remedy = "return networks from `modules` or `targets`, optimisers from `optimizers`, and counters from `state`"
+    f.expect(not differ and results[0].sums == results[1].sums, "resume", expected, got, remedy)
 
 
 def _read_back(f: Findings, state: dict[str, Any]) -> dict[str, Any]:
@@ -267,27 +222,3 @@ def _saved_and_loaded(state: Any) -> Any:
     torch.save(state, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
-
-
-def _differing_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
-    """Return the names of tensors that differ."""
-    return [name for name in one if name not in other or not torch.equal(one[name], other[name])]
-
-
-def _same_data(one: Any, other: Any) -> bool:
-    """Return whether two updates' data hold the same numbers."""
-    return all(np.array_equal(a, b) for a, b in zip(_nested_arrays(one), _nested_arrays(other), strict=True))
-
-
-def _nested_arrays(data: Any) -> list[Array]:
-    """Return all arrays in nested data."""
-    if isinstance(data, np.ndarray | torch.Tensor):
-        return [to_numpy(data)]
-    parts: list[Any] = []
-    if attrs.has(type(data)):
-        parts = [getattr(data, field.name) for field in attrs.fields(type(data))]
-    elif isinstance(data, Mapping):
-        parts = list(data.values())
-    elif isinstance(data, list | tuple):
-        parts = list(data)
-    return [array for part in parts for array in _nested_arrays(part)]

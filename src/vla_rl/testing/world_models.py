@@ -17,11 +17,11 @@ from vla_rl.core.declarations import WorldModelPlugin
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
+from vla_rl.testing.common.comparison import copy_weights, differing_weights, same_data
 from vla_rl.testing.common.findings import Findings, build_component
 from vla_rl.testing.common.generators import OWN, SEEDED, changed_generators, run_from, seeded_generators
 from vla_rl.testing.env_checks.values import check_array, check_observation
 from vla_rl.testing.policy_traces import other_seed
-from vla_rl.toolkit.world_models.windows import ROWS as ARRAYS
 from vla_rl.toolkit.world_models.windows import take_frames, take_rows
 
 ROWS = 4
@@ -128,8 +128,7 @@ def check_world_model(
             moved = seeded_generators(building, again)
             got = f"a seed that stays set in {' and '.join(moved)}"
             f.expect(not moved, "build", "the global random generators left alone", got, OWN)
-            one, other = _copy_weights(mind), _copy_weights(again.result[0])
-            differ = [name for name in one if name not in other or not torch.equal(one[name], other[name])]
+            differ = differing_weights(copy_weights(mind.module), copy_weights(again.result[0].module))
             expected = "the same weights in every process, whatever the global generators did before"
             f.expect(not differ, "build", expected, f"others in {', '.join(differ[:4])}", SEEDED)
             twin = build_component("world_model", model, config, other_seed(model_context))[0]
@@ -189,7 +188,7 @@ def _check_fit(f: Findings, mind: WorldModel, windows: Windows) -> None:
     fit_metrics = [mind.fit(windows, _make_noise(rows, number)) for number in (1, 2)]
     for name, value in {**fit_metrics[0], **mind.measure(windows, _make_noise(rows))}.items():
         f.expect(bool(np.isfinite(value)), "fit and measure", f"a finite {name}", value, "find the cause")
-    same = all(np.array_equal(a, b) for a, b in zip(_window_arrays(windows), _window_arrays(original), strict=True))
+    same = same_data(windows, original)
     f.expect(same, "fit", "its windows unchanged", "others written into them", "copy before you write")
     if mind.module is not None:
         mind.module.load_state_dict(weights)
@@ -285,42 +284,24 @@ def _check_imagination(case: _Case) -> bool:
     after = case.imagine_from(past, actions)
     if not check_observation(f, env, after, len(chosen), "imagine"):
         return False
-    expected = f"{list(past.instructions)}"
-    f.expect(
-        after.instructions == past.instructions,
-        "imagine",
-        expected,
-        list(after.instructions),
-        "those of the windows",
-    )
+    same, expected = after.instructions == past.instructions, list(past.instructions)
+    f.expect(same, "imagine", expected, list(after.instructions), "those of the windows")
     copied = copy.deepcopy(after)
     chances = to_numpy(mind.outcome(past, actions, after))
     if check_array(f, chances, (len(chosen), 1 + 2 * actions.shape[1]), "float32", "outcome"):
         holds = bool(np.isfinite(chances).all() and (chances >= 0).all() and np.allclose(chances.sum(1), 1, atol=1e-4))
         f.expect(holds, "outcome", "probabilities", chances.sum(1).round(3).tolist(), "use a softmax")
-    same = all(np.array_equal(a, b) for a, b in zip(_window_arrays(past), _window_arrays(original_past), strict=True))
-    same &= np.array_equal(actions, original_actions)
+    same = same_data((past, actions), (original_past, original_actions))
     f.expect(same, "imagine", "its windows unchanged", "others written into them", "copy before you write")
-    f.expect(
-        _observation_gap(after, copied) == 0,
-        "outcome",
-        "its `after` unchanged",
-        "written into",
-        "copy before you write",
-    )
-    again = case.imagine_from(past, actions)
+    same = same_data(after, copied)
+    f.expect(same, "outcome", "its `after` unchanged", "written into", "copy before you write")
+    gap = _observation_gap(after, case.imagine_from(past, actions))
     remedy = "draw from `noise` only, and keep nothing between calls"
-    f.expect(
-        _observation_gap(after, again) == 0,
-        "imagine",
-        "the same for the same noise",
-        f"{_observation_gap(after, again):.3g}",
-        remedy,
-    )
+    f.expect(gap == 0, "imagine", "the same for the same noise", f"{gap:.3g}", remedy)
     same = np.array_equal(chances, to_numpy(mind.outcome(past, actions, after)))
     f.expect(same, "outcome", "the same for the same arguments", "another the second time", "no random numbers")
     case.imagine_from(past, case.mirrored_actions)
-    same = _observation_gap(after, copied) == 0
+    same = same_data(after, copied)
     f.expect(same, "imagine", "frames that stay as they are", "ones that the next call wrote into", "return new arrays")
     return True
 
@@ -330,7 +311,7 @@ def _check_contents(case: _Case, learns: bool) -> None:
     f, past, actions = case.f, case.past_windows, case.recorded_actions
     after, elsewhere = case.imagine_from(past, actions), case.imagine_from(past, case.mirrored_actions)
     remedy = "give the network the actions of the chunk"
-    same = _same_images(after, elsewhere)
+    same = same_data(after.images, elsewhere.images)
     f.expect(not same, "imagine", "other frames for other actions", "the same", remedy)
     last = Observation(
         images={camera: frames[:, -1] for camera, frames in past.images.items()},
@@ -338,7 +319,9 @@ def _check_contents(case: _Case, learns: bool) -> None:
         state=past.state[:, -1] if past.state.shape[2] else None,
     )
     remedy = "predict what is seen after the chunk"
-    f.expect(not _same_images(after, last), "imagine", "what is seen next", "the last frame of the window", remedy)
+    f.expect(
+        not same_data(after.images, last.images), "imagine", "what is seen next", "the last frame of the window", remedy
+    )
     if after.state is not None:
         same = np.array_equal(to_numpy(after.state), to_numpy(elsewhere.state))
         f.expect(not same, "imagine", "another state for other actions", "the same", "predict it, too")
@@ -355,10 +338,8 @@ def _check_contents(case: _Case, learns: bool) -> None:
         others[camera][:, -1] = frames[turned, -1]
     state[:, -1] = past.state[turned, -1]
     from_other_frames = case.imagine_from(attrs.evolve(past, images=others, state=state), actions)
-    got, remedy = "the same", "look at windows.images[camera][:, -1]"
-    f.expect(
-        not _same_images(after, from_other_frames), "imagine", "other frames after another last frame", got, remedy
-    )
+    same, remedy = same_data(after.images, from_other_frames.images), "look at windows.images[camera][:, -1]"
+    f.expect(not same, "imagine", "other frames after another last frame", "the same", remedy)
     if case.mind.module is None:
         return
     chances = [
@@ -483,10 +464,9 @@ def _check_traces(case: _Case) -> None:
         "measure": lambda: mind.measure(case.windows, _make_noise(case.row_indices)),
     }
     for where, call in calls.items():
-        tensors = _copy_weights(mind)
+        weights = copy_weights(mind.module)
         ran = run_from(11, call)
-        now = _copy_weights(mind)
-        changed = [name for name, tensor in tensors.items() if name not in now or not torch.equal(now[name], tensor)]
+        changed = differing_weights(weights, copy_weights(mind.module))
         got = f"a change of {', '.join(changed[:4])}"
         f.expect(not changed, where, "weights that stay as they are", got, "let `fit` alone train")
         moved = changed_generators(ran.start, ran.end)
@@ -495,18 +475,6 @@ def _check_traces(case: _Case) -> None:
     moved = seeded_generators(*(run_from(seed, case.fit_once) for seed in (11, 12)))
     got = f"a change of {' and '.join(moved)}'s"
     f.expect(not moved, "fit", "the global random generators left alone", got, OWN)
-
-
-def _copy_weights(mind: WorldModel) -> Mapping[str, torch.Tensor]:
-    return {} if mind.module is None else {n: t.detach().clone() for n, t in mind.module.state_dict().items()}
-
-
-def _same_images(one: Observation, other: Observation) -> bool:
-    return all(np.array_equal(one.images[name], other.images[name]) for name in one.images)
-
-
-def _window_arrays(windows: Windows) -> list[Any]:
-    return [*windows.images.values(), *(getattr(windows, name) for name in ARRAYS)]
 
 
 def _observation_gap(one: Observation, other: Observation) -> float:

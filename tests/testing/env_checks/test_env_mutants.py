@@ -275,7 +275,7 @@ def test_sections_are_announced_as_they_begin() -> None:
 
 def test_a_finding_says_what_was_played_and_where() -> None:
     text = found(broken_batches.FirstActionOnly(), expert=False)
-    assert "(env 0, state 0 with random actions, ended by action 12)" in text
+    assert "(env 0, state 0 with random actions, ended by action 7)" in text
     assert "apply every action of a chunk, in order" in text
 
 
