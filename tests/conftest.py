@@ -116,3 +116,11 @@ def fork_server() -> Iterator[ForkServer]:
     server = ForkServer()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def bare_fork_server() -> Iterator[ForkServer]:
+    """Forks programs from an interpreter that has imported nothing, for tests of what an import brings."""
+    server = ForkServer(())
+    yield server
+    server.close()

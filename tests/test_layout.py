@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from collections import Counter
 from functools import cache
 from importlib.metadata import entry_points
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fork_server import ForkServer
 from import_graph import find_circles
 from vla_rl.core.catalogue import KINDS
 
@@ -240,11 +239,10 @@ def test_array_is_defined_in_core_types_alone():
     assert assigned == ["vla_rl.core.types"] * 2
 
 
-def heavy_modules(code: str) -> set[str]:
+def heavy_modules(server: ForkServer, code: str) -> set[str]:
     """Heavy packages that are loaded after running the code in a fresh interpreter."""
     check = f"import sys\n{code}\nprint(*({set(HEAVY)!r} & set(sys.modules)), file=sys.stderr)"
-    result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60, check=True)
-    return set(result.stderr.split())
+    return set(server.run_python("-c", check, timeout=60, check=True).stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -259,8 +257,8 @@ def heavy_modules(code: str) -> set[str]:
     ],
     ids=["package", "core", "pytest plugin", "help", "plugins", "light parts"],
 )
-def test_nothing_heavy_is_imported(code):
-    assert heavy_modules(code) == set()
+def test_nothing_heavy_is_imported(code, bare_fork_server: ForkServer):
+    assert heavy_modules(bare_fork_server, code) == set()
 
 
 def test_core_knows_no_plugin():

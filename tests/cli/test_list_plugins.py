@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from importlib import metadata
 
 import pytest
 from packaging.requirements import Requirement
 
+from fork_server import ForkServer
 from vla_rl.cli.list_plugins import plugin_rows, table_lines
 from vla_rl.core import requirements
 
@@ -18,13 +18,13 @@ MODULES = {"pillow": "PIL", "huggingface-hub": "huggingface_hub", "scikit-learn"
 """Modules of distributions with other names."""
 
 
-def test_nothing_heavy_is_imported() -> None:
+def test_nothing_heavy_is_imported(bare_fork_server: ForkServer) -> None:
     """Each package that a simulator or a model brings would cost more than the whole table."""
     required = {Requirement(line).name for line in metadata.requires("vla-rl") or ()} - LIGHT
     heavy = {MODULES.get(name, name.replace("-", "_")) for name in required}
     assert {"torch", "ray", "numpy", "transformers", "PIL", "mujoco"} <= heavy
     code = "import sys; from vla_rl.cli.main import app; app(['plugins'], standalone_mode=False); print('LOADED', *sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    out = bare_fork_server.run_python("-c", code, check=True).stdout
     table, _, loaded = out.partition("LOADED ")
     modules = set(loaded.split())
     assert "tabletop" in table and not heavy & modules

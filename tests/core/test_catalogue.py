@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -242,9 +241,9 @@ def test_missing_requirements_follow_the_extra(offer):
     assert missing_requirements("acme-one", "fast") == ["vroom>=2"]
 
 
-def test_the_catalogue_is_light():
+def test_the_catalogue_is_light(bare_fork_server):
     code = (
         "import sys, vla_rl.core.catalogue as p; p.installed_plugins('env'); print({'torch', 'ray'} & set(sys.modules))"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = bare_fork_server.run_python("-c", code, check=True)
     assert result.stdout.strip() == "set()"

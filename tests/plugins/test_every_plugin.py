@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fork_server import ForkServer
 from vla_rl.core.catalogue import KINDS, installed_plugins, load, load_declaration
 from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.manager import broadcast
@@ -19,7 +19,7 @@ from vla_rl.testing import check_algorithm, check_env, check_model, check_placem
 from vla_rl.testing.synthetic import env_info
 
 DOCS = Path(__file__).parents[2] / "docs"
-HEAVY = ("torch", "ray", "transformers", "mujoco", "sapien", "tensorboard", "imageio_ffmpeg")
+HEAVY = ("torch", "ray", "transformers", "peft", "tokenizers", "mujoco", "sapien", "tensorboard", "imageio_ffmpeg")
 REQUIRED: dict[str, dict[str, Any]] = {
     "gr00t": {"preset": "tiny"},
     "openvla": {"preset": "fast"},
@@ -126,9 +126,9 @@ for kind, name in {ALL!r}:
 
 
 @pytest.fixture(scope="module")
-def loaded_modules() -> dict[tuple[str, str], set[str]]:
+def loaded_modules(bare_fork_server: ForkServer) -> dict[tuple[str, str], set[str]]:
     """(kind, name) -> the modules that its light part was the first to import, of all in one interpreter."""
-    done = subprocess.run([sys.executable, "-c", LOAD_ALL], capture_output=True, text=True, check=True)
+    done = bare_fork_server.run_python("-c", LOAD_ALL, check=True)
     return {(kind, name): set(modules) for kind, name, *modules in map(str.split, done.stdout.splitlines())}
 
 

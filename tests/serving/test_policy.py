@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 
 import attrs
 import numpy as np
@@ -69,14 +67,14 @@ def test_it_acts_as_the_model_of_the_run(run, policy):
         driver.workers.close()
 
 
-def test_no_simulator_is_loaded(run):
+def test_no_simulator_is_loaded(run, fork_server):
     code = (
         "import sys; sys.modules['vla_rl.plugins.envs.tabletop.simulator'] = None; import vla_rl, numpy as np;"
         f"policy = vla_rl.open_policy({str(run)!r});"
         "images = {name: np.zeros((*size, 3), np.uint8) for name, size in policy.info.cameras.items()};"
         "print(policy.act(images, np.zeros(policy.info.state_dim), 'push').shape)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = fork_server.run_python("-c", code)
     assert done.stdout == "(4, 3)\n", done.stderr
 
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
+from fork_server import ForkServer
 from vla_rl import testing
 
 pytest_plugins = ["pytester"]
@@ -21,9 +19,9 @@ def test_fixtures_are_found_without_an_import(pytester) -> None:
     pytester.runpytest_inprocess().assert_outcomes(passed=1)
 
 
-def test_pytest_starts_without_torch() -> None:
+def test_pytest_starts_without_torch(bare_fork_server: ForkServer) -> None:
     code = "import sys, vla_rl.testing.fixtures, vla_rl.testing.scripted; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"
+    assert bare_fork_server.run_python("-c", code, check=True).stdout == "False\n"
 
 
 def test_every_public_name_is_there() -> None:

@@ -3,7 +3,8 @@ direction and place, and to nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run.selection import take_columns
-from vla_rl.core.types import Advantages, AdvantageScope, Rollout, ValueGranularity
+from vla_rl.core.types import Advantages, AdvantageScope, Array, Rollout, ValueGranularity
 from vla_rl.testing import synthetic
 from vla_rl.testing.common.findings import Findings
 from vla_rl.toolkit.algorithms.functional import expand_to
@@ -26,6 +27,8 @@ WON = (True, True, True, False, True, True, False, False, True, False, False, Fa
 HUGE = 1000.0
 """A reward next to which the rest of the rollout is noise, even after normalisation."""
 NOISE = 0.05
+DISCOUNT = "discount by the steps between both"
+MASK = "mask before sums, means and deviations"
 PER_COLUMN = ("groups", "success", "features")
 TENSORS = ("advantages", "weights", "counts", "returns", "value_weights", "value_counts")
 
@@ -65,6 +68,23 @@ class AdvantageCase:
         counts = result.divisors[0].sum().clamp_min(1e-12)
         return by_action(expand_to(result.advantages, like) * expand_to(result.weights, like) / counts)
 
+    def expect_same(
+        self,
+        one: Advantages,
+        other: Advantages,
+        expected: str,
+        remedy: str,
+        *,
+        names: Sequence[str] = TENSORS,
+        tolerance: float = 0.0,
+        pick: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    ) -> None:
+        """Expect that the named tensors of both are the same, of the first one what `pick` takes."""
+        for name in names:
+            tensor = getattr(one, name)
+            same = same_tensor(None if tensor is None else pick(tensor), getattr(other, name), tolerance)
+            self.f.expect(same, f"advantages: {name}", expected, "others", remedy)
+
     def critic_targets(self, rollout: Rollout) -> Tensor:
         """[T * C, N]: the critic's targets."""
         returns = self.compute_advantages(rollout).returns
@@ -88,9 +108,7 @@ def check_advantages(case: AdvantageCase) -> None:
         checks += [_critic_baseline, _unfinished_episodes]
     if case.algorithm.advantage_scope is AdvantageScope.GROUP:
         checks.append(_group_scope)
-    for check in checks:
-        with case.f.section(check.__name__.strip("_").replace("_", " ")):
-            check(case)
+    case.f.run_checks(checks, case)
 
 
 def same_tensor(one: Tensor | None, other: Tensor | None, tolerance: float = 0.0) -> bool:
@@ -106,13 +124,10 @@ def _same_results_twice(case: AdvantageCase) -> None:
     same = same_tensor(shaped[0].rewards, shaped[1].rewards)
     f.expect(same, "shape_rewards", "the same rewards for the same rollout", "others the second time", remedy)
     selections = [algorithm.select(part) for part in shaped]
-    f.expect(
-        torch.equal(*selections), "select", "the same choice for the same rollout", "another the second time", remedy
-    )
-    results = [algorithm.advantages(part) for part in shaped]
-    for name in TENSORS:
-        same = same_tensor(getattr(results[0], name), getattr(results[1], name))
-        f.expect(same, f"advantages: {name}", "the same for the same rollout", "others the second time", remedy)
+    expected = "the same choice for the same rollout"
+    f.expect(torch.equal(*selections), "select", expected, "another the second time", remedy)
+    one, other = (algorithm.advantages(part) for part in shaped)
+    case.expect_same(one, other, "the same for the same rollout", remedy)
 
 
 def _keeps_the_rest(case: AdvantageCase) -> None:
@@ -123,11 +138,12 @@ def _keeps_the_rest(case: AdvantageCase) -> None:
         if isinstance(other, torch.Tensor) and field.name != "rewards":
             remedy = "rewrite rewards alone: rollout.evolve(rewards=...)"
             case.f.expect(torch.equal(one, other), "shape_rewards", f"`{field.name}` unchanged", "others", remedy)
-    num_selected = int(case.algorithm.select(shaped).sum())
-    text = "trajectories of groups in which some succeed and some fail"
-    case.f.expect(
-        num_selected > 0, "select", text, "none of them", "these are what can be learned from; mind the filter"
+    chosen, text = (
+        bool(case.algorithm.select(shaped).any()),
+        "trajectories of groups in which some succeed and some fail",
     )
+    remedy = "these are what can be learned from; mind the filter"
+    case.f.expect(chosen, "select", text, "none of them", remedy)
 
 
 def _outcomes_matter(case: AdvantageCase) -> None:
@@ -136,13 +152,10 @@ def _outcomes_matter(case: AdvantageCase) -> None:
         for outcome in (False, True):
             won = (*WON[:n], outcome, *WON[n + 1 :])
             pulls.append(float(case.weighted_advantages(case.make_rollout(won))[:, n].mean()))
-        case.f.expect(
-            pulls[1] > pulls[0] + 1e-6 * max(map(abs, pulls)),
-            "advantages",
-            "more weight * advantage for a trajectory that succeeds than for the same one that fails",
-            f"{pulls[1]:.3g} and {pulls[0]:.3g}",
-            "let them rise with the rewards (advantages above 0 are made more likely)",
-        )
+        rises = pulls[1] > pulls[0] + 1e-6 * max(map(abs, pulls))
+        expected = "more weight * advantage for a trajectory that succeeds than for the same one that fails"
+        remedy = "let them rise with the rewards (advantages above 0 are made more likely)"
+        case.f.expect(rises, "advantages", expected, f"{pulls[1]:.3g} and {pulls[0]:.3g}", remedy)
 
 
 def _any_order(case: AdvantageCase) -> None:
@@ -152,11 +165,9 @@ def _any_order(case: AdvantageCase) -> None:
     turned = take_columns(rollout, columns)
     turned = turned.evolve(groups=torch.tensor([31, 4, 17])[turned.groups])
     one, other, index = case.compute_advantages(rollout), case.compute_advantages(turned), torch.from_numpy(columns)
-    for name in TENSORS:
-        tensor = getattr(one, name)
-        same = same_tensor(None if tensor is None else tensor[:, index], getattr(other, name), 1e-4)
-        expected = "the same for a trajectory wherever it stands, and whatever number its group has"
-        case.f.expect(same, f"advantages: {name}", expected, "others", "find members by `rollout.groups == number`")
+    expected = "the same for a trajectory wherever it stands, and whatever number its group has"
+    remedy = "find members by `rollout.groups == number`"
+    case.expect_same(one, other, expected, remedy, tolerance=1e-4, pick=lambda tensor: tensor[:, index])
 
 
 def _credit_of_rewards(case: AdvantageCase) -> None:
@@ -175,10 +186,7 @@ def _credit_of_rewards(case: AdvantageCase) -> None:
     got = f"{float(before[e, n]):.3g}, then {float(after[e, n]):.3g}"
     case.f.expect(holds, "advantages", "a higher advantage of an action that is paid more", got, remedy)
     grown = float(after[0, n] - after[e, n])
-    expected, remedy = (
-        "no more credit for an early action than for one that is paid",
-        "discount by the steps between both",
-    )
+    expected, remedy = "no more credit for an early action than for one that is paid", DISCOUNT
     got = f"{float(after[0, n]):.3g} for the first, {float(after[e, n]):.3g}"
     case.f.expect(grown <= NOISE * abs(peak) + 1e-6, "advantages", expected, got, remedy)
     leaks = float(after[e + 1 :, n].max() - after[: e + 1, n].min())
@@ -193,11 +201,8 @@ def _credit_of_rewards(case: AdvantageCase) -> None:
     got = f"a change of {float(rises[e]):.3g}"
     case.f.expect(holds, "advantages: returns", "a higher target where more is paid", got, "add the rewards")
     holds = bool((rises <= rises[e] + room).all())
-    expected, got = (
-        "a target that rises most where more is paid",
-        f"{float(rises.max()):.3g}, and {float(rises[e]):.3g}",
-    )
-    case.f.expect(holds, "advantages: returns", expected, got, "discount by the steps between both")
+    got = f"{float(rises.max()):.3g}, and {float(rises[e]):.3g}"
+    case.f.expect(holds, "advantages: returns", "a target that rises most where more is paid", got, DISCOUNT)
     holds = bool((rises[e + 1 :].abs() <= room + 1e-6).all())
     remedy = "sum rewards from an action on, not up to it, and take advantages before they are normalised"
     case.f.expect(holds, "advantages: returns", "targets that know of later rewards only", "earlier ones too", remedy)
@@ -234,12 +239,14 @@ def _group_scope(case: AdvantageCase) -> None:
         group_rollout = case.algorithm.shape_rewards(_cut_rollout(group_rollout, STEPS - g))
         same = torch.equal(case.algorithm.select(group_rollout), all_selected[columns])
         case.f.expect(same, "select", expected, "another choice", remedy)
-        group_advantages = case.algorithm.advantages(group_rollout)
-        for name in ("advantages", "weights", "returns", "value_weights"):
-            tensor = getattr(all_advantages, name)
-            part = None if tensor is None else tensor[: STEPS - g, columns]
-            same = same_tensor(part, getattr(group_advantages, name), 1e-4)
-            case.f.expect(same, f"advantages: {name}", expected, "others", remedy)
+        part = case.algorithm.advantages(group_rollout)
+        names = ("advantages", "weights", "returns", "value_weights")
+        cut = partial(_cut_tensor, steps=STEPS - g, columns=columns)
+        case.expect_same(all_advantages, part, expected, remedy, names=names, tolerance=1e-4, pick=cut)
+
+
+def _cut_tensor(tensor: Tensor, steps: int, columns: Array) -> Tensor:
+    return tensor[:steps, columns]
 
 
 def _cut_rollout(rollout: Rollout, steps: int) -> Rollout:
@@ -258,10 +265,8 @@ def _invalid_actions(case: AdvantageCase) -> None:
         of_value = silent if ragged.values.dim() == 3 else ~ragged.samples
         changed = changed.evolve(values=torch.where(of_value, torch.tensor(77.0), ragged.values))
     one, other = case.compute_advantages(ragged), case.compute_advantages(changed)
-    for name in TENSORS:
-        same = same_tensor(getattr(one, name), getattr(other, name), 1e-5)
-        expected = "the same whatever stands where `valid` is False"
-        case.f.expect(same, f"advantages: {name}", expected, "others", "mask before sums, means and deviations")
+    expected = "the same whatever stands where `valid` is False"
+    case.expect_same(one, other, expected, MASK, tolerance=1e-5)
 
 
 def _critic_baseline(case: AdvantageCase) -> None:
@@ -299,11 +304,8 @@ def _longer_rollout(case: AdvantageCase) -> None:
         }
     )
     one, other = case.compute_advantages(rollout), case.compute_advantages(longer)
-    for name in ("advantages", "returns"):
-        tensor, extended = getattr(one, name), getattr(other, name)
-        same = same_tensor(tensor, None if extended is None else extended[:STEPS], 1e-4)
-        expected = "the same however many steps follow in which nothing is valid"
-        case.f.expect(same, f"advantages: {name}", expected, "others", "mask before sums, means and deviations")
+    expected, names = "the same however many steps follow in which nothing is valid", ("advantages", "returns")
+    case.expect_same(other, one, expected, MASK, names=names, tolerance=1e-4, pick=lambda tensor: tensor[:STEPS])
 
 
 def _unfinished_episodes(case: AdvantageCase) -> None:

@@ -15,7 +15,7 @@ from vla_rl.core.contexts import AlgorithmContext
 from vla_rl.core.declarations import AlgorithmPlugin
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run.selection import take_columns
-from vla_rl.core.types import Advantages, Rollout, ValueGranularity, to_numpy
+from vla_rl.core.types import Advantages, Batch, Rollout, ValueGranularity, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.advantages import TENSORS, AdvantageCase, check_advantages, same_tensor
 from vla_rl.testing.common.findings import Findings, build_component
@@ -112,14 +112,8 @@ def _log_probs_matter(advantages: AdvantageCase, loss: LossCase, name: str) -> b
     """Return whether the named log-probs of a rollout and its batches change the advantages or the loss."""
     rollout, batch = advantages.make_rollout(), loss.batch
     moved: dict[str, Any] = {name: getattr(rollout, name) + _draw_drift(getattr(rollout, name))}
-    one, other = advantages.compute_advantages(rollout), advantages.compute_advantages(rollout.evolve(**moved))
-    if any(not same_tensor(getattr(one, part), getattr(other, part)) for part in TENSORS):
-        return True
     changed = attrs.evolve(batch, **{name: getattr(batch, name) + _draw_drift(getattr(batch, name))})
-    return any(
-        not torch.equal(a, b)
-        for a, b in zip(loss.loss_and_gradients()[1], loss.loss_and_gradients(changed)[1], strict=True)
-    )
+    return _results_differ(advantages, loss, (rollout, rollout.evolve(**moved)), changed)
 
 
 def _matters_by_lag(advantages: AdvantageCase, loss: LossCase) -> bool:
@@ -127,16 +121,17 @@ def _matters_by_lag(advantages: AdvantageCase, loss: LossCase) -> bool:
     rollout = advantages.make_rollout().evolve(step=OLDEST + 1)
     ages = torch.arange(rollout.versions.numel()).reshape(rollout.versions.shape) % OLDEST
     new, old = (rollout.evolve(versions=versions) for versions in (torch.full_like(ages, OLDEST), OLDEST - 1 - ages))
-    if not torch.equal(advantages.algorithm.select(new), advantages.algorithm.select(old)):
-        return True
-    one, other = advantages.compute_advantages(new), advantages.compute_advantages(old)
+    older = attrs.evolve(loss.batch, lag=loss.batch.lag + 1 + torch.arange(len(loss.batch.lag)) % OLDEST)
+    chosen = [advantages.algorithm.select(part) for part in (new, old)]
+    return not torch.equal(*chosen) or _results_differ(advantages, loss, (new, old), older)
+
+
+def _results_differ(advantages: AdvantageCase, loss: LossCase, rollouts: tuple[Rollout, Rollout], batch: Batch) -> bool:
+    """Return whether the advantages of two rollouts differ, or a batch's gradients from those of the case's."""
+    one, other = map(advantages.compute_advantages, rollouts)
     if any(not same_tensor(getattr(one, part), getattr(other, part)) for part in TENSORS):
         return True
-    older = attrs.evolve(loss.batch, lag=loss.batch.lag + 1 + torch.arange(len(loss.batch.lag)) % OLDEST)
-    return any(
-        not torch.equal(a, b)
-        for a, b in zip(loss.loss_and_gradients()[1], loss.loss_and_gradients(older)[1], strict=True)
-    )
+    return not all(map(torch.equal, loss.loss_and_gradients()[1], loss.loss_and_gradients(batch)[1]))
 
 
 def _dropped_by_lag(advantages: AdvantageCase, loss: LossCase) -> list[str]:

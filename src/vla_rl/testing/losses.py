@@ -72,6 +72,10 @@ class LossCase:
             loss.total.backward()
         return loss, [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in variables]
 
+    def policy_gradient(self, batch: Batch, leaves: Sequence[Tensor] | None = None) -> Tensor:
+        """Return the gradient in log_probs; by default, of those of the old policy."""
+        return self.loss_and_gradients(batch, self.at_the_old_policy if leaves is None else leaves)[1][0]
+
     def expect(self, holds: bool | Tensor, expected: object, got: object, remedy: str) -> bool:
         return self.f.expect(bool(holds), self.where, expected, got, remedy)
 
@@ -142,9 +146,7 @@ def check_behaviour(case: LossCase) -> None:
         checks.append(_value_loss)
     if case.batch.reference_log_probs is not None:
         checks.append(_reference_pull)
-    for check in checks:
-        with case.f.section(f"{case.where}, {check.__name__.strip('_').replace('_', ' ')}"):
-            check(case)
+    case.f.run_checks(checks, case, f"{case.where}, ")
 
 
 def _check_names(case: LossCase, full_loss: Loss) -> None:
@@ -241,11 +243,9 @@ def _signs_of_advantages(case: LossCase) -> None:
     advantages = torch.where(batch.advantages != 0, _expand_like(signs, batch.advantages), torch.zeros(()))
     good = attrs.evolve(batch, advantages=advantages)
     for place, leaves in (("at the old policy", case.at_the_old_policy), ("near the old policy", case.leaves)):
-        gradient = case.loss_and_gradients(good, leaves)[1][0]
+        gradient = case.policy_gradient(good, leaves)
         if case.signed:  # what does not depend on advantages, such as a KL term, cancels
-            gradient = (
-                gradient - case.loss_and_gradients(attrs.evolve(batch, advantages=-advantages), leaves)[1][0]
-            ) / 2
+            gradient = (gradient - case.policy_gradient(attrs.evolve(batch, advantages=-advantages), leaves)) / 2
         up = -gradient * _expand_like(signs, gradient)
         used = (up != 0).any() and bool((up.flatten(1).abs().sum(1) > 0)[_counted_samples(good)].all())
         if place == "at the old policy":
@@ -256,10 +256,8 @@ def _signs_of_advantages(case: LossCase) -> None:
         case.expect(opposite == 0, expected, f"the opposite for {opposite:.0%} of the log-probs", "mind the sign")
     if not case.signed or batch.reference_log_probs is not None or _is_regression(case):
         return
-    neutral = case.loss_and_gradients(
-        attrs.evolve(batch, advantages=torch.zeros_like(advantages)), case.at_the_old_policy
-    )[1][0]
-    largest = case.loss_and_gradients(good, case.at_the_old_policy)[1][0].abs().max()
+    neutral = case.policy_gradient(attrs.evolve(batch, advantages=torch.zeros_like(advantages)))
+    largest = case.policy_gradient(good).abs().max()
     holds = neutral.abs().max() <= 1e-3 * largest
     case.expect(holds, "no gradient in log_probs from advantages of 0", "one", "multiply by batch.advantages as it is")
 
@@ -277,11 +275,11 @@ def _ratios_and_clips(case: LossCase) -> None:
         leaves[0] = batch.log_probs + math.log(ratio) / tokens
         if batch.reference_log_probs is not None:  # no divergence, which would drown small gradients
             batch = attrs.evolve(batch, reference_log_probs=leaves[0])
-        neutral = case.loss_and_gradients(_with_advantages(batch, 0), leaves)[1][0]
+        neutral = case.policy_gradient(_with_advantages(batch, 0), leaves)
         for sign in signs:
             if ratio > 1 if sign > 0 else ratio < 1:
                 continue
-            gradient = case.loss_and_gradients(_with_advantages(batch, sign), leaves)[1][0] - neutral
+            gradient = case.policy_gradient(_with_advantages(batch, sign), leaves) - neutral
             up = (-sign * gradient)[counted]
             kind = "positive" if sign > 0 else "negative"
             direction = "likelier" if sign > 0 else "less likely"
@@ -299,10 +297,7 @@ def _is_regression(case: LossCase) -> bool:
     """Whether all that was done is made likelier, by a weight that goes to nothing with the advantage: exp(A), as in
     advantage-weighted regression. Then advantages of 0 count."""
     counted = _weighted_entries(case.one_policy_batch)
-    even, bad = (
-        -case.loss_and_gradients(_with_advantages(case.one_policy_batch, sign), case.at_the_old_policy)[1][0][counted]
-        for sign in (0, -10)
-    )
+    even, bad = (-case.policy_gradient(_with_advantages(case.one_policy_batch, sign))[counted] for sign in (0, -10))
     return bool((even > 0).all() and bad.abs().max() < 0.1 * even.max())
 
 
@@ -324,11 +319,9 @@ def _tokens_of_a_ratio(case: LossCase, batch: Batch) -> Tensor:
     others change too, they share a ratio."""
     leaves = list(case.at_the_old_policy)
     leaves[0] = batch.log_probs.clone()
-    before = case.loss_and_gradients(_with_advantages(batch, 1), leaves)[1][0]
+    before = case.policy_gradient(_with_advantages(batch, 1), leaves)
     leaves[0][:, 0, 0] -= 0.05
-    moved = (
-        case.loss_and_gradients(_with_advantages(batch, 1), leaves)[1][0] - before
-    ).abs() > 1e-4 * before.abs().max()
+    moved = (case.policy_gradient(_with_advantages(batch, 1), leaves) - before).abs() > 1e-4 * before.abs().max()
     shared = moved & _weighted_entries(batch)
     tokens = batch.log_probs.shape[-1]
     if bool(shared[:, 1:].any()):
@@ -345,9 +338,7 @@ def _importance_weights(case: LossCase) -> None:
         sizes = []
         for ratio in (0.5, 2.0):
             older = attrs.evolve(batch, log_probs=current - math.log(ratio) / tokens)
-            with_signs, neutral = (
-                case.loss_and_gradients(_with_advantages(older, s), case.at_the_old_policy)[1][0] for s in (sign, 0)
-            )
+            with_signs, neutral = (case.policy_gradient(_with_advantages(older, s)) for s in (sign, 0))
             sizes.append(float((with_signs - neutral).abs().sum()))
         holds = sizes[1] == 0 or sizes[1] >= sizes[0] * (1 - 1e-3)
         expected = "no smaller gradient at a ratio of 2 to the policy that acted than at 0.5, as off_policy is True"
@@ -367,7 +358,7 @@ def _old_policy(case: LossCase) -> None:
         batch = attrs.evolve(batch, reference_log_probs=batch.log_probs)
     leaves = list(case.at_the_old_policy)
     leaves[0] = batch.log_probs + math.log(2.0)
-    gradient = case.loss_and_gradients(batch, leaves)[1][0]
+    gradient = case.policy_gradient(batch, leaves)
     holds = (gradient >= -1e-6).all()
     expected = "no push away from the old policy, without advantages"
     case.expect(holds, expected, "one for log-probs that have risen", "add a divergence, do not subtract it")
@@ -387,10 +378,7 @@ def _actions_apart(case: LossCase) -> None:
     for c in range(batch.valid.shape[1]):
         only = torch.zeros_like(batch.advantages)
         only[:, c] = torch.where(batch.valid[:, c], 1.0, 0.0)
-        plus, minus = (
-            case.loss_and_gradients(attrs.evolve(batch, advantages=sign * only), case.at_the_old_policy)[1][0]
-            for sign in (1, -1)
-        )
+        plus, minus = (case.policy_gradient(attrs.evolve(batch, advantages=sign * only)) for sign in (1, -1))
         others = [i for i in range(batch.valid.shape[1]) if i != c]
         leak = (plus - minus)[:, others].abs().max() if others else torch.zeros(())
         holds = leak <= 1e-3 * (plus - minus).abs().max()
@@ -476,7 +464,7 @@ def _reference_pull(case: LossCase) -> None:
         advantages=torch.zeros_like(case.batch.advantages),
         reference_log_probs=case.batch.log_probs - 0.5,
     )
-    gradient = case.loss_and_gradients(batch, case.at_the_old_policy)[1][0]
+    gradient = case.policy_gradient(batch)
     holds = (gradient >= 0).all() and (gradient > 0).any()
     got = "the opposite" if bool((gradient < 0).any()) else "none: batch.reference_log_probs is not used"
     case.expect(holds, "a pull towards the reference policy, as `needs` has it", got, "add coef * KL(pi || reference)")

@@ -52,9 +52,7 @@ def check_policy(case: ModelCase) -> None:
         _use_of_arguments,
         _reference_policy,
     )
-    for check in checks:
-        with case.f.section(check.__name__.strip("_").replace("_", " ")):
-            check(case)
+    case.f.run_checks(checks, case)
 
 
 # ----------------------------------------------------------------------------------------------------- rows apart

@@ -44,9 +44,8 @@ def _check_trace(case: ModelCase, where: str, call: Callable[[], Any]) -> None:
     ran = run_from(11, call)
     changed = differing_weights(weights, module.state_dict())
     remedy = "only an optimiser may change them: policies in other processes would not know"
-    f.expect(
-        not changed, where, "weights and buffers that stay as they are", f"a change of {', '.join(changed[:4])}", remedy
-    )
+    got, expected = f"a change of {', '.join(changed[:4])}", "weights and buffers that stay as they are"
+    f.expect(not changed, where, expected, got, remedy)
     same = flags == [p.requires_grad for p in module.parameters()]
     f.expect(same, where, "`requires_grad` that stays as it is", "a change", "put it back")
     same = switches == (torch.is_grad_enabled(), torch.get_default_dtype())

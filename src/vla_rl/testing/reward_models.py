@@ -71,13 +71,11 @@ def _check_probabilities(f: Findings, model: RewardModel, obs: Observation) -> N
     if not model.deterministic:
         return
     again = _ask_probability(f, model, obs)
-    f.expect(
-        bool((first == again).all()),
-        "success_probability",
-        f"the same answer to the same observations, {first.tolist()}",
-        again.tolist(),
-        "draw no random numbers, and put dropout and batch norms into evaluation mode; or set `deterministic` to False",
+    same, expected = bool((first == again).all()), f"the same answer to the same observations, {first.tolist()}"
+    remedy = (
+        "draw no random numbers, and put dropout and batch norms into evaluation mode; or set `deterministic` to False"
     )
+    f.expect(same, "success_probability", expected, again.tolist(), remedy)
 
 
 def _check_independence(f: Findings, model: RewardModel, obs: Observation) -> None:
@@ -86,21 +84,13 @@ def _check_independence(f: Findings, model: RewardModel, obs: Observation) -> No
         return
     first = _ask_probability(f, model, obs)
     one_by_one = np.concatenate([_ask_probability(f, model, obs.take(np.array([i]))) for i in range(ROWS)])
-    f.expect(
-        bool(np.allclose(first, one_by_one, atol=1e-5)),
-        "success_probability",
-        f"the answer of each observation alone, {one_by_one.tolist()}",
-        first.tolist(),
-        "let no observation of a batch influence another",
-    )
+    same, expected = np.allclose(first, one_by_one, atol=1e-5), f"the answer of each alone, {one_by_one.tolist()}"
+    remedy = "let no observation of a batch influence another"
+    f.expect(same, "success_probability", expected, first.tolist(), remedy)
     at_ends = _ask_probability(f, model, obs, np.arange(ROWS) % 2 == 0)
-    f.expect(
-        bool(np.allclose(first, at_ends, atol=1e-5)),
-        "success_probability",
-        f"the same answer where an episode ends, {first.tolist()}",
-        at_ends.tolist(),
-        "judge by the observation: an end is not a success",
-    )
+    same, expected = np.allclose(first, at_ends, atol=1e-5), f"the same answer where an episode ends, {first.tolist()}"
+    remedy = "judge by the observation: an end is not a success"
+    f.expect(same, "success_probability", expected, at_ends.tolist(), remedy)
 
 
 def _check_use(f: Findings, model: RewardModel, obs: Observation, examples: Observation | None) -> None:
@@ -166,13 +156,9 @@ def _check_episodes(f: Findings, model: RewardModel, obs: Observation) -> None:
     model.before_reset(np.arange(ROWS))
     model.watch(None)
     after = _ask_probability(f, model, obs)
-    f.expect(
-        not model.deterministic or bool(np.allclose(before, after, atol=1e-5)),
-        "before_reset",
-        f"the same answer in a later episode, {before.tolist()}",
-        after.tolist(),
-        "forget the last episode there",
-    )
+    same, expected = np.allclose(before, after, atol=1e-5), f"the same answer in a later episode, {before.tolist()}"
+    holds = same or not model.deterministic
+    f.expect(holds, "before_reset", expected, after.tolist(), "forget the last episode there")
 
 
 def _ask_probability(f: Findings, model: RewardModel, obs: Observation, ends: Array | None = None) -> Array:

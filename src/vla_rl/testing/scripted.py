@@ -261,8 +261,8 @@ class ScriptedConfig:
     """Envs are separate simulators: some can step while others wait, each takes its own time, and a call as long as
     its slowest env."""
     fault: Fault = "none"
-    """Misbehaviour in the `fault_at`-th chunk step (from 0) and all later ones: raise `SimulatorFault`, NaN in the state,
-    a camera of the wrong shape, end the process, or sleep for an hour."""
+    """Misbehaviour from the `fault_at`-th chunk step on: raise `SimulatorFault`, NaN in the state, a camera of another
+    shape, end the process, or sleep for an hour."""
     fault_at: int = 0
     """Chunk steps before the fault."""
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +129,10 @@ def test_to_dict_and_dump_read_back_to_an_equal_spec(folder):
     assert load_spec(folder / "out.yaml") == spec
 
 
-def test_another_process_can_unpickle_a_spec(folder):
+def test_another_process_can_unpickle_a_spec(folder, bare_fork_server):
     (folder / "spec.pickle").write_bytes(pickle.dumps(read()))
     code = "import pickle; print(pickle.load(open('spec.pickle', 'rb')).env.config.sizes)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = bare_fork_server.run_python("-c", code, check=True)
     assert result.stdout.strip() == "{'front': 64}"
 
 
@@ -395,7 +393,7 @@ def test_defaults_are_the_installed_plugins():
     assert [hook.type for hook in spec.hooks] == ["console", "jsonl", "tensorboard"]
 
 
-def test_no_error_needs_torch(folder):
+def test_no_error_needs_torch(folder, bare_fork_server):
     Path("spec.yaml").write_text(GOOD.replace("lower", "lowr"))
     code = """
 import sys
@@ -405,7 +403,7 @@ try:
 except Exception as exc:
     print(type(exc).__name__, {"torch", "ray", "transformers", "numpy"} & set(sys.modules))
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = bare_fork_server.run_python("-c", code, check=True)
     assert result.stdout.strip() == "SpecError set()"
 
 

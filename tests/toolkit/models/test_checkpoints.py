@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,10 +56,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # ------------------------------------------------------------------------------------------------------------- places
 
 
-def test_importing_is_light() -> None:
+def test_importing_is_light(bare_fork_server: ForkServer) -> None:
     heavy = {"torch", "huggingface_hub", "safetensors", "transformers", "peft"}
     code = f"import sys, vla_rl.toolkit.models.checkpoints, vla_rl.toolkit.models.adapters; print(sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = bare_fork_server.run_python("-c", code, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 from attrs import frozen
@@ -18,6 +18,8 @@ from vla_rl.core.contexts import Context
 from vla_rl.core.declarations import Declaration
 from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.manager import wrap
+
+C = TypeVar("C")
 
 
 class CheckFailed(AssertionError):
@@ -99,6 +101,12 @@ class Findings:
             self.record_error(f"{what}: expected no exception", at, "fix what raises it")
         new_findings = tuple(self._found)[num_before:]
         self.sections.append(Section(what, new_findings, perf_counter() - before, skipped, tuple(self._notices)))
+
+    def run_checks(self, checks: Iterable[Callable[[C], None]], case: C, prefix: str = "") -> None:
+        """Run each check in a section of its name."""
+        for check in checks:
+            with self.section(prefix + check.__name__.strip("_").replace("_", " ")):
+                check(case)
 
     def close(self) -> None:
         if self._found:
