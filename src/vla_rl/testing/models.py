@@ -78,18 +78,8 @@ def check_model(
                     hot = attrs.evolve(context, temperature=2 * temperature)
                     again = run_from(12, lambda: plugin.build(given, hot))
                     check_building(case, attrs.evolve(building, result=policy), again)
-            for check in (
-                _recorded_scores,
-                _keyed_noise,
-                _critic_values,
-                _token_round_trip,
-                _compiled_layers,
-                _trained_gradients,
-                _merged_adapters,
-                check_traces,
-            ):
-                with f.section(check.__name__.strip("_")):
-                    check(case)
+            own = (_recorded_scores, _keyed_noise, _critic_values, _token_round_trip, _compiled_layers)
+            f.run_checks((*own, _trained_gradients, _merged_adapters, check_traces), case)
             check_inputs(case, getattr(given, "cameras", None))
             check_policy(case)
             check_continuing(case, case.model)
@@ -160,13 +150,8 @@ def _check_chunk(case: ModelCase, chunk: Chunk, where: str) -> bool:
     elif f.expect(chunk.values is not None, f"{where}: values", _value_shape(case), "None", "add a value head"):
         valid &= case.is_array(chunk.values, _value_shape(case), f"{where}: values")
     for name, array in chunk.extras.items():
-        valid &= f.expect(
-            len(array) == case.row_count,
-            f"{where}: replay {name!r}",
-            f"batch first ({case.row_count} rows)",
-            list(array.shape),
-            "one entry for each row",
-        )
+        holds, expected = len(array) == case.row_count, f"batch first ({case.row_count} rows)"
+        valid &= f.expect(holds, f"{where}: replay {name!r}", expected, list(array.shape), "one entry for each row")
     graph = any(getattr(array, "requires_grad", False) for array in (chunk.actions, chunk.log_probs))
     f.expect(not graph, where, "no gradient", "tensors with a graph", "decorate it with torch.no_grad()")
     return valid
@@ -178,13 +163,8 @@ def _recorded_scores(case: ModelCase) -> None:
     where = "chunk_log_probs"
     shape = (case.row_count, case.chunk, case.model.tokens_per_action)
     if case.is_array(scores.log_probs, shape, f"{where}: log_probs"):
-        case.expect_near(
-            scores.log_probs,
-            sampled.log_probs,
-            where,
-            "the log_probs recorded at sampling",
-            "same temperature, same mode (no dropout), same precision",
-        )
+        what, remedy = "the log_probs recorded at sampling", "same temperature, same mode (no dropout), same precision"
+        case.expect_near(scores.log_probs, sampled.log_probs, where, what, remedy)
         case.draw_chunks(seed=1)
         again, gap = case.model.chunk_log_probs(case.obs, sampled).log_probs, 10 * case.atol
         unaffected = bool(torch.allclose(again, scores.log_probs, rtol=0, atol=gap))
@@ -202,9 +182,8 @@ def _recorded_scores(case: ModelCase) -> None:
         if not case.f.expect(scores.values is not None, where, "values", "None", "score the critic too"):
             return
         if case.is_array(scores.values, _value_shape(case), f"{where}: values"):
-            case.expect_near(
-                scores.values, sampled.values, where, "the values recorded at sampling", "same forward pass"
-            )
+            what = "the values recorded at sampling"
+            case.expect_near(scores.values, sampled.values, where, what, "same forward pass")
     loss = case.model.imitation_loss(case.obs, sampled.actions)
     case.f.expect(loss.dtype == torch.float32, "imitation_loss", "float32", loss.dtype, "convert it")
     scalar = loss.ndim == 0 and bool(torch.isfinite(loss)) and loss.requires_grad
@@ -238,9 +217,8 @@ def _check_weighable(case: ModelCase, sampled: Chunk) -> None:
     features = model.policy_features(case.obs)
     fine = features.ndim == 2 and len(features) == case.row_count and features.dtype == torch.float32
     got = f"{features.dtype} {list(features.shape)}"
-    if case.f.expect(
-        fine, "policy_features", f"float32 [{case.row_count}, D]", got, "flatten what comes before the head"
-    ):
+    expected, remedy = f"float32 [{case.row_count}, D]", "flatten what comes before the head"
+    if case.f.expect(fine, "policy_features", expected, got, remedy):
         again = model.policy_features(case.obs.take(np.arange(1)))
         apart = torch.allclose(again, features[:1], rtol=1e-3, atol=1e-4)
         expected = "the same features of a row whatever other rows there are"
@@ -286,28 +264,18 @@ def _keyed_noise(case: ModelCase) -> None:
     unchanged &= np.array_equal(np.asarray(to_numpy(one.log_probs)), np.asarray(copied.log_probs))
     expected, got = "a chunk that stays as it is", "one that the next call wrote into"
     case.f.expect(unchanged, where, expected, got, "return new arrays")
-    case.expect_near(
-        one.actions,
-        same.actions,
-        where,
-        "the same chunk from the same noise",
-        "draw from `noise` only, never from torch or NumPy's own generators",
-    )
+    what = "the same chunk from the same noise"
+    remedy = "draw from `noise` only, never from torch or NumPy's own generators"
+    case.expect_near(one.actions, same.actions, where, what, remedy)
     moved = not np.array_equal(to_numpy(one.actions), to_numpy(other.actions))
     case.f.expect(moved, where, "another chunk from other noise", "the same", "use `noise` when greedy is False")
-    greedy = [case.draw_chunks(greedy=True, seed=seed) for seed in (1, 2)]
-    case.expect_near(
-        greedy[0].actions, greedy[1].actions, where, "a greedy chunk without chance", "ignore noise: the mode"
-    )
+    best, again = (case.draw_chunks(greedy=True, seed=seed).actions for seed in (1, 2))
+    case.expect_near(best, again, where, "a greedy chunk without chance", "ignore noise: the mode")
     order = list(range(case.row_count))[::-1]
     turned = case.model.sample_chunk(case.obs.take(np.array(order)), case.make_noise(order, seed=1), False)
-    case.expect_near(
-        to_numpy(turned.actions)[order],
-        one.actions,
-        where,
-        "a row's chunk wherever it stands in the batch",
-        "row b uses draws of row b alone, and no statistics of the batch",
-    )
+    what = "a row's chunk wherever it stands in the batch"
+    remedy = "row b uses draws of row b alone, and no statistics of the batch"
+    case.expect_near(to_numpy(turned.actions)[order], one.actions, where, what, remedy)
 
 
 def _critic_values(case: ModelCase) -> None:
@@ -322,9 +290,8 @@ def _critic_values(case: ModelCase) -> None:
         return
     values = model.values(case.obs)
     if case.is_array(values, _value_shape(case), "values"):
-        case.expect_near(
-            values, case.draw_chunks().values, "values", "the values of sample_chunk", "read the same hidden state"
-        )
+        of_chunk, remedy = case.draw_chunks().values, "read the same hidden state"
+        case.expect_near(values, of_chunk, "values", "the values of sample_chunk", remedy)
         case.f.expect(not values.requires_grad, "values", "no gradient", "a graph", "decorate it with torch.no_grad()")
     part = "the part of `module` that values come from"
     remedy = "the learner gives it a separate learning rate"
@@ -341,9 +308,8 @@ def _token_round_trip(case: ModelCase) -> None:
     got = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)}"
     case.f.expect(got == f"int64 {shape}", "encode_actions", f"int64 {shape}", got, "convert or reshape it")
     decoded = model.decode_actions(tokens)
-    case.expect_near(
-        decoded, actions, "decode_actions", "sampled actions back from their tokens", "invert encode_actions"
-    )
+    what = "sampled actions back from their tokens"
+    case.expect_near(decoded, actions, "decode_actions", what, "invert encode_actions")
     again = torch.equal(model.encode_actions(decoded), tokens)
     case.f.expect(again, "encode_actions", "the tokens of decoded tokens", "others", "round to the nearest bin")
 
@@ -354,9 +320,8 @@ def _compiled_layers(case: ModelCase) -> None:
     if isinstance(model, Compilable):
         names = ", ".join(layer.__name__ for layer in model.blocks) or "none"
         layers = find_blocks(case.model.module, model.blocks)
-        case.f.expect(
-            bool(model.blocks and layers), "blocks", "classes of layers of `module`", names, "name the repeated layers"
-        )
+        holds, expected = bool(model.blocks and layers), "classes of layers of `module`"
+        case.f.expect(holds, "blocks", expected, names, "name the repeated layers")
 
 
 def _trained_gradients(case: ModelCase) -> None:
@@ -381,16 +346,9 @@ def _trained_gradients(case: ModelCase) -> None:
         if any(MARK in name for name in missed):
             remedy += "; leave layers without adapters whose adapters the network goes around: a merge would add them"
         f.expect(not missed, "gradient", "one in every trained parameter", f"none in {_name_some(missed)}", remedy)
-        frozen_with_gradient = [
-            name for name, p in module.named_parameters() if not p.requires_grad and p.grad is not None
-        ]
-        f.expect(
-            not frozen_with_gradient,
-            "gradient",
-            "none in frozen parameters",
-            f"one in {_name_some(frozen_with_gradient)}",
-            "freeze before building",
-        )
+        reached = [name for name, p in module.named_parameters() if not p.requires_grad and p.grad is not None]
+        got = f"one in {_name_some(reached)}"
+        f.expect(not reached, "gradient", "none in frozen parameters", got, "freeze before building")
         broken = [name for name, p in trained.items() if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
         f.expect(not broken, "gradient", "finite numbers", f"NaN or inf in {_name_some(broken)}", "find the cause")
         _check_reach(case, "log_probs", critic=False)
@@ -439,14 +397,8 @@ def _check_publishing(case: ModelCase) -> None:
     f.expect(changed, "load_weights", "other log_probs from other weights", "the same ones", "copy into the module")
     model.load_weights([(name, to_numpy(tensor.float())) for name, tensor in pairs])  # as learners publish
     _expect_weights(f, model, pairs, "load_weights", "the old weights, loaded as NumPy arrays")
-    after = case.draw_chunks()
-    case.expect_near(
-        after.log_probs,
-        before.log_probs,
-        "load_weights",
-        "the old log_probs from the old weights",
-        "take NumPy arrays as well as tensors",
-    )
+    what, remedy = "the old log_probs from the old weights", "take NumPy arrays as well as tensors"
+    case.expect_near(case.draw_chunks().log_probs, before.log_probs, "load_weights", what, remedy)
     try:
         model.load_weights([("no such parameter", torch.zeros(1))])
     except KeyError:
@@ -459,13 +411,8 @@ def _expect_weights(
 ) -> None:
     now = dict(model.weights())
     changed = [name for name, tensor in pairs if name not in now or not torch.equal(now[name], tensor.to(now[name]))]
-    f.expect(
-        not changed,
-        where,
-        f"{expected} in weights()",
-        f"others in {_name_some(changed)}",
-        "copy every pair into the module",
-    )
+    got = f"others in {_name_some(changed)}"
+    f.expect(not changed, where, f"{expected} in weights()", got, "copy every pair into the module")
 
 
 def _check_saving(
@@ -491,25 +438,16 @@ def _check_saving(
             reload = lambda path: attrs.evolve(config, checkpoint=str(path))  # noqa: E731
         loaded: VLAModel = plugin.build(reload(target), other_seed(context))
         remedy = "save everything that `checkpoint:` reads"
-        again = loaded.sample_chunk(case.obs, case.make_noise(), True)
-        case.expect_near(
-            again.actions,
-            case.draw_chunks(greedy=True).actions,
-            "save",
-            "the same greedy actions once loaded",
-            remedy,
-            KERNELS,
-        )
+        again, best = loaded.sample_chunk(case.obs, case.make_noise(), True), case.draw_chunks(greedy=True)
+        what = "the same greedy actions once loaded"
+        case.expect_near(again.actions, best.actions, "save", what, remedy, KERNELS)
         sampled = take_chunk_rows(case.draw_chunks(), np.arange(case.row_count))
         with torch.no_grad():
             scores, original_scores = (m.chunk_log_probs(case.obs, sampled) for m in (loaded, case.model))
-        case.expect_near(
-            scores.log_probs, original_scores.log_probs, "save", "the same log_probs once loaded", remedy, KERNELS
-        )
-        if original_scores.values is not None and scores.values is not None:
-            case.expect_near(
-                scores.values, original_scores.values, "save", "the same values once loaded", remedy, KERNELS
-            )
+        for name in ("log_probs", "values"):
+            one, other, what = getattr(scores, name), getattr(original_scores, name), f"the same {name} once loaded"
+            if one is not None and other is not None:
+                case.expect_near(one, other, "save", what, remedy, KERNELS)
 
 
 def _name_some(names: list[str]) -> str:

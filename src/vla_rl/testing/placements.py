@@ -73,13 +73,9 @@ def check_placement(
             again = strategy.plan(attrs.evolve(cluster), attrs.evolve(job))
             f.expect(again == plan, "plan", "equal plans for equal arguments", "two different ones", "keep no state")
     _check_variants(f, strategy, clusters, job)
-    f.expect(
-        len(refusals) < len(clusters),
-        "plan",
-        f"a plan on one of {len(clusters)} clusters at least",
-        "DoesNotFit on all: " + " | ".join(refusals),
-        "pass `clusters` or `job` that the strategy is meant for, or place what fits",
-    )
+    expected, got = f"a plan on one of {len(clusters)} clusters at least", "DoesNotFit on all: " + " | ".join(refusals)
+    remedy = "pass `clusters` or `job` that the strategy is meant for, or place what fits"
+    f.expect(len(refusals) < len(clusters), "plan", expected, got, remedy)
     with f.section("plan of an absurd job"):
         try:
             plan = strategy.plan(clusters[-1], ABSURD)

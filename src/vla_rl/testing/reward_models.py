@@ -84,7 +84,8 @@ def _check_independence(f: Findings, model: RewardModel, obs: Observation) -> No
         return
     first = _ask_probability(f, model, obs)
     one_by_one = np.concatenate([_ask_probability(f, model, obs.take(np.array([i]))) for i in range(ROWS)])
-    same, expected = np.allclose(first, one_by_one, atol=1e-5), f"the answer of each alone, {one_by_one.tolist()}"
+    same = np.allclose(first, one_by_one, atol=1e-5)
+    expected = f"the answer of each observation alone, {one_by_one.tolist()}"
     remedy = "let no observation of a batch influence another"
     f.expect(same, "success_probability", expected, first.tolist(), remedy)
     at_ends = _ask_probability(f, model, obs, np.arange(ROWS) % 2 == 0)

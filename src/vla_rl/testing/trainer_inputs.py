@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from attrs import evolve
 
 from vla_rl.core.augmentation import AugmentSpec
 from vla_rl.core.declarations import TrainingData
-from vla_rl.core.trainers import DemonstrationsData, TrajectoryData, Transitions, TransitionsData
+from vla_rl.core.trainers import DemonstrationsData, ImitationStep, TrajectoryData, Transitions, TransitionsData
 from vla_rl.core.types import ActionSource, Array, EnvInfo, to_numpy
 from vla_rl.testing.common.comparison import differing_weights
 from vla_rl.testing.common.findings import Findings
@@ -95,7 +96,8 @@ def _check_trajectories(f: Findings, builder: TrainerBuilder) -> None:
     answers.expect(f, "advantages", _changed_field("advantages", np.negative), "multiply the loss by them")
     answers.expect(f, "samples of the second optimiser step", _other_sample, "make all steps, each on its own")
     schedule = "set the rates of `TrainSpec.factor(data.step)` (vla_rl.toolkit.trainers.optimizer.set_rates)"
-    answers.expect(f, "the training step, and with it train.lr_schedule", _later_step, schedule)
+    later: Change = lambda data: evolve(data, step=data.step + 1)  # noqa: E731
+    answers.expect(f, "the training step, and with it train.lr_schedule", later, schedule)
     case = builder.make_case()
     case.trainer.update(made_up_data(case, 1))
     if case.algorithm.calls:  # else the trainer has its own loss
@@ -124,40 +126,41 @@ def _other_sample(data: TrajectoryData) -> TrajectoryData:
     return evolve(data, steps=[first, evolve(second, micro_batches=(part, *rest))])
 
 
-def _later_step(data: TrajectoryData) -> TrajectoryData:
-    return evolve(data, step=data.step + 1)
-
-
 # -------------------------------------------------------------------------------------------------- demonstrations
 
 
 def _check_demonstrations(f: Findings, builder: TrainerBuilder) -> None:
     answers = _Answers(builder)
-    answers.expect(f, "actions", _turned_actions(builder), "clone the actions of the recording")
+    turned = partial(_opposite_actions, builder.make_case().trained.info)
+    changed = _changed_recording("actions", -ROW, turned)
+    answers.expect(f, "actions", changed, "clone the actions of the recording")
     answers.expect(f, "samples of the second optimiser step", _other_index, "make all steps, each on its own")
-    answers.expect(f, "ImitationStep.lr", _higher_rate, "set it before the step (optimizer.set_rate)")
+    remedy = "set it before the step (optimizer.set_rate)"
+    answers.expect(f, "ImitationStep.lr", _changed_steps(lambda step: {"lr": 2 * step.lr}), remedy)
     if builder.kind is TrainingData.RECORDINGS:
         remedy = "read them by `Demonstrations.read_rewards`"
-        answers.expect(f, "rewards", _other_rewards, remedy)
-        answers.expect(f, "the ends of episodes, by `following`", _earlier_end, remedy)
+        answers.expect(f, "rewards", _changed_recording("rewards", -ROW, lambda x: x + 0.5), remedy)
+        earlier = _changed_recording("following", ROW, lambda x: -1)
+        answers.expect(f, "the ends of episodes, by `following`", earlier, remedy)
     remedy = "read samples by `read_samples` of vla_rl.toolkit.trainers.demonstration_reader"
-    _Answers(builder, from_images=True).expect(f, "ImitationStep.augment", _with_augmentation, remedy)
+    augmented = _changed_steps(lambda step: {"augment": AugmentSpec(random_brightness=0.5)})
+    _Answers(builder, from_images=True).expect(f, "ImitationStep.augment", augmented, remedy)
 
 
-def _get_recording(data: DemonstrationsData) -> RecordedSamples:
-    assert isinstance(data.demonstrations, RecordedSamples)
-    return data.demonstrations
+def _changed_recording(name: str, row: int, change: Callable[[Array], Any]) -> Change:
+    def change_row(data: DemonstrationsData) -> DemonstrationsData:
+        recording = data.demonstrations
+        assert isinstance(recording, RecordedSamples)
+        array = np.array(getattr(recording, name))
+        array[row] = change(array[row])
+        changes: dict[str, Any] = {name: array}
+        return evolve(data, demonstrations=evolve(recording, **changes))
+
+    return change_row
 
 
-def _turned_actions(builder: TrainerBuilder) -> Change:
-    info = builder.make_case().trained.info
-
-    def turn_actions(data: DemonstrationsData) -> DemonstrationsData:
-        actions = np.array(_get_recording(data).actions)
-        actions[-ROW] = _opposite_actions(info, actions[-ROW])
-        return evolve(data, demonstrations=evolve(_get_recording(data), actions=actions))
-
-    return turn_actions
+def _changed_steps(change: Callable[[ImitationStep], Mapping[str, Any]]) -> Change:
+    return lambda data: evolve(data, steps=[evolve(step, **change(step)) for step in data.steps])
 
 
 def _opposite_actions(info: EnvInfo, actions: Array) -> Array:
@@ -173,26 +176,6 @@ def _other_index(data: DemonstrationsData) -> DemonstrationsData:
     return evolve(data, steps=[first, evolve(second, indices=indices)])
 
 
-def _higher_rate(data: DemonstrationsData) -> DemonstrationsData:
-    return evolve(data, steps=[evolve(step, lr=2 * step.lr) for step in data.steps])
-
-
-def _other_rewards(data: DemonstrationsData) -> DemonstrationsData:
-    rewards = np.array(_get_recording(data).rewards)
-    rewards[-ROW] += 0.5
-    return evolve(data, demonstrations=evolve(_get_recording(data), rewards=rewards))
-
-
-def _earlier_end(data: DemonstrationsData) -> DemonstrationsData:
-    following = np.array(_get_recording(data).following)
-    following[ROW] = -1
-    return evolve(data, demonstrations=evolve(_get_recording(data), following=following))
-
-
-def _with_augmentation(data: DemonstrationsData) -> DemonstrationsData:
-    return evolve(data, steps=[evolve(step, augment=AugmentSpec(random_brightness=0.5)) for step in data.steps])
-
-
 # ---------------------------------------------------------------------------------------------------- transitions
 
 
@@ -200,11 +183,14 @@ def _check_transitions(f: Findings, builder: TrainerBuilder, learns_from: Learni
     """Check that a trainer of transitions depends on all parts of what it learns from."""
     answers = _Answers(builder)
     info = builder.make_case().trained.info
+    other_frames = _changed(lambda t: {"frames": evolve(t.frames, state=-np.asarray(t.frames.state))})
+    never_terminated = _changed(lambda t: {"terminated": np.zeros_like(t.terminated)})
+    other_following = _changed(lambda t: {"following": np.roll(t.following, 3)})
+    by_person = _changed(lambda t: {"source": np.full_like(t.source, ActionSource.PERSON)})
     remedy = "keep the new transitions of each update"
-    answers.expect(f, "transitions of a later update", _other_frames, remedy, only=2)
-    taken_over = _Answers(builder, base=_taken_over)
+    answers.expect(f, "transitions of a later update", other_frames, remedy, only=2)
     what = "transitions of a later update, where a person acted in every chunk"
-    taken_over.expect(f, what, _other_frames, "train on what a person did, too", only=2)
+    _Answers(builder, base=by_person).expect(f, what, other_frames, "train on what a person did, too", only=2)
     if learns_from is LearningSource.LABELS:
         answers.expect(f, "expert_actions", _turned_field("expert_actions", info), "clone the labels")
         return
@@ -212,16 +198,16 @@ def _check_transitions(f: Findings, builder: TrainerBuilder, learns_from: Learni
     answers.expect(f, "actions, and the policy's extras", _turned_field("actions", info), remedy)
     if learns_from is LearningSource.TAKEOVERS:
         remedy = "learn from rewards, from takeovers, or from an expert's labels (TrainerPlugin.expert_share)"
-        answers.expect(f, "source, and rewards", _other_source, remedy)
+        answers.expect(f, "source, and rewards", _changed(_other_source), remedy)
         return
     remedy = "add up the rewards of all actions of a chunk, discounted"
     answers.expect(f, "reward of a chunk's last action", _more_reward(slice(-1, None)), remedy)
-    endless = _Answers(builder, base=_never_terminated)
-    if not (answers.depend_on(_never_terminated) or endless.depend_on(_other_following)):
+    endless = _Answers(builder, base=never_terminated)
+    if not (answers.depend_on(never_terminated) or endless.depend_on(other_following)):
         return  # a bandit, which learns from each chunk's own reward
     remedy = "add the value of the observations in which chunks end, but for episodes that terminated"
-    answers.expect(f, "terminated", _never_terminated, remedy)
-    endless.expect(f, "what follows chunks that did not terminate", _other_following, remedy)
+    answers.expect(f, "terminated", never_terminated, remedy)
+    endless.expect(f, "what follows chunks that did not terminate", other_following, remedy)
 
 
 def learning_source(builder: TrainerBuilder) -> LearningSource:
@@ -240,50 +226,30 @@ def _get_transitions(data: TransitionsData) -> Transitions:
     return data.transitions
 
 
-def _transitions_with(data: TransitionsData, **changes: Any) -> TransitionsData:
-    return evolve(data, transitions=evolve(_get_transitions(data), **changes))
-
-
-def _other_frames(data: TransitionsData) -> TransitionsData:
-    frames = _get_transitions(data).frames
-    return _transitions_with(data, frames=evolve(frames, state=-np.asarray(frames.state)))
+def _changed(change: Callable[[Transitions], Mapping[str, Any]]) -> Change:
+    return lambda data: evolve(data, transitions=evolve(_get_transitions(data), **change(_get_transitions(data))))
 
 
 def _turned_field(name: str, info: EnvInfo) -> Change:
-    def turn_field(data: TransitionsData) -> TransitionsData:
-        extras = {key: -array for key, array in _get_transitions(data).extras.items()}
-        return _transitions_with(
-            data, **{name: _opposite_actions(info, getattr(_get_transitions(data), name))}, extras=extras
-        )
+    def turn_field(transitions: Transitions) -> Mapping[str, Any]:
+        extras = {key: -array for key, array in transitions.extras.items()}
+        return {name: _opposite_actions(info, getattr(transitions, name)), "extras": extras}
 
-    return turn_field
+    return _changed(turn_field)
 
 
 def _more_reward(of_actions: slice) -> Change:
-    def add_reward(data: TransitionsData) -> TransitionsData:
-        rewards = np.array(_get_transitions(data).rewards)
+    def add_reward(transitions: Transitions) -> Mapping[str, Any]:
+        rewards = np.array(transitions.rewards)
         rewards[::2, of_actions] += 1
-        return _transitions_with(data, rewards=rewards)
+        return {"rewards": rewards}
 
-    return add_reward
-
-
-def _never_terminated(data: TransitionsData) -> TransitionsData:
-    return _transitions_with(data, terminated=np.zeros_like(_get_transitions(data).terminated))
+    return _changed(add_reward)
 
 
-def _other_following(data: TransitionsData) -> TransitionsData:
-    return _transitions_with(data, following=np.roll(_get_transitions(data).following, 3))
-
-
-def _taken_over(data: TransitionsData) -> TransitionsData:
-    return _transitions_with(data, source=np.full_like(_get_transitions(data).source, ActionSource.PERSON))
-
-
-def _other_source(data: TransitionsData) -> TransitionsData:
-    source = np.asarray(_get_transitions(data).source)
-    others = np.where(source == ActionSource.POLICY, ActionSource.PERSON, ActionSource.POLICY)
-    return _transitions_with(data, source=others.astype(np.int8))
+def _other_source(transitions: Transitions) -> Mapping[str, Any]:
+    others = np.where(transitions.source == ActionSource.POLICY, ActionSource.PERSON, ActionSource.POLICY)
+    return {"source": others.astype(np.int8)}
 
 
 # ---------------------------------------------------------------------------------------------- for right trainers
@@ -327,7 +293,7 @@ def _weights_from_kept(
         name = {LearningSource.REWARDS: "rewards", LearningSource.LABELS: "expert_actions"}.get(learns_from, "actions")
         array = np.array(getattr(_get_transitions(data), name))
         array[row] = array[row] + 1 if name == "rewards" else _opposite_actions(case.trained.info, array[row])
-        data = _transitions_with(data, **{name: array})
+        data = _changed(lambda transitions: {name: array})(data)
     case.trainer.update(data)
     for number in range(2, STEPS // 2 + 1):
         if not 0 < len(rank.reductions) < STEPS:
