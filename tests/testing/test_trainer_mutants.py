@@ -224,7 +224,7 @@ class Ascends(BehaviourCloning):
     def __init__(self, training):
         super().__init__(training)
         loss = training.trained.imitation_loss
-        training.trained.imitation_loss = lambda obs, actions: -loss(obs, actions)
+        training.trained.imitation_loss = lambda *given: -loss(*given)
 
 
 @found_by("an optimiser step with the gradients of its samples alone")

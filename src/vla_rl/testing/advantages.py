@@ -75,6 +75,7 @@ class AdvantageCase:
         expected: str,
         remedy: str,
         *,
+        got: str = "others",
         names: Sequence[str] = TENSORS,
         tolerance: float = 0.0,
         pick: Callable[[Tensor], Tensor] = lambda tensor: tensor,
@@ -83,7 +84,7 @@ class AdvantageCase:
         for name in names:
             tensor = getattr(one, name)
             same = same_tensor(None if tensor is None else pick(tensor), getattr(other, name), tolerance)
-            self.f.expect(same, f"advantages: {name}", expected, "others", remedy)
+            self.f.expect(same, f"advantages: {name}", expected, got, remedy)
 
     def critic_targets(self, rollout: Rollout) -> Tensor:
         """[T * C, N]: the critic's targets."""
@@ -127,7 +128,7 @@ def _same_results_twice(case: AdvantageCase) -> None:
     expected = "the same choice for the same rollout"
     f.expect(torch.equal(*selections), "select", expected, "another the second time", remedy)
     one, other = (algorithm.advantages(part) for part in shaped)
-    case.expect_same(one, other, "the same for the same rollout", remedy)
+    case.expect_same(one, other, "the same for the same rollout", remedy, got="others the second time")
 
 
 def _keeps_the_rest(case: AdvantageCase) -> None:

@@ -9,8 +9,8 @@ from vla_rl.core.contexts import EnvContext
 from vla_rl.core.declarations import EnvPlugin
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.testing.common.findings import Findings, build_component
-from vla_rl.testing.env_checks import ends, experts, first_action, outcomes, replays, scenes, surroundings, values
-from vla_rl.testing.env_checks.player import Options, Player
+from vla_rl.testing.env_checks import actions, ends, experts, first_action, repeats, scenes, surroundings, values
+from vla_rl.testing.env_checks.player import CheckSettings, Player
 
 SECONDS = 60.0
 
@@ -65,8 +65,8 @@ def examine_env(
     another = None
     if isinstance(env, EnvPlugin):
         another = lambda: build_component("env", env, config, context)[0]  # noqa: E731
-    options = Options(
-        expert=expert, expert_success=expert_success, whole_range=whole_range, seconds=seconds, another=another
+    options = CheckSettings(
+        expert=expert, expert_success=expert_success, check_range=whole_range, seconds=seconds, make_env=another
     )
     try:
         with f.section("info"):
@@ -95,19 +95,19 @@ def _roll_out(player: Player) -> None:
         "states": scenes.check_states,
         "scenes": scenes.check_scenes,
         "generators": surroundings.check_generators,
-        "actions": outcomes.check_actions,
+        "actions": actions.check_actions,
         "first action": first_action.check_first_actions,
         "expert": experts.check_expert,
-        "success and images": outcomes.check_outcomes,
-        "takeovers": outcomes.check_takeovers,
-        "determinism": replays.check_determinism,
-        "envs apart": replays.check_envs_apart,
-        "chunks": replays.check_chunks,
-        "resets of other envs": replays.check_resets_of_others,
-        "expert in other envs": replays.check_expert_apart,
+        "success and images": actions.check_outcomes,
+        "takeovers": actions.check_takeovers,
+        "determinism": repeats.check_determinism,
+        "envs apart": repeats.check_envs_apart,
+        "chunks": repeats.check_chunks,
+        "resets of other envs": repeats.check_resets_of_others,
+        "expert in other envs": repeats.check_expert_apart,
         "ends": ends.check_ends,
-        "envs of one process": replays.check_envs_of_one_process,
-        "offload": replays.check_offload,
+        "envs of one process": repeats.check_envs_of_one_process,
+        "offload": repeats.check_offload,
         "what is left behind": surroundings.check_left_behind,
     }
     if not player.options.expert:

@@ -16,7 +16,7 @@ from vla_rl.core.trainers import DemonstrationsData, ImitationStep, TrajectoryDa
 from vla_rl.core.types import ActionSource, Array, EnvInfo, to_numpy
 from vla_rl.testing.common.comparison import differing_weights
 from vla_rl.testing.common.findings import Findings
-from vla_rl.testing.common.other_interpreter import call_elsewhere
+from vla_rl.testing.common.interpreter import call_elsewhere
 from vla_rl.testing.trainer_case import SAMPLES, Rank, TrainerBuilder
 from vla_rl.testing.trainer_samples import LearningSource, RecordedSamples, made_up_data
 

@@ -18,7 +18,7 @@ from vla_rl.core.types import Array
 from vla_rl.testing.common.comparison import differing_weights, same_data
 from vla_rl.testing.common.findings import Findings, Unfit
 from vla_rl.testing.common.generators import OWN, changed_generators, run_from
-from vla_rl.testing.common.other_interpreter import start_interpreter
+from vla_rl.testing.common.interpreter import start_interpreter
 from vla_rl.testing.trainer_case import SAMPLES, Rank, TrainerBuilder, TrainerCase
 from vla_rl.testing.trainer_inputs import check_drawn_batches, check_hashes, check_trainer_inputs, learning_source
 from vla_rl.testing.trainer_learning import (
@@ -138,9 +138,9 @@ def _check_update(f: Findings, builder: TrainerBuilder) -> None:
     f.expect(not taken, where, "metrics of names that are free", taken, "the runtime writes these names itself")
     wrong = [name for name, value in numbers.items() if not math.isfinite(value)]
     f.expect(not wrong, where, "finite metrics", ", ".join(wrong), "look for a division by a count of 0")
-    told = not one.is_cloning or "loss/imitation" in metrics.sums
+    named = not one.is_cloning or "loss/imitation" in metrics.sums
     expected = "the metric 'loss/imitation', the sum of the losses of this rank's samples"
-    f.expect(told, where, expected, sorted(metrics.sums), "return it in `sums`")
+    f.expect(named, where, expected, sorted(metrics.sums), "return it in `sums`")
     after = one.copy_weights()
     moves = bool(differing_weights(before, after))
     f.expect(moves, where, "other weights than before", "the same in all modules", "make an optimiser step")

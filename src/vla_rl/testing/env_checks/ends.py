@@ -9,7 +9,7 @@ from attrs import evolve
 
 from vla_rl.testing.common.findings import LeftOut
 from vla_rl.testing.env_checks.player import Player
-from vla_rl.testing.env_checks.replays import NOT_TWICE, NOTHING_SHARED, pair_up, turn_envs
+from vla_rl.testing.env_checks.repeats import NOT_TWICE, NOTHING_SHARED, pair_up, turn_envs
 from vla_rl.testing.env_checks.traces import EnvTrace, EnvView
 
 STOP = "execute nothing after the end of an episode, and show what it ended with"

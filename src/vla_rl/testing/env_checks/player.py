@@ -21,7 +21,7 @@ from vla_rl.testing.env_checks.traces import (
     EnvView,
     Script,
     Slack,
-    Step,
+    TraceStep,
     copy_views,
     describe_difference,
     describe_gap,
@@ -43,19 +43,19 @@ OF_RESULTS = (*OF_STEPS, "executed", "success", "late")
 
 
 @frozen(kw_only=True)
-class Options:
+class CheckSettings:
     """What a caller asked for, as `check_env` takes it."""
 
     expert: bool
     expert_success: float
-    whole_range: bool
+    check_range: bool
     seconds: float
-    another: Callable[[], SimEnv] | None = None
+    make_env: Callable[[], SimEnv] | None = None
     """Builds the simulator once more; None: it cannot be built again."""
 
 
 @define(eq=False)
-class Shown:
+class ViewChanges:
     """What a camera, or the state, has shown so far."""
 
     first: Array
@@ -80,7 +80,7 @@ class FirstFrames:
 
 
 @frozen(eq=False)
-class Place:
+class EnvStatus:
     """Where an env is in an episode: its state and its instruction at the reset, and what it showed last."""
 
     state: int
@@ -89,12 +89,12 @@ class Place:
 
 
 @define(eq=False)
-class Record:
+class CheckRecords:
     """What was seen so far."""
 
-    played: list[EnvTrace] = field(factory=list)
+    collected: list[EnvTrace] = field(factory=list)
     """Every episode, without views."""
-    shown: dict[str, Shown] = field(factory=dict)
+    shown: dict[str, ViewChanges] = field(factory=dict)
     alike: dict[tuple[str, str], bool] = field(factory=dict)
     """Two cameras of one size: whether their images have always been the same."""
     stride: Array | None = None
@@ -112,7 +112,12 @@ class Player:
     """Runs episodes on a simulator (`roll_out`) and checks everything that a call returns."""
 
     def __init__(
-        self, env: SimEnv, findings: Findings, chunk: int, splits: Mapping[str, Sequence[ResetState]], options: Options
+        self,
+        env: SimEnv,
+        findings: Findings,
+        chunk: int,
+        splits: Mapping[str, Sequence[ResetState]],
+        options: CheckSettings,
     ) -> None:
         self.env = env
         self.findings = findings
@@ -122,7 +127,9 @@ class Player:
         self.info = env.info
         self.env_ids = list(range(env.num_envs))
         bounds = (env.info.action_low, env.info.action_high)
-        self.low, self.high = (np.nan_to_num(np.array(b, np.float32), posinf=1.0, neginf=-1.0) for b in bounds)
+        low, high = (np.nan_to_num(np.array(b, np.float32), posinf=1.0, neginf=-1.0) for b in bounds)
+        self.low = low
+        self.high = high
         self.splits: dict[str, Sequence[ResetState]] = {"train": (), "eval": (), **splits}
         tasks = {task.name: task for task in env.info.tasks}
         self.tasks: dict[int, TaskInfo] = {s.id: tasks[s.task] for of in splits.values() for s in of if s.task in tasks}
@@ -130,8 +137,8 @@ class Player:
         self.loose = Slack(255.0, np.inf)
         """Slack of comparisons between different sequences of calls."""
         self.seed_limit = 2**63 - 1
-        self.record = Record()
-        self.places: list[Place | None] = [None] * env.num_envs
+        self.record = CheckRecords()
+        self.statuses: list[EnvStatus | None] = [None] * env.num_envs
         self.chunk_count = 0
         """Chunks whose results could be read."""
         self.started_in = 0.0
@@ -242,8 +249,8 @@ class Player:
             raise Unfit
         env_views = copy_views(obs)
         for env_id, state, view in zip(env_ids, states, env_views, strict=True):
-            place = self.places[env_id] = Place(int(state), view.instruction, view)
-            self._check_instruction(place, "reset")
+            status = self.statuses[env_id] = EnvStatus(int(state), view.instruction, view)
+            self._check_instruction(status, "reset")
             self._note_view(view)
         return env_views
 
@@ -259,18 +266,18 @@ class Player:
         self.chunk_count += 1
         result = evolve(result, **{name: np.array(to_numpy(array)) for name, array in arrays.items()})
         env_views = copy_views(result.obs)
-        for env_id, (place, view) in enumerate(zip(self.places, env_views, strict=True)):
-            if place is None:
+        for env_id, (status, view) in enumerate(zip(self.statuses, env_views, strict=True)):
+            if status is None:
                 continue
-            now = self.places[env_id] = evolve(place, view=view)
+            now = self.statuses[env_id] = evolve(status, view=view)
             if active[env_id]:
                 self._check_instruction(now, "chunk_step")
-                self._note_view(view, place.view)
+                self._note_view(view, status.view)
                 ended = result.terminated[env_id] | result.truncated[env_id]
                 if actions.shape[1] == 1 and not ended[0]:
-                    self._note_stride(view, place.view)
+                    self._note_stride(view, status.view)
             else:
-                got = describe_gap(place.view, view, self.loose)
+                got = describe_gap(status.view, view, self.loose)
                 self.expect(not got, "chunk_step", "envs that are not active unchanged", got, "skip these envs")
         return result, env_views
 
@@ -321,7 +328,7 @@ class Player:
         traces = {}
         for (env_id, script), view in zip(scripts.items(), env_views, strict=True):
             traces[env_id] = EnvTrace(script=script, env_id=env_id, views={0: view}, stops=stop)
-            self.record.played.append(evolve(traces[env_id], views={}))
+            self.record.collected.append(evolve(traces[env_id], views={}))
         return traces
 
     def advance_episodes(
@@ -340,12 +347,14 @@ class Player:
     @contextmanager
     def other_env(self, env: SimEnv) -> Iterator[None]:
         """Play with another simulator, none of whose envs has been reset. It is closed at the end."""
-        original, places = self.env, self.places
-        self.env, self.places = env, [None] * len(places)
+        original, statuses = self.env, self.statuses
+        self.env = env
+        self.statuses = [None] * len(statuses)
         try:
             yield
         finally:
-            self.env, self.places = original, places
+            self.env = original
+            self.statuses = statuses
             env.close()
 
     # ----------------------------------------------------------------------------------------------- inside
@@ -396,17 +405,17 @@ class Player:
         named |= {} if obs.state is None else {"state": obs.state}
         self._returned.append([(f"{where}: {name}", raw, np.array(to_numpy(raw))) for name, raw in named.items()])
 
-    def _check_instruction(self, place: Place, where: str) -> None:
-        task, told = self.tasks.get(place.state), place.view.instruction
+    def _check_instruction(self, status: EnvStatus, where: str) -> None:
+        task, given = self.tasks.get(status.state), status.view.instruction
         if task is not None:
-            expected = place.instruction if task.instruction_varies else task.instruction
+            expected = status.instruction if task.instruction_varies else task.instruction
             remedy = "one wording for an episode" if task.instruction_varies else "that of the state's task"
-            self.expect(told == expected, where, f"instruction {expected!r}", told, remedy)
+            self.expect(given == expected, where, f"instruction {expected!r}", given, remedy)
 
     def _note_view(self, view: EnvView, before: EnvView | None = None) -> None:
         """Take note of what changes."""
         for name, array in view.arrays.items():
-            shown = self.record.shown.setdefault(name, Shown(array))
+            shown = self.record.shown.setdefault(name, ViewChanges(array))
             shown.low, shown.high = min(shown.low, float(array.min())), max(shown.high, float(array.max()))
             if before is None:
                 shown.varied |= not np.array_equal(array, shown.first)
@@ -450,6 +459,6 @@ def _record_chunk(trace: EnvTrace, result: ChunkResult, view: EnvView, keep_imag
     count = int(result.executed[env_id].sum())
     arrays = [getattr(result, name) for name in OF_STEPS]
     columns = [[None] * count if array is None else array[env_id, :count].tolist() for array in arrays]
-    trace.steps += [Step(*values) for values in zip(*columns, strict=True)]
+    trace.steps += [TraceStep(*values) for values in zip(*columns, strict=True)]
     trace.success[len(trace)] = bool(result.success[env_id])
     trace.views[len(trace)] = view if keep_images else evolve(view, images={})

@@ -21,7 +21,7 @@ MEANT = "where it is meant, check with whole_range=False"
 def check_ranges(player: Player, states: Sequence[int], length: int) -> None:
     """Replace parts of the range of one number at a time, and look whether anything differs. `states`: what the envs
     start from."""
-    idle, whole_range = [], player.options.whole_range
+    idle, whole_range = [], player.options.check_range
     for number in range(len(player.low)):
         part = _RangeRollouts(player, states, length, number).part_without_effect()
         if part == "idle":
@@ -48,7 +48,8 @@ class _RangeRollouts:
     def __init__(self, player: Player, states: Sequence[int], length: int, number: int) -> None:
         self._player = player
         self._number = number
-        self._low, self._high = float(player.low[number]), float(player.high[number])
+        self._low = float(player.low[number])
+        self._high = float(player.high[number])
         width = min(player.chunk, max(1, length // len(LEVELS)))
         self._widths = [width] * -(-length // width)
         steps = np.arange(length)

@@ -14,7 +14,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array, ResetState, to_numpy
 from vla_rl.testing.common.findings import LeftOut, Unfit
 from vla_rl.testing.env_checks.player import KEYED, FirstFrames, Player, spread_out
-from vla_rl.testing.env_checks.replays import measure_chance
+from vla_rl.testing.env_checks.repeats import measure_chance
 from vla_rl.testing.env_checks.traces import EXACT, EnvView, describe_difference, describe_gap, region_gaps
 
 SHARES = {"eval": (0.04, 0.15), "train": (0.02, 0.08)}

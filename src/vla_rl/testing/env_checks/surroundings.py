@@ -20,7 +20,7 @@ from attrs import frozen
 from vla_rl.testing.common.findings import Findings, LeftOut
 from vla_rl.testing.common.generators import Ran, run_from, seeded_generators
 from vla_rl.testing.env_checks.player import KEYED, Player
-from vla_rl.testing.env_checks.replays import pair_up
+from vla_rl.testing.env_checks.repeats import pair_up
 from vla_rl.testing.env_checks.traces import EnvTrace
 
 RESETS = 6
@@ -151,7 +151,7 @@ def _is_running(process: psutil.Process) -> bool:
 def check_left_behind(player: Player) -> None:
     """Check that episodes and closed simulators leave no open files, processes, threads or temporary files; and that a
     simulator that is built again plays the same episode."""
-    state, another = player.splits["train"][0].id, player.options.another
+    state, another = player.splits["train"][0].id, player.options.make_env
     if RESETS * player.seconds_per_call("reset") > 0.02 * player.seconds:
         raise LeftOut("for want of time")
 

@@ -121,7 +121,7 @@ class Script:
 
 
 @frozen(eq=False)
-class Step:
+class TraceStep:
     """What one action led to."""
 
     reward: float
@@ -154,7 +154,7 @@ class EnvTrace:
     """It was run with `stop_at_end`."""
     success: dict[int, bool] = field(factory=dict)
     """Number of actions -> whether the episode had succeeded after them."""
-    steps: list[Step] = field(factory=list)
+    steps: list[TraceStep] = field(factory=list)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -193,7 +193,7 @@ def describe_difference(one: EnvTrace, two: EnvTrace, slack: Slack, upto: int | 
     return ""
 
 
-def _step_difference(one: Step, two: Step) -> str:
+def _step_difference(one: TraceStep, two: TraceStep) -> str:
     for name in ("terminated", "truncated", "succeeded", "source"):
         a, b = getattr(one, name), getattr(two, name)
         if a is not None and b is not None and a != b:

@@ -229,7 +229,7 @@ def check_chunks(player: Player) -> None:
 def check_offload(player: Player) -> None:
     """Check that a restored simulator continues as the first time, if it is `Offloadable`."""
     scripts, first, env = _repeated_scripts(player), player.record.repeated, player.env
-    (widths, middle), another = _in_parts(player, first), player.options.another
+    (widths, middle), another = _in_parts(player, first), player.options.make_env
     if not isinstance(env, Offloadable):
         raise LeftOut(f"{env.__class__.__name__} does not inherit vla_rl.Offloadable")
     if widths[0] != player.chunk:  # the same calls but for the restore: rounding is the same too
@@ -241,14 +241,14 @@ def check_offload(player: Player) -> None:
         def restore_midway(index: int) -> None:
             if index != middle:
                 return
-            saved, places = env.snapshot(), list(player.places)
+            saved, statuses = env.snapshot(), list(player.statuses)
             seeds = {env_id: player.derive_seed(env_id + 7) for env_id in scripts}
             short = {e: evolve(s, seed=seeds[e], actions=s.actions[: 2 * player.chunk]) for e, s in scripts.items()}
             player.roll_out(short, stop=False)
             if another is not None:
                 others.enter_context(player.other_env(another()))
             require_capability(player.env, Offloadable, "check_env").restore(saved)
-            player.places = places
+            player.statuses = statuses
 
         traces = player.roll_out(scripts, widths=widths, between=restore_midway)
     expected, remedy = "the same step after a restore", "save all that a step changes"

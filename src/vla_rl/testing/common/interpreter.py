@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import subprocess
 import sys
@@ -53,8 +54,7 @@ def _answer_calls(connection: Connection) -> None:
     """Answer calls until the other end closes, each in a fork: code that has changed is imported as it is then."""
     import cloudpickle
 
-    import vla_rl.testing.trainers  # noqa: F401
-
+    importlib.import_module("vla_rl.testing.trainers")
     while True:
         try:
             path, call = connection.recv()

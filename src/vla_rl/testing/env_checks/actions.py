@@ -23,7 +23,7 @@ IN_TIME = "leave the step limit to core, or report it as truncated: what would f
 def check_actions(player: Player) -> None:
     """Run episodes from many states; other actions lead to something else, be it seen, rewarded or an end."""
     _run_random_episodes(player)
-    if not any(step.by_policy for trace in player.record.played for step in trace.steps):
+    if not any(step.by_policy for trace in player.record.collected for step in trace.steps):
         player.notice("not seen: an effect of actions; another source chose all that were executed")
         return
     states = player.spread_states[: len(player.env_ids)]
@@ -104,9 +104,9 @@ def check_outcomes(player: Player) -> None:
     """Look at all that was played."""
     if not player.chunk_count:
         raise LeftOut("not done: no chunk was executed")
-    played = player.record.played
-    ends = [End.of_trace(player, trace) for trace in played if trace.stops and trace.end_step is not None]
-    steps = [step for trace in played for step in trace.steps]
+    collected = player.record.collected
+    ends = [End.of_trace(player, trace) for trace in collected if trace.stops and trace.end_step is not None]
+    steps = [step for trace in collected for step in trace.steps]
     rewarded = any(step.reward for step in steps)
     rewarded_between = any(step.reward and not step.ends for step in steps)
     _check_success(player, ends, rewarded_between)
@@ -125,18 +125,18 @@ def check_outcomes(player: Player) -> None:
 
 
 def _successes(player: Player) -> set[bool]:
-    return {success for trace in player.record.played for success in trace.success.values()}
+    return {success for trace in player.record.collected for success in trace.success.values()}
 
 
 def _check_success(player: Player, ends: Sequence[End], rewarded_between: bool) -> None:
     """Success is neither always nor never true, and does not contradict a reward that is given at ends only."""
     where, remedy = "chunk_step: success", "tell the task's predicate"
-    paid = [end for end in ends if end.terminated and end.reward > 0 and end.only_reward]
-    once = len({end.reward for end in paid}) == 1 and (len(paid) > 1 or paid[0].steps > 1)
+    rewarded = [end for end in ends if end.terminated and end.reward > 0 and end.only_reward]
+    once = len({end.reward for end in rewarded}) == 1 and (len(rewarded) > 1 or rewarded[0].steps > 1)
     seen = _successes(player)
-    if once and not rewarded_between and not any(end.success for end in paid):
-        got = f"no success in {len(paid)} such ends{', but in others' * any(end.success for end in ends)}"
-        expected = f"success where an episode ends with the only reward that it gives, {paid[0].reward:g}"
+    if once and not rewarded_between and not any(end.success for end in rewarded):
+        got = f"no success in {len(rewarded)} such ends{', but in others' * any(end.success for end in ends)}"
+        expected = f"success where an episode ends with the only reward that it gives, {rewarded[0].reward:g}"
         player.expect(False, where, expected, got, remedy)
     elif seen == {True}:
         got = f"success after each of {player.chunk_count} chunks, whatever was done"
@@ -165,8 +165,8 @@ def _check_rewards(player: Player, ends: Sequence[End], rewarded: bool, rewarded
 
 def _check_limits(player: Player, ends: Sequence[End]) -> None:
     """Check that episodes that reach a time limit are truncated, and solved or lost ones terminated."""
-    played = player.record.played
-    if not any(step.by_policy for trace in played for step in trace.steps):
+    collected = player.record.collected
+    if not any(step.by_policy for trace in collected for step in trace.steps):
         return  # who chooses all actions may end each episode alike
     where, expected = "chunk_step: terminated", "truncated where an episode ends for want of time"
     late = [end for end in ends if end.steps == end.limit > 1]
@@ -181,7 +181,7 @@ def _check_limits(player: Player, ends: Sequence[End]) -> None:
         len(last) > 3
         and 2 * len(last) >= len(unsolved)
         and longest > 2
-        and max(len(trace) for trace in played if trace.stops) <= longest
+        and max(len(trace) for trace in collected if trace.stops) <= longest
         and all(end.steps < end.limit for end in last)
         and not any(end.truncated for end in ends)
         and sum(end.steps < longest for end in ends) > 1  # no game of fixed length, which is won or lost at its end
@@ -204,7 +204,7 @@ def check_takeovers(player: Player) -> None:
     """Check that what whoever takes over does is not always what the policy wanted, and has another source."""
     own: list[bool] = []
     others: list[bool] = []
-    for trace in player.record.played:
+    for trace in player.record.collected:
         for step, wanted in zip(trace.steps, trace.script.actions, strict=False):
             differs = bool((np.abs(step.executed - wanted) > 1e-4 * (player.high - player.low)).any())
             (own if step.by_policy else others).append(differs)
