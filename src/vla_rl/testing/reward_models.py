@@ -16,10 +16,12 @@ from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.common.findings import Findings, Unfit, build_component
-from vla_rl.testing.common.generators import changed_generators, generator_states
+from vla_rl.testing.common.generators import changed_generators, run_from
 from vla_rl.testing.model_case import check_unchanged
 
 ROWS = 4
+SEEDS = itertools.count(11)
+"""Seeds of the global generators, another one in each call."""
 LEVELS = (-100.0, -1.0, -0.1, 0.0, 0.1, 1.0, 100.0)
 """Numbers that a state has, all of them alike, where use of it is looked for."""
 
@@ -135,12 +137,11 @@ def _ask_failures(f: Findings, model: RewardModel, obs: Observation) -> Array | 
 
 def _call_alone(f: Findings, where: str, call: Callable[[], Any]) -> Any:
     """Return what a call returns. Record a finding where it moves a global random generator."""
-    before = generator_states()
-    result = call()
-    moved = changed_generators(before, generator_states())
+    ran = run_from(next(SEEDS), call)
+    moved = changed_generators(ran.start, ran.end)
     remedy = "draw from vla_rl.generator, or work inside torch.random.fork_rng()"
     f.expect(not moved, where, "the global random generators left alone", " and ".join(moved), remedy)
-    return result
+    return ran.result
 
 
 def _check_episodes(f: Findings, model: RewardModel, obs: Observation) -> None:
