@@ -38,9 +38,13 @@ MAX_DIM = 4096
 MAX_CHUNK, MAX_TOKENS = 4096, 1 << 16
 """Actions of a chunk and tokens of a prompt: no weight has their number, and memory grows with it."""
 Shapes = Mapping[str, tuple[int, ...]]
+WANTED = ("*.json", "*.safetensors")
+"""Files of a hub repository that most models read."""
 
 
-def resolve_checkpoint(name: str, wanted: Sequence[str], builtin: Path | None = None, download: bool = True) -> Path:
+def resolve_checkpoint(
+    name: str, wanted: Sequence[str] = WANTED, builtin: Path | None = None, download: bool = True
+) -> Path:
     """Return the folder of a checkpoint given as `builtin:NAME`, a folder, or `OWNER/NAME[@REVISION]` of the hub. A hub
     name is taken from the local cache, or downloaded into it (unless `download` is False). Raise CheckpointError if
     it cannot be found.

@@ -11,7 +11,7 @@ from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import CheckpointError, UserError, did_you_mean
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import EnvInfo
-from vla_rl.toolkit.models.checkpoints import check_tokenizer, find_weights, folder_of, resolve_checkpoint
+from vla_rl.toolkit.models.checkpoints import WANTED, check_tokenizer, find_weights, folder_of, resolve_checkpoint
 from vla_rl.toolkit.relative_actions import (
     References,
     RelativeActions,
@@ -171,19 +171,16 @@ def _describe_numbers(relative: Mapping[int, int], as_pairs: bool) -> str:
     return f"numbers {', '.join(numbers)} relative to the state" if relative else "no relative numbers"
 
 
-def data_references(
-    config: Any, env: EnvInfo, read: Callable[[Path], References | None], wanted_files: Sequence[str]
-) -> References:
+def data_references(config: Any, env: EnvInfo, read: Callable[[Path], References | None]) -> References:
     """Return what actions are relative to in a model that is scaled by the data, for `ModelPlugin.relative_actions`: as
     the spec says, else as the checkpoint's folder does, which `read` reads.
 
     Args:
         config: has `checkpoint` and `actions`.
-        wanted_files: as in `checkpoints.resolve_checkpoint`.
     """
     if config.checkpoint is None or config.actions is not None:
         return choose_references(config, env)
-    folder = resolve_checkpoint(config.checkpoint, wanted_files)
+    folder = resolve_checkpoint(config.checkpoint)
     return choose_references(config, env, read(folder), str(folder))
 
 
@@ -204,7 +201,10 @@ def check_horizon(folder: Path | str | None, horizon: int, chunk: int) -> None:
 
 
 def known_number(
-    checkpoint: str | None, read: Callable[[Path], int | None], wanted: Sequence[str], builtin: Path | None = None
+    checkpoint: str | None,
+    read: Callable[[Path], int | None],
+    wanted: Sequence[str] = WANTED,
+    builtin: Path | None = None,
 ) -> int | None:
     """Return the number that `read` finds in the checkpoint's folder, for `ModelPlugin.action_dim` and
     `ModelPlugin.default_chunk`. None for a preset, which adapts; for an unreadable folder (building the model reports

@@ -1,25 +1,40 @@
-"""Construction of a flow-matching policy's network: weights, heads, and the parts that are trained."""
+"""Builds a flow-matching policy from a spec's config and a worker's context; what families differ in is a subclass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
 import torch
-from attrs import asdict
+from attrs import asdict, frozen
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.randomness import derived_seed
+from vla_rl.toolkit.models.adapter_files import store_network
 from vla_rl.toolkit.models.adapters import insert_adapters
-from vla_rl.toolkit.models.checkpoints import read_file
+from vla_rl.toolkit.models.checkpoints import read_file, resolve_checkpoint
 from vla_rl.toolkit.models.fitting import MismatchError
-from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint
-from vla_rl.toolkit.models.flow_config import FlowConfig, FlowNoise, PrefixHeadConfig, ValueHeadConfig
-from vla_rl.toolkit.models.flow_network import FlowModule, freeze_unused
+from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint, FlowShape
+from vla_rl.toolkit.models.flow_config import FlowNoise
+from vla_rl.toolkit.models.flow_fit import (
+    FlowIOAdapter,
+    demonstration_statistics,
+    fit_checkpoint,
+    fit_preset,
+    preset_statistics,
+    uses_state,
+)
+from vla_rl.toolkit.models.flow_inputs import FlowParts
+from vla_rl.toolkit.models.flow_network import FlowModule, Heads, freeze_unused
+from vla_rl.toolkit.models.flow_policy import FlowPolicy
+from vla_rl.toolkit.models.flow_variants import choose_class
 from vla_rl.toolkit.models.heads import (
     NOISE_HEAD,
     STEERING_HEAD,
@@ -29,158 +44,292 @@ from vla_rl.toolkit.models.heads import (
     PrefixValueHead,
     load_head,
 )
+from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.meta_device import META
-from vla_rl.toolkit.models.networks import allocate_network, check_shapes, fill_network, load_weights, same_name
+from vla_rl.toolkit.models.networks import (
+    allocate_network,
+    check_shapes,
+    construct_module,
+    fill_network,
+    load_weights,
+    same_name,
+)
+from vla_rl.toolkit.models.prompts import PaddedPrompts, train_tokenizer
 from vla_rl.toolkit.models.steering import SteeringHead, saved_settings
 
-Network = TypeVar("Network", bound=nn.Module)
+VOCAB = 512
+"""Size of the vocabulary of a preset's tokenizer."""
+TINY: Mapping[str, Any] = {
+    "text_width": 64,
+    "text_mlp": 128,
+    "heads": 4,
+    "head_dim": 16,
+    "vocab": VOCAB,
+    "vision_width": 48,
+    "vision_mlp": 192,
+    "vision_depth": 2,
+    "vision_heads": 4,
+    "image_size": 64,
+}
+"""Sizes that all tiny presets have."""
 
 
-def choose_precision(config: FlowConfig, device: torch.device) -> torch.dtype:
-    """Return the precision of the towers. Raise MismatchError if it is unsuitable for the device."""
-    dtype: torch.dtype = getattr(torch, config.dtype)
-    if dtype == torch.float16 and device.type == "cpu":
-        raise MismatchError("dtype float16 is for GPUs: on the CPU it overflows and is slow; use float32 or bfloat16")
-    return dtype
+@frozen(kw_only=True)
+class TrainedParts:
+    """Parts of a network that are frozen or trained as the spec says."""
+
+    vlm: nn.Module
+    """Vision-language model, frozen with `train_expert_only`."""
+    language: Any = None
+    """Its language model, whose parts without influence are frozen otherwise. A critic that reads its output makes all
+    of it matter."""
+    state: Tensor | None = None
+    """Weight of the state, which is frozen where the state is fed as zeros."""
 
 
-def build_network(
-    name: str,
-    config: FlowConfig,
-    context: ModelContext,
-    checkpoint: FlowCheckpoint,
-    empty: Callable[[], Network],
-    initialise: Callable[[Network, int], None],
-    *,
-    stays_float32: Callable[[str], bool],
-    public_name: Callable[[str], str] = same_name,
-) -> Network:
-    """Return the network on the device, in the spec's precision, with the folder's weights or with random ones that
-    depend on the seed alone. Raise CheckpointError where the weights do not fit.
+class FlowBuilder(ABC):
+    """Builds the policy of a spec. Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not
+    fit."""
 
-    Args:
-        empty: builds the network with uninitialised memory. Where a file describes its sizes, they are compared with
-            the weights before memory is allocated.
-        initialise: (network, seed) -> None; sets random weights.
-        stays_float32, public_name: as in `networks.fill_network`.
-    """
-    weights = checkpoint.weights
-    if weights is not None and (weights.folder / ARCHITECTURE).is_file():
-        with torch.device("meta"):
-            check_shapes(empty(), weights, public_name)
-    device = torch.device(context.device)
-    with torch.device(device) if device.type == META else nullcontext():
-        network = empty()
-    dtype = choose_precision(config, device)
-    if weights is not None:
-        fill_network(network, weights, device, dtype, public_name=public_name, stays_float32=stays_float32)
-    else:
-        allocate_network(network, device, dtype, f"preset {config.preset}", stays_float32)
-        initialise(network, derived_seed(context.seed, f"{name}/network"))
-    return network
+    policy: type[FlowPolicy]
+    prompts: type[PaddedPrompts]
+    images: type[ImageProcessor] = ImageProcessor
+    presets: Mapping[str, Any]
+    """Preset -> sizes of its network; those named `tiny...` have no padding except of small states."""
+    slots = 3
+    """Number of images in the public model's training."""
+    max_prompt = 48
+    """Most tokens of a preset's prompt."""
+    quantiles = False
+    """Where the run measures the demonstrations: scale by quantiles; else by z-scores."""
+    by_step = False
+    """Where the run measures them: scale relative actions by their range at each step of a chunk."""
+    blind = "use_state: false"
+    """What a spec says for a model that shall see no state."""
+    gripper: str | None = None
+    """Setting that converts the gripper's numbers, where the model has one."""
+    stays_float32: Callable[[str], bool]
+    """As in `networks.fill_network`; `public_name` too."""
+    public_name: Callable[[str], str] = staticmethod(same_name)
 
-
-def choose_trained(
-    name: str,
-    config: FlowConfig,
-    context: ModelContext,
-    network: nn.Module,
-    *,
-    vlm: nn.Module,
-    language: Any = None,
-    head: nn.Module | None = None,
-    unused: Tensor | None = None,
-) -> None:
-    """Freeze what the spec does not train and what has no influence, then insert adapters if the spec asks for them.
-
-    Args:
-        vlm: vision-language model, frozen with `train_expert_only`.
-        language: its language model, whose parts without influence are frozen otherwise. A critic (`head`) that reads
-            its output makes all of it matter.
-        unused: weight that gets no input, such as that of a state fed as zeros.
-    """
-    if config.train_expert_only:
-        vlm.requires_grad_(False)
-    elif language is not None and (not isinstance(head, PrefixValueHead) or head.detach):
-        freeze_unused(language)
-    if unused is not None:
-        unused.requires_grad_(False)
-    if config.lora is not None:
-        insert_adapters(network, config.lora, derived_seed(context.seed, f"{name}/lora"))
-
-
-def make_heads(
-    name: str,
-    config: FlowConfig,
-    options: ValueHeadConfig | PrefixHeadConfig,
-    context: ModelContext,
-    checkpoint: FlowCheckpoint,
-    expert_width: int,
-    prefix_width: int,
-) -> tuple[HorizonValueHead | PrefixValueHead | None, NoiseHead | None]:
-    """Return the critic and Flow-Noise's network that algorithm and spec need, as saved with the checkpoint or
-    new."""
-    value_head: HorizonValueHead | PrefixValueHead | None = None
-    noise_head = None
-    if context.values != "none":
-        per_action = context.chunk if context.values == "action" else None
-        seed = derived_seed(context.seed, f"{name}/value_head")
-        arguments = options.hidden, per_action, options.detach, seed
-        if options.reads == "prefix":
-            value_head = PrefixValueHead(prefix_width, *arguments)
-        else:
-            value_head = HorizonValueHead(expert_width, *arguments)
-            value_head.passes = config.denoise_steps if options.reads == "denoising" else 1
-    if isinstance(config.noise, FlowNoise):
-        seed = derived_seed(context.seed, f"{name}/noise_head")
-        noise_head = NoiseHead(expert_width, checkpoint.shape.action_dim, config.noise.std_range, seed)
-    load_head(value_head, checkpoint.folder, VALUE_HEAD)
-    load_head(noise_head, checkpoint.folder, NOISE_HEAD)
-    return value_head, noise_head
-
-
-def add_steering(
-    name: str,
-    config: FlowConfig,
-    context: ModelContext,
-    checkpoint: FlowCheckpoint,
-    module: FlowModule,
-    expert_width: int,
-) -> None:
-    """Add the steering head that spec or checkpoint ask for, and freeze the network then."""
-    head = _make_steering_head(name, config, context, checkpoint, expert_width)
-    if head is not None:
-        module.attach_steering(head)
-
-
-def _make_steering_head(
-    name: str, config: FlowConfig, context: ModelContext, checkpoint: FlowCheckpoint, expert_width: int
-) -> SteeringHead | None:
-    """Return the head that was saved with the checkpoint, or a new one that the spec asks for, else None.
-
-    Raises CheckpointError for a damaged file, and MismatchError where the spec asks for another head than the saved.
-    """
-    path = None if checkpoint.folder is None else checkpoint.folder / STEERING_HEAD
-    saved = None if path is None or not path.is_file() else read_file(path, load_file)
-    settings = config.steering
-    shape = (checkpoint.shape.horizon, checkpoint.shape.action_dim)
-    if saved is not None:
-        assert path is not None
-        try:
-            recorded = saved_settings(saved, shape[1])
-        except (KeyError, ValueError) as exc:
-            raise CheckpointError(f"{path} is not a steering head ({exc}); remove it to go without") from exc
-        if settings is not None and settings != recorded:
+    def __init__(self, config: Any, context: ModelContext) -> None:
+        self.config = config
+        self.context = context
+        self.env = context.env
+        self.device = torch.device(context.device)
+        self.dtype: torch.dtype = getattr(torch, config.dtype)
+        """Precision of the towers."""
+        if self.dtype == torch.float16 and self.device.type == "cpu":
             raise MismatchError(
-                f"{path} has {asdict(recorded)}, and model.steering asks for {asdict(settings)}; leave model.steering "
-                f"out, or take the folder of the policy that is not steered yet"
+                "dtype float16 is for GPUs: on the CPU it overflows and is slow; use float32 or bfloat16"
             )
-        settings = recorded
-    if settings is None:
-        return None
-    inputs = expert_width + checkpoint.shape.state_dim
-    head = SteeringHead(inputs, shape, settings, derived_seed(context.seed, f"{name}/steering"))
-    if saved is not None:
-        assert path is not None
-        load_weights(head, saved, path)
-    return head
+        self.measured = demonstration_statistics(context, self.quantiles, self.by_step)
+
+    # -------------------------------------------------------------------------------------------- what families define
+
+    @abstractmethod
+    def open_checkpoint(self, folder: Path) -> FlowCheckpoint:
+        """Open a folder by its small files. Raise CheckpointError."""
+
+    @abstractmethod
+    def prompt_text(self, instruction: str) -> str:
+        """Return the prompt of an instruction, for a preset's tokenizer."""
+
+    @abstractmethod
+    def empty_network(self, checkpoint: FlowCheckpoint) -> nn.Module:
+        """Return the network with uninitialised memory."""
+
+    @abstractmethod
+    def initialise_network(self, network: Any, seed: int) -> None:
+        """Set random weights that depend on the seed alone."""
+
+    @abstractmethod
+    def find_parts(self, network: Any) -> TrainedParts:
+        """Return the parts that are frozen or trained."""
+
+    @abstractmethod
+    def make_module(self, network: Any, fit: FlowIOAdapter, prompts: Any, heads: Heads) -> FlowModule:
+        """Return the module with all parameters of the policy."""
+
+    def wants_state(self) -> bool | None:
+        """Return whether the policy sees the state; None: if checkpoint and simulator have one."""
+        wanted: bool | None = self.config.use_state
+        return wanted
+
+    def head_widths(self, sizes: Any) -> tuple[int, int]:
+        """Return the widths of the expert's output and of the prefix's summary."""
+        return sizes.expert_width, sizes.text_width
+
+    # ------------------------------------------------------------------------------------------------------ the policy
+
+    def build(self) -> Any:
+        """Build the policy."""
+        fit = self.choose_fit()
+        prompts = self.make_prompts(fit)
+        module = construct_module(lambda: self._build_module(fit, prompts), self.device)
+        parts = FlowParts(
+            config=self.config,
+            context=self.context,
+            fit=fit,
+            module=module,
+            images=self.make_images(fit),
+            prompts=prompts,
+            device=self.device,
+        )
+        return choose_class(self.policy, self.config, module)(parts)
+
+    def choose_fit(self) -> FlowIOAdapter:
+        """Return what checkpoint or preset, simulator and spec agree on."""
+        name, config = self.policy.name, self.config
+        if config.checkpoint is None:
+            sees = uses_state(self.wants_state(), self.env)
+            return fit_preset(name, config, self.env, self.preset_checkpoint(sees), sees)
+        checkpoint = self.open_checkpoint(resolve_checkpoint(config.checkpoint))
+        return fit_checkpoint(
+            name,
+            config,
+            self.context,
+            checkpoint,
+            self.wants_state(),
+            blind=self.blind,
+            measured=self.measured,
+            gripper=self.gripper,
+            converts=self.gripper is not None and config.gripper == "libero",
+        )
+
+    def preset_checkpoint(self, sees_state: bool) -> FlowCheckpoint:
+        """Return what stands in for a checkpoint where weights are random: statistics of the demonstrations, or of the
+        simulator's bounds, and a tokenizer trained on the instructions."""
+        name, env = self.config.preset, self.env
+        widths = {"action_dim": env.action_dim, "state_dim": max(env.state_dim, 1)} if name.startswith("tiny") else {}
+        return FlowCheckpoint(
+            sizes=self.presets[name],
+            shape=FlowShape(horizon=self.context.chunk, tokenizer_max_length=self.max_prompt, **widths),
+            statistics=self.measured or preset_statistics(env, sees_state),
+            tokenizer=self.train_tokenizer(),
+            raw={},
+            slots=self.slots,
+        )
+
+    def train_tokenizer(self) -> Tokenizer:
+        """Return a preset's tokenizer."""
+        return train_tokenizer((task.instruction for task in self.env.tasks), self.prompt_text, VOCAB)
+
+    def make_prompts(self, fit: FlowIOAdapter, **options: Any) -> Any:
+        """Return the prompts; `options` are further arguments of their class."""
+        tasks = self.env.tasks
+        common = {
+            "vocab": fit.checkpoint.sizes.vocab,
+            "max_length": fit.checkpoint.shape.tokenizer_max_length,
+            "device": self.device,
+            "instructions": [task.instruction for task in tasks],
+            "full_width": any(task.instruction_varies for task in tasks),
+        }
+        return self.prompts(fit.checkpoint.tokenizer, **{**common, **options})
+
+    def make_images(self, fit: FlowIOAdapter) -> ImageProcessor:
+        return self.images(fit.checkpoint.sizes.image_size, self.device, self.dtype)
+
+    # ----------------------------------------------------------------------------------------------------- the network
+
+    def _build_module(self, fit: FlowIOAdapter, prompts: PaddedPrompts) -> FlowModule:
+        """Return the module with weights from the folder, or random ones that depend on the seed alone."""
+        network = self._build_network(fit.checkpoint)
+        heads = self._make_heads(fit.checkpoint)
+        self._choose_trained(network, heads[0], blind=fit.state is None)
+        module = self.make_module(network, fit, prompts, heads)
+        steering = self._make_steering_head(fit.checkpoint)
+        if steering is not None:
+            module.attach_steering(steering)
+        store_network(module, module.network, self.policy.blocks, self.config, fit.checkpoint.folder)
+        return module
+
+    def _build_network(self, checkpoint: FlowCheckpoint) -> nn.Module:
+        """Return the network on the device, in the spec's precision. Where a file describes its sizes, they are
+        compared with the weights before memory is allocated."""
+        weights, device = checkpoint.weights, self.device
+        if weights is not None and (weights.folder / ARCHITECTURE).is_file():
+            with torch.device("meta"):
+                check_shapes(self.empty_network(checkpoint), weights, self.public_name)
+        with torch.device(device) if device.type == META else nullcontext():
+            network = self.empty_network(checkpoint)
+        if weights is not None:
+            fill_network(
+                network,
+                weights,
+                device,
+                self.dtype,
+                public_name=self.public_name,
+                stays_float32=self.stays_float32,
+            )
+        else:
+            allocate_network(network, device, self.dtype, f"preset {self.config.preset}", self.stays_float32)
+            self.initialise_network(network, self._derive_seed("network"))
+        return network
+
+    def _derive_seed(self, part: str) -> int:
+        return derived_seed(self.context.seed, f"{self.policy.name}/{part}")
+
+    def _choose_trained(self, network: nn.Module, head: nn.Module | None, blind: bool) -> None:
+        """Freeze what the spec does not train and what has no influence, then insert adapters if the spec asks for
+        them."""
+        parts = self.find_parts(network)
+        if self.config.train_expert_only:
+            parts.vlm.requires_grad_(False)
+        elif parts.language is not None and (not isinstance(head, PrefixValueHead) or head.detach):
+            freeze_unused(parts.language)
+        if blind and parts.state is not None:
+            parts.state.requires_grad_(False)
+        if self.config.lora is not None:
+            insert_adapters(network, self.config.lora, self._derive_seed("lora"))
+
+    def _make_heads(self, checkpoint: FlowCheckpoint) -> Heads:
+        """Return the critic and Flow-Noise's network that algorithm and spec need, as saved with the checkpoint or
+        new."""
+        config, context, options = self.config, self.context, self.config.value_head
+        expert_width, prefix_width = self.head_widths(checkpoint.sizes)
+        value_head: HorizonValueHead | PrefixValueHead | None = None
+        noise_head = None
+        if context.values != "none":
+            per_action = context.chunk if context.values == "action" else None
+            arguments = options.hidden, per_action, options.detach, self._derive_seed("value_head")
+            if options.reads == "prefix":
+                value_head = PrefixValueHead(prefix_width, *arguments)
+            else:
+                value_head = HorizonValueHead(expert_width, *arguments)
+                value_head.passes = config.denoise_steps if options.reads == "denoising" else 1
+        if isinstance(config.noise, FlowNoise):
+            width, seed = checkpoint.shape.action_dim, self._derive_seed("noise_head")
+            noise_head = NoiseHead(expert_width, width, config.noise.std_range, seed)
+        load_head(value_head, checkpoint.folder, VALUE_HEAD)
+        load_head(noise_head, checkpoint.folder, NOISE_HEAD)
+        return value_head, noise_head
+
+    def _make_steering_head(self, checkpoint: FlowCheckpoint) -> SteeringHead | None:
+        """Return the head that was saved with the checkpoint, or a new one that the spec asks for, else None.
+
+        Raises CheckpointError for a damaged file, and MismatchError where the spec asks for another head than the
+        saved.
+        """
+        path = None if checkpoint.folder is None else checkpoint.folder / STEERING_HEAD
+        saved = None if path is None or not path.is_file() else read_file(path, load_file)
+        settings, shape = self.config.steering, checkpoint.shape
+        if saved is not None:
+            try:
+                recorded = saved_settings(saved, shape.action_dim)
+            except (KeyError, ValueError) as exc:
+                raise CheckpointError(f"{path} is not a steering head ({exc}); remove it to go without") from exc
+            if settings is not None and settings != recorded:
+                raise MismatchError(
+                    f"{path} has {asdict(recorded)}, and model.steering asks for {asdict(settings)}; leave "
+                    f"model.steering out, or take the folder of the policy that is not steered yet"
+                )
+            settings = recorded
+        if settings is None:
+            return None
+        inputs = self.head_widths(checkpoint.sizes)[0] + shape.state_dim
+        head = SteeringHead(inputs, (shape.horizon, shape.action_dim), settings, self._derive_seed("steering"))
+        if saved is not None:
+            assert path is not None
+            load_weights(head, saved, path)
+        return head

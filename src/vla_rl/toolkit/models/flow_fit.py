@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-import torch
 from attrs import evolve, frozen
 
 from vla_rl.core.contexts import ModelContext
@@ -22,10 +20,9 @@ from vla_rl.toolkit.models.fitting import (
     choose_references,
     require_state,
 )
-from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint, FlowShape
+from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint
 from vla_rl.toolkit.models.flow_config import FlowConfig
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics, rescale_config
-from vla_rl.toolkit.models.prompts import train_tokenizer
 from vla_rl.toolkit.relative_actions import References
 
 logger = logging.getLogger(__name__)
@@ -41,44 +38,13 @@ class FlowIOAdapter:
     """Normalisation of the state; None: the model sees no state."""
 
 
-def preset_statistics(context: ModelContext, env: EnvInfo, uses_state: bool) -> Statistics:
+def preset_statistics(env: EnvInfo, uses_state: bool) -> Statistics:
     """Return statistics that scale actions by the simulator's bounds and leave the state as it is."""
     bounds = (tuple(map(float, env.action_low)), tuple(map(float, env.action_high)))
     return Statistics(
         action=FeatureScale(mode="MIN_MAX", values=bounds, dim=env.action_dim),
         state=FeatureScale(mode="IDENTITY", values=(), dim=env.state_dim) if uses_state else None,
         references=None,
-    )
-
-
-def preset_checkpoint(
-    context: ModelContext,
-    env: EnvInfo,
-    *,
-    sizes: Any,
-    shape: FlowShape,
-    slots: int,
-    prompt: Callable[[str], str],
-    vocab: int,
-    uses_state: bool,
-    quantiles: bool = False,
-) -> FlowCheckpoint:
-    """Return what stands in for a checkpoint where weights are random: statistics of the demonstrations, or of the
-    simulator's bounds, and a tokenizer trained on the instructions.
-
-    Args:
-        sizes, shape, slots: as in `FlowCheckpoint`.
-        prompt: instruction -> the model's prompt.
-        vocab: size of the tokenizer's vocabulary.
-        quantiles: as in `demonstration_statistics`.
-    """
-    return FlowCheckpoint(
-        sizes=sizes,
-        shape=shape,
-        statistics=demonstration_statistics(context, quantiles) or preset_statistics(context, env, uses_state),
-        tokenizer=train_tokenizer((task.instruction for task in env.tasks), prompt, vocab),
-        raw={},
-        slots=slots,
     )
 
 
@@ -115,31 +81,28 @@ def fit_checkpoint(
     name: str,
     config: FlowConfig,
     context: ModelContext,
-    env: EnvInfo,
     checkpoint: FlowCheckpoint,
     use_state: bool | None,
     *,
-    blind: str = "use_state: false",
-    quantiles: bool = False,
-    gripper: str | None = None,
-    converts: bool = False,
+    blind: str,
+    measured: Statistics | None,
+    gripper: str | None,
+    converts: bool,
 ) -> FlowIOAdapter:
     """Match checkpoint, spec and simulator. Raise MismatchError if they are incompatible.
 
     Args:
         use_state: None: as the checkpoint was trained.
         blind: what a spec says for a model that shall see no state.
-        quantiles: scale by quantiles where the run measures the demonstrations; else by z-scores.
+        measured: statistics of the demonstrations, if the run scales by them.
         gripper, converts: as in `check_action_range`.
     """
-    demonstrated = demonstration_statistics(context, quantiles)
-    if demonstrated is not None:  # lerobot's files hold the checkpoint's statistics: rewrite them
+    env = context.env
+    if measured is not None:  # lerobot's files hold the checkpoint's statistics: rewrite them
         settings = {**checkpoint.shape.to_lerobot(), **checkpoint.raw} if checkpoint.raw else {}
-        checkpoint = evolve(
-            checkpoint, statistics=demonstrated, raw=rescale_config(settings, demonstrated), processors={}
-        )
+        checkpoint = evolve(checkpoint, statistics=measured, raw=rescale_config(settings, measured), processors={})
     scales, shape = checkpoint.statistics, checkpoint.shape
-    if demonstrated is None:
+    if measured is None:
         scales = evolve(scales, references=choose_references(config, env, scales.references, str(checkpoint.folder)))
         checkpoint = evolve(checkpoint, statistics=scales)
     where = f"{checkpoint.folder} was trained"
@@ -154,7 +117,7 @@ def fit_checkpoint(
             env.action_names,
             MismatchError,
         )
-    source = f"statistics of {'the demonstrations' if demonstrated is not None else checkpoint.folder}"
+    source = f"statistics of {'the demonstrations' if measured is not None else checkpoint.folder}"
     bounds = list(zip(env.action_low, env.action_high, strict=True))
     ranges = scales.action.usual_ranges()
     if ranges:  # of differences to the state nothing follows for the simulator's range
@@ -249,15 +212,3 @@ def _fit_cameras(name: str, config: FlowConfig, env: EnvInfo, checkpoint: FlowCh
             f"({', '.join(chosen)}); name the right ones in model.cameras"
         )
     return chosen
-
-
-def prompt_options(checkpoint: FlowCheckpoint, env: EnvInfo, device: torch.device) -> dict[str, Any]:
-    """Return the arguments of `PaddedPrompts`."""
-    return {
-        "tokenizer": checkpoint.tokenizer,
-        "vocab": checkpoint.sizes.vocab,
-        "max_length": checkpoint.shape.tokenizer_max_length,
-        "device": device,
-        "instructions": [task.instruction for task in env.tasks],
-        "full_width": any(task.instruction_varies for task in env.tasks),
-    }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor, nn
 
 from vla_rl.core.capabilities import Compilable
@@ -18,30 +18,39 @@ from vla_rl.toolkit.models.flow_fit import FlowIOAdapter
 from vla_rl.toolkit.models.flow_network import BackboneFeatures, FlowModule
 from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.networks import as_tensor
+from vla_rl.toolkit.models.prompts import PaddedPrompts
 from vla_rl.toolkit.models.scaling import FeatureScaler
 from vla_rl.toolkit.relative_actions import take_offsets
 
 
-class FlowInputs(VLAModel, Compilable):
-    """Inputs and outputs of a flow policy. A subclass defines how instructions become tokens."""
+@frozen(kw_only=True)
+class FlowParts:
+    """Components from which `FlowBuilder` constructs a policy."""
 
+    config: FlowConfig
+    context: ModelContext
+    fit: FlowIOAdapter
     module: FlowModule
+    images: ImageProcessor
+    prompts: PaddedPrompts
+    device: torch.device
+
+
+class FlowInputs(VLAModel, Compilable):
+    """Inputs and outputs of a flow policy."""
+
     name: str
     """Name of the model, in messages and in the keys of random numbers."""
+    module: FlowModule
+    prompts: PaddedPrompts
 
-    def __init__(
-        self,
-        config: FlowConfig,
-        context: ModelContext,
-        fit: FlowIOAdapter,
-        module: FlowModule,
-        images: ImageProcessor,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, parts: FlowParts) -> None:
+        config, context, fit, module, device = parts.config, parts.context, parts.fit, parts.module, parts.device
         env = context.env
         self.module = module
         self.checkpoint = fit.checkpoint
-        self.images = images
+        self.images = parts.images
+        self.prompts = parts.prompts
         self.cameras_read = tuple(fit.cameras)
         self._actions = FeatureScaler(fit.checkpoint.statistics.action, device)
         self._state_scaler = None if fit.state is None else FeatureScaler(fit.state, device)
@@ -59,10 +68,10 @@ class FlowInputs(VLAModel, Compilable):
         self._dropouts = [part for part in module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
         module.eval()  # checkpoints have no dropout; adapters use it in `imitation_loss` only
 
-    @abstractmethod
     def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return the prompts' token ids and mask (False at padding), [B, L]; `state` [B, S], normalised and padded, is
         for prompts that contain it."""
+        return self.prompts.token_rows(obs.instructions)
 
     def _encode_inputs(self, inputs: Mapping[str, Tensor]) -> BackboneFeatures:
         """Run the vision-language model on `_build_inputs`, without gradients if it is not trained."""

@@ -108,6 +108,10 @@ class BackboneFeatures:
         return cls(tensors[VALID], list(zip(rows[::2], rows[1::2], strict=True)), tensors.get(HIDDEN))
 
 
+Heads = tuple[HorizonValueHead | PrefixValueHead | None, NoiseHead | None]
+"""Critic and Flow-Noise's network of a policy."""
+
+
 class Lent(Protocol):
     """Part of a prefix that is read outside its own network."""
 
@@ -122,8 +126,8 @@ class FlowModule(nn.Module, ABC):
     def __init__(
         self,
         shape: tuple[int, int],
-        value_head: HorizonValueHead | PrefixValueHead | None,
-        noise_head: NoiseHead | None,
+        value_head: HorizonValueHead | PrefixValueHead | None = None,
+        noise_head: NoiseHead | None = None,
     ) -> None:
         super().__init__()
         self.shape = shape

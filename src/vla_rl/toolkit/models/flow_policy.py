@@ -16,17 +16,14 @@ import torch
 from torch import Tensor
 
 from vla_rl.core.capabilities import Capturable, ContinuesChunks, HasCritic, HasFeatures
-from vla_rl.core.contexts import ModelContext
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores, UnexecutedActions, to_numpy
 from vla_rl.toolkit.models.adapters import seed_torch
-from vla_rl.toolkit.models.flow_config import FlowConfig, FlowNoise, FlowSDE
-from vla_rl.toolkit.models.flow_fit import FlowIOAdapter
-from vla_rl.toolkit.models.flow_inputs import FlowInputs
+from vla_rl.toolkit.models.flow_config import FlowNoise, FlowSDE
+from vla_rl.toolkit.models.flow_inputs import FlowInputs, FlowParts
 from vla_rl.toolkit.models.flow_matching import FlowSchedule, gaussian_entropy, log_density, training_times
-from vla_rl.toolkit.models.flow_network import RECORDED, BackboneFeatures, FlowModule
+from vla_rl.toolkit.models.flow_network import RECORDED, BackboneFeatures
 from vla_rl.toolkit.models.heads import HorizonValueHead, PrefixValueHead
-from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.real_time import guide_velocity, weights_of
 
@@ -35,9 +32,8 @@ NOWHERE = -1
 
 
 class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable):
-    """A flow-matching policy except for its prompt: a subclass defines how instructions become tokens, what `save`
-    writes, and the `blocks` that are compiled. `flow_variants` has what settings add.
-    """
+    """A flow-matching policy: a subclass defines what `save` writes, and the `blocks` that are compiled.
+    `flow_variants` has what settings add."""
 
     exact_time = False
     """The network receives exact times (lerobot), instead of float32 times by repeated addition (openpi)."""
@@ -45,21 +41,14 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
     extra_names: tuple[str, ...] = ("chain", "step")
     """What of the results of `decide` becomes `Chunk.extras`."""
 
-    def __init__(
-        self,
-        config: FlowConfig,
-        context: ModelContext,
-        fit: FlowIOAdapter,
-        module: FlowModule,
-        images: ImageProcessor,
-        device: torch.device,
-    ) -> None:
-        super().__init__(config, context, fit, module, images, device)
+    def __init__(self, parts: FlowParts) -> None:
+        super().__init__(parts)
+        config, context, module = parts.config, parts.context, parts.module
         self.critic = module.value_head
         how = config.noise
         # with flow_noise the level counts for nothing: the noise head replaces the schedule's deviations
         level = FlowSDE().level if isinstance(how, FlowNoise) else how.level
-        self._schedule = FlowSchedule(config.denoise_steps, level, device, self.exact_time, how.type)
+        self._schedule = FlowSchedule(config.denoise_steps, level, parts.device, self.exact_time, how.type)
         self._every_step = isinstance(how, FlowNoise) or how.steps == "all"
         self._seed = context.seed
         self._spread = context.temperature**0.5  # temperature: the density to the power 1 / temperature

@@ -18,6 +18,7 @@ from vla_rl.core.spec.structure import at
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
 from vla_rl.toolkit.models.checkpoints import (
     MAX_CHUNK,
+    WANTED,
     check_size,
     check_sizes,
     find_weights,
@@ -31,8 +32,6 @@ from vla_rl.toolkit.models.lerobot import MODES, FeatureScale, Statistics, check
 BUILTIN = Path(__file__).parent / "checkpoints"
 MODEL_TYPE = "film_resnet"
 CONFIG, STATISTICS = "config.json", "statistics.json"
-WANTED = ("*.json", "*.safetensors")
-"""Files of a hub repository that are read."""
 
 
 @frozen(kw_only=True)

@@ -15,8 +15,6 @@ from vla_rl.core.errors import CheckpointError
 from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.checkpoints import MAX_CHUNK, MAX_DIM, MAX_SIZE, check_even, check_multiples, read_keys
 
-WANTED = ("*.json", "*.safetensors")
-"""Files of a hub repository that are read."""
 OTHERS = {
     r"n1[d_.]*6": "N1.6, which has another vision-language model with its own code; only a demo is public",
     r"groot": "lerobot's, which names tensors otherwise; take the folder in NVIDIA's layout that it was made from",

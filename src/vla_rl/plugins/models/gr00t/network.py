@@ -24,7 +24,7 @@ from vla_rl.toolkit.models import flow_network
 from vla_rl.toolkit.models.decoder import run_layers
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 from vla_rl.toolkit.models.flow_network import BackboneFeatures, FlowModule, mean_over
-from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
+from vla_rl.toolkit.models.heads import PrefixValueHead
 
 EAGLE = "backbone.eagle_model.language_model"
 TIED = {
@@ -101,15 +101,8 @@ class GrootModule(FlowModule):
     """Network with all parameters of a policy. Subclasses define how a generation's towers run (`run_towers`) and
     what blocks attend to (`sources`)."""
 
-    def __init__(
-        self,
-        groot: Groot,
-        shape: tuple[int, int],
-        row: int,
-        value_head: HorizonValueHead | PrefixValueHead | None = None,
-        noise_head: NoiseHead | None = None,
-    ) -> None:
-        super().__init__(shape, value_head, noise_head)
+    def __init__(self, groot: Groot, shape: tuple[int, int], row: int, *heads: Any) -> None:
+        super().__init__(shape, *heads)
         self.groot = groot
         self.row = row
         self._dtype = next(groot.backbone.parameters()).dtype

@@ -7,7 +7,7 @@ from pathlib import Path
 from vla_rl.core.contexts import CheckContext
 from vla_rl.core.types import EnvInfo
 from vla_rl.plugins.models.gr00t.config import GrootConfig
-from vla_rl.plugins.models.gr00t.folder import N1_5, WANTED, Generation, read_config
+from vla_rl.plugins.models.gr00t.folder import N1_5, Generation, read_config
 from vla_rl.plugins.models.gr00t.processor import read_processor
 from vla_rl.plugins.models.gr00t.robots import Robot, read_metadata
 from vla_rl.toolkit.json_files import Record
@@ -49,7 +49,7 @@ def relative_actions(config: GrootConfig, env: EnvInfo) -> References:
     def read_references(folder: Path) -> References | None:
         return read_folder(folder, config, UNREAD)[2].statistics.references
 
-    return data_references(config, env, read_references, WANTED)
+    return data_references(config, env, read_references)
 
 
 def action_dim(config: GrootConfig) -> int | None:
@@ -58,4 +58,4 @@ def action_dim(config: GrootConfig) -> int | None:
     def read_action_dim(folder: Path) -> int:
         return read_folder(folder, config)[2].statistics.action.dim
 
-    return known_number(config.checkpoint, read_action_dim, WANTED)
+    return known_number(config.checkpoint, read_action_dim)

@@ -7,20 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from attrs import frozen
-from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextDecoderLayer
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
-from vla_rl.core.types import Observation
+from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.gr00t.folder import N1_5, Generation
 from vla_rl.plugins.models.gr00t.head import HeadBlock, TimedBlock
-from vla_rl.plugins.models.gr00t.inputs import ChatPrompts
 from vla_rl.plugins.models.gr00t.network import GrootModule, public_name
 from vla_rl.plugins.models.gr00t.processor import processor_of
 from vla_rl.plugins.models.gr00t.qwen import ImageBlock
 from vla_rl.plugins.models.gr00t.robots import Robot, metadata_of
 from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint, save_folder
+from vla_rl.toolkit.models.flow_inputs import FlowParts
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
 from vla_rl.toolkit.models.scaling import GripperScaler
 
@@ -50,14 +49,10 @@ class GrootPolicy(FlowPolicy):
     """All but the images, whose tables of weights are computed on the host (N1.7)."""
     exact_time = True
 
-    def __init__(self, *common: Any, prompts: ChatPrompts, gripper: str) -> None:
-        super().__init__(*common)
-        self.prompts = prompts
-        if gripper == "libero":
+    def __init__(self, parts: FlowParts) -> None:
+        super().__init__(parts)
+        if isinstance(parts.config, GrootConfig) and parts.config.gripper == "libero":
             self._actions = GripperScaler(self.checkpoint.statistics.action, self._device)
-
-    def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
-        return self.prompts.token_rows(obs.instructions)
 
     def save(self, folder: Path) -> None:
         """Save in NVIDIA's layout, with adapters merged into the weights."""

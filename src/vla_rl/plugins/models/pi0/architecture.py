@@ -63,25 +63,6 @@ def name_variants(sizes: PiSizes) -> dict[str, str]:
     return {}
 
 
-TINY = PiSizes(
-    text_width=64,
-    text_mlp=128,
-    expert_width=64,
-    expert_mlp=128,
-    depth=3,
-    heads=4,
-    head_dim=16,
-    vocab=512,
-    vision_width=48,
-    vision_mlp=192,
-    vision_depth=2,
-    vision_heads=4,
-    image_size=64,
-    patch_size=16,
-)
-
-
-PRESETS = {"tiny": TINY, "full": PiSizes()}
 PROMPTS = {"pi0": 48, "pi05": 200}
 """Most tokens of a prompt, where config.json does not say."""
 

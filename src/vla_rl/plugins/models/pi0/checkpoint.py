@@ -17,12 +17,11 @@ from vla_rl.plugins.models.pi0.statistics import (
     NEW_LINE_STEP,
     STATE_KIND,
     STATE_STEP,
-    WANTED,
     check_model_of,
     read_config,
     read_statistics,
 )
-from vla_rl.toolkit.models.checkpoints import read_sizes, resolve_checkpoint
+from vla_rl.toolkit.models.checkpoints import read_sizes
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint, open_folder, save_folder
 from vla_rl.toolkit.models.lerobot import PREPROCESSOR, Statistics, check_actions, model_config, write_processors
 
@@ -33,10 +32,9 @@ WITH_STATE = ("exact", "padded")
 
 
 def open_checkpoint(
-    name: str, model: str, tokenizer: str | None, asset_id: str | None, measured: Statistics | None = None
+    folder: Path, model: str, tokenizer: str | None, asset_id: str | None, measured: Statistics | None
 ) -> FlowCheckpoint:
     """Open a folder and read what is small: sizes, statistics (unless the run has `measured` its data's), tokenizer."""
-    folder = resolve_checkpoint(name, WANTED)
     raw = read_config(folder, model)
     architecture = folder / ARCHITECTURE
     check_actions(folder, raw.data)

@@ -21,7 +21,7 @@ from transformers.models.siglip.modeling_siglip import SiglipVisionEmbeddings
 from vla_rl.toolkit.models.attention import WITH_BLIND_QUERIES, WITH_SHARED_KEYS, added_to_scores, repeat_for_heads
 from vla_rl.toolkit.models.decoder import CACHE, LayerCache, LentLayer, RecordedLayer, Rotation, run_layers
 from vla_rl.toolkit.models.flow_network import BackboneFeatures, FlowModule, TimeEmbedding, mean_over
-from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
+from vla_rl.toolkit.models.heads import HorizonValueHead, PrefixValueHead
 
 
 @frozen(eq=False)
@@ -105,16 +105,11 @@ class Pi0Module(FlowModule):
 
     state_tokens = 1
 
-    def __init__(
-        self,
-        pi0: PI0ForConditionalGeneration,
-        value_head: HorizonValueHead | PrefixValueHead | None = None,
-        noise_head: NoiseHead | None = None,
-    ) -> None:
-        super().__init__((pi0.config.chunk_size, pi0.config.max_action_dim), value_head, noise_head)
+    def __init__(self, pi0: PI0ForConditionalGeneration, *heads: Any) -> None:
+        super().__init__((pi0.config.chunk_size, pi0.config.max_action_dim), *heads)
         self.pi0 = pi0
         self._dtype = pi0.model.dit.layers[0].self_attn.q_proj.weight.dtype
-        self._summarises = isinstance(value_head, PrefixValueHead)
+        self._summarises = isinstance(self.value_head, PrefixValueHead)
         pi0.model.vlm.language_model.layers[-1].output_read = self._summarises
 
     @property

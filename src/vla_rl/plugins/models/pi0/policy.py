@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer
@@ -25,13 +24,6 @@ class Pi0Policy(FlowPolicy):
     blocks = (SiglipEncoderLayer, GemmaDecoderLayer, LastLayer)
     regions = (*FlowPolicy.regions, *Pi0Module.regions)
 
-    def __init__(self, *common: Any, prompts: PiPrompts) -> None:
-        super().__init__(*common)
-        self.prompts = prompts
-
-    def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
-        return self.prompts.token_rows(obs.instructions)
-
     def save(self, folder: Path) -> None:
         save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder), chunk=self._chunk)
 
@@ -40,18 +32,15 @@ class Pi05Policy(FlowPolicy):
     """pi0.5's policy; `builder.build_policy` creates it."""
 
     module: Pi05Module
+    prompts: PiPrompts
+    state_in_prompt: str
     name = "pi05"
     blocks = (SiglipEncoderLayer, GemmaDecoderLayer, LastLayer, AdaptiveLayer)
     regions = (*FlowPolicy.regions, *Pi05Module.regions)
 
-    def __init__(self, *common: Any, prompts: PiPrompts, kind: str) -> None:
-        super().__init__(*common)
-        self.prompts = prompts
-        self.state_in_prompt = kind
-
     def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
         if self._state_scaler is None:
-            return self.prompts.token_rows(obs.instructions)
+            return super()._encode_prompts(obs, state)
         # From the recorded state and not from `state`, for which the host would wait.
         width = state.shape[1] if self.state_in_prompt == "padded" else self._state_scaler.dim
         shown_state = self._state_scaler.normalise_on_host(to_numpy(obs.state), width)

@@ -33,8 +33,6 @@ from vla_rl.toolkit.models.lerobot import PREPROCESSOR, FeatureScale, Statistics
 from vla_rl.toolkit.relative_actions import References
 
 OPENPI_STATISTICS = "norm_stats.json"
-WANTED = ("*.json", "*.safetensors")
-"""Files of a hub repository that are read."""
 OPENPI_EPS, OPENPI_WIDTH = 1e-6, 32
 TRAINER = ("metadata.pt", "optimizer.pt")
 """Files that openpi's PyTorch trainer writes next to its weights."""
@@ -182,7 +180,7 @@ def relative_actions(config: PiConfig, env: EnvInfo) -> References:
             return openpi_layout.read_references(raw)
         return lerobot.read_references(folder, raw.data, env.action_dim)
 
-    return data_references(config, env, read_folder, WANTED)
+    return data_references(config, env, read_folder)
 
 
 def check_checkpoint(config: PiConfig, context: CheckContext) -> None:
@@ -231,12 +229,10 @@ def action_dim(config: PiConfig) -> int | None:
     def read_action_dim(folder: Path) -> int:
         return read_statistics(folder, read_config(folder, model), config.asset_id, model).action.dim
 
-    return known_number(config.checkpoint, read_action_dim, WANTED)
+    return known_number(config.checkpoint, read_action_dim)
 
 
 def default_chunk(config: PiConfig) -> int | None:
     """Return `n_action_steps` of the checkpoint's config.json, where it is known (`known_number`): in lerobot's
     layout."""
-    return known_number(
-        config.checkpoint, lambda folder: lerobot.read_executed(read_config(folder, name_of(config))), WANTED
-    )
+    return known_number(config.checkpoint, lambda folder: lerobot.read_executed(read_config(folder, name_of(config))))

@@ -22,8 +22,6 @@ from vla_rl.toolkit.models.lerobot import (
 )
 from vla_rl.toolkit.relative_actions import References
 
-WANTED = ("*.json", "*.safetensors")
-"""Files of a hub repository that are read."""
 PUBLIC = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
 """Vision-language model whose sizes are known here: config.json names it without its sizes."""
 FIXED = {
@@ -128,17 +126,15 @@ def relative_actions(config: SmolVLAConfig, env: EnvInfo) -> References:
     """Return what actions are relative to, for `ModelPlugin.relative_actions`. Raise CheckpointError or
     MismatchError."""
     return data_references(
-        config, env, lambda folder: read_references(folder, read_config(folder).data, env.action_dim), WANTED
+        config, env, lambda folder: read_references(folder, read_config(folder).data, env.action_dim)
     )
 
 
 def action_dim(config: SmolVLAConfig) -> int | None:
     """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_number`)."""
-    return known_number(
-        config.checkpoint, lambda folder: read_statistics(folder, read_config(folder).data).action.dim, WANTED
-    )
+    return known_number(config.checkpoint, lambda folder: read_statistics(folder, read_config(folder).data).action.dim)
 
 
 def default_chunk(config: SmolVLAConfig) -> int | None:
     """Return `n_action_steps` of the checkpoint's config.json, where it is known (`known_number`)."""
-    return known_number(config.checkpoint, lambda folder: read_executed(read_config(folder)), WANTED)
+    return known_number(config.checkpoint, lambda folder: read_executed(read_config(folder)))

@@ -24,7 +24,7 @@ from vla_rl.plugins.models.smolvla.folder import SmolVLASizes
 from vla_rl.toolkit.models.attention import added_to_scores, attend_to_shared_keys, repeat_for_heads
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 from vla_rl.toolkit.models.flow_network import BackboneFeatures, FlowModule, TimeEmbedding, mean_over
-from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
+from vla_rl.toolkit.models.heads import PrefixValueHead
 
 BASE = 10_000.0
 Pair = tuple[Tensor, Tensor]
@@ -214,14 +214,8 @@ def rotary_factors(positions: Tensor, dim: int) -> Pair:
 class SmolVLAModule(FlowModule):
     """Network with all parameters of a policy."""
 
-    def __init__(
-        self,
-        smolvla: SmolVLANetwork,
-        shape: tuple[int, int],
-        value_head: HorizonValueHead | PrefixValueHead | None = None,
-        noise_head: NoiseHead | None = None,
-    ) -> None:
-        super().__init__(shape, value_head, noise_head)
+    def __init__(self, smolvla: SmolVLANetwork, shape: tuple[int, int], *heads: Any) -> None:
+        super().__init__(shape, *heads)
         self.smolvla = smolvla
         self._dim = smolvla.sizes.head_dim
         self._dtype = smolvla.vlm_with_expert.lm_expert.layers[0].self_attn.q_proj.weight.dtype

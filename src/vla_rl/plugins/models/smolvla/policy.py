@@ -6,10 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from transformers.models.smolvlm.modeling_smolvlm import SmolVLMEncoderLayer
 
-from vla_rl.core.types import Observation
 from vla_rl.plugins.models.smolvla.folder import PUBLIC, SmolVLASizes, mlp_width
 from vla_rl.plugins.models.smolvla.network import (
     CrossAttentionLayer,
@@ -44,13 +42,6 @@ class SmolVLAPolicy(FlowPolicy):
     name = "smolvla"
     blocks = (SmolVLMEncoderLayer, TextLayer, ExpertLayer, CrossAttentionLayer)
     exact_time = True
-
-    def __init__(self, *common: Any, prompts: SmolVLAPrompts) -> None:
-        super().__init__(*common)
-        self.prompts = prompts
-
-    def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
-        return self.prompts.token_rows(obs.instructions)
 
     def save(self, folder: Path) -> None:
         """Save in lerobot's layout, with adapters merged into the weights."""
