@@ -17,9 +17,9 @@ from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.pi0.architecture import FlowShape, PiSizes, network_config
 from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.plugins.models.pi0.network import empty_network
-from vla_rl.plugins.models.pi0.statistics import WANTED, action_dim
+from vla_rl.plugins.models.pi0.statistics import action_dim
 from vla_rl.toolkit.models import networks
-from vla_rl.toolkit.models.checkpoints import WeightFiles
+from vla_rl.toolkit.models.checkpoints import WANTED, WeightFiles
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CPU = torch.device("cpu")
