@@ -38,6 +38,7 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
     exact_time = False
     """The network receives exact times (lerobot), instead of float32 times by repeated addition (openpi)."""
     tokens_per_action = 1
+    trained_heads = ("noise_head",)
     extra_names: tuple[str, ...] = ("chain", "step")
     """What of the results of `decide` becomes `Chunk.extras`."""
 

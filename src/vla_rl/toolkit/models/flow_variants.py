@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from vla_rl.core.capabilities import STEERING, HasReference, Steerable
+from vla_rl.core.capabilities import STEERING, Steerable
 from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
-from vla_rl.toolkit.models.adapters import before_training
-from vla_rl.toolkit.models.combined_classes import combine_classes
+from vla_rl.toolkit.models.combined_classes import AdaptedPolicy, combine_classes
 from vla_rl.toolkit.models.flow_config import FlowConfig
+from vla_rl.toolkit.models.flow_inputs import FlowParts
 from vla_rl.toolkit.models.flow_network import FlowModule
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
 from vla_rl.toolkit.models.networks import as_tensor
@@ -26,25 +25,9 @@ P = TypeVar("P", bound=FlowPolicy)
 
 def choose_class(policy: type[P], config: FlowConfig, module: FlowModule) -> type[P]:
     """Return the class of a policy with these settings and this network."""
-    adapted = () if config.lora is None else (AdaptedFlow,)
+    adapted = () if config.lora is None else (AdaptedPolicy,)
     steered = () if module.steering is None else (SteeredFlow,)
     return combine_classes(policy, *adapted, *steered)
-
-
-class AdaptedFlow(FlowPolicy, HasReference):
-    """A policy with adapters. Without them the weights are those before training, so the reference policy needs no
-    second copy."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._first_noise_head = deepcopy(self.module.noise_head)
-
-    @torch.no_grad()
-    def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
-        """Score recorded chunks under the reference policy: adapters off, and the noise head in its initial state.
-        Return float32 [B, C, 1]."""
-        with before_training(self.module, noise_head=self._first_noise_head, value_head=None):
-            return self.chunk_log_probs(obs, chunk).log_probs
 
 
 class SteeredFlow(FlowPolicy, Steerable):
@@ -53,8 +36,8 @@ class SteeredFlow(FlowPolicy, Steerable):
 
     extra_names = (STEERING,)
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, parts: FlowParts) -> None:
+        super().__init__(parts)
         self.steering_shape = self._head.shape
 
     @property

@@ -30,6 +30,11 @@ def median_bins(log_probs: Tensor) -> Tensor:
     return inverse_cdf(log_probs, log_probs.new_full(log_probs.shape[:-1], 0.5))
 
 
+def take_bins(log_probs: Tensor, bins: Tensor) -> Tensor:
+    """Return the log-probs [...] of bins int64 [...], of log-probs [..., bins]."""
+    return log_probs.gather(-1, bins.unsqueeze(-1)).squeeze(-1)
+
+
 def categorical_entropy(log_probs: Tensor) -> Tensor:
     """Return the entropy of [..., bins] as [...], in nats."""
     return -(log_probs.exp() * log_probs).sum(-1)

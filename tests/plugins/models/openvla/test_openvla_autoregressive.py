@@ -165,10 +165,10 @@ def test_rows_score_alike_in_any_batch() -> None:
 def test_a_token_depends_on_those_before_it_only() -> None:
     model, obs = policy({"chunk": 2}), observation(3)
     tokens = model.sample_chunk(obs, noise(3), False).extras["tokens"]
-    base, _ = model._run_network(obs, tokens, model._prepare_images(obs))
+    base, _ = model._compute_logits(obs, tokens)
     changed = tokens.clone()
     changed[:, 0, 2] = torch.where(changed[:, 0, 2] == 600, 700, 600)
-    other, _ = model._run_network(obs, changed, model._prepare_images(obs))
+    other, _ = model._compute_logits(obs, changed)
     gap = (other - base).abs().amax(-1).flatten(1)
     assert gap[:, :3].max() == 0
     assert gap[:, 3:].min() > 1e-4

@@ -27,7 +27,7 @@ from vla_rl.toolkit.models.heads import VALUE_HEAD, on_host, save_head
 from vla_rl.toolkit.models.lerobot import Statistics
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.scaling import FeatureScaler
-from vla_rl.toolkit.models.tokens import categorical_entropy, choose_bins, median_bins
+from vla_rl.toolkit.models.tokens import categorical_entropy, choose_bins, median_bins, take_bins
 
 CRITIC = "value_head."
 
@@ -136,20 +136,20 @@ class FilmResnetPolicy(FilmPolicy, ActionTokens):
             bins = choose_bins(log_probs, uniforms)
         return Chunk(
             actions=self.codec.decode_bins(bins),
-            log_probs=_of_bins(log_probs, bins),
+            log_probs=take_bins(log_probs, bins),
             values=values,
             extras={"tokens": bins},
         )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         log_probs, values = self._predict_distribution(self.module, obs)
-        chosen = _of_bins(log_probs, as_tensor(chunk.extras["tokens"], self._device))
+        chosen = take_bins(log_probs, as_tensor(chunk.extras["tokens"], self._device))
         return Scores(log_probs=chosen, entropy=categorical_entropy(log_probs), values=values)
 
     @torch.no_grad()
     def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
         """Return log-probs under the initial weights, of which the policy keeps a copy."""
-        return _of_bins(
+        return take_bins(
             self._predict_distribution(self._reference, obs)[0], as_tensor(chunk.extras["tokens"], self._device)
         )
 
@@ -168,7 +168,7 @@ class FilmResnetPolicy(FilmPolicy, ActionTokens):
         logits, _ = self.module(*self._prepare_inputs(obs, self._draw_offsets(actions)))
         log_probs = torch.log_softmax(logits, dim=-1)
         if not self._smoothing:
-            return -_of_bins(log_probs, self.encode_actions(actions)).mean(2)
+            return -take_bins(log_probs, self.encode_actions(actions)).mean(2)
         bin_positions = self.codec.bin_positions(as_tensor(actions, self._device))
         return -(target_distributions(bin_positions, self.codec.bins, self._smoothing) * log_probs).sum(-1).mean(2)
 
@@ -176,8 +176,3 @@ class FilmResnetPolicy(FilmPolicy, ActionTokens):
         """Return float32 log-probs [B, C, A, bins] at the policy's temperature, and values."""
         logits, values = module(*self._prepare_inputs(obs))
         return torch.log_softmax(logits / self._temperature, dim=-1), values
-
-
-def _of_bins(log_probs: Tensor, bins: Tensor) -> Tensor:
-    """Return the log-probs [...] of bins int64 [...] from log_probs [..., bins]."""
-    return log_probs.gather(-1, bins.unsqueeze(-1)).squeeze(-1)

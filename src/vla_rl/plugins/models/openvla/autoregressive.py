@@ -8,19 +8,17 @@ batch decodes with one KV cache. Scoring repeats the sequences with their tokens
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vla_rl.core.randomness import Noise
-from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
-from vla_rl.plugins.models.openvla.base import Parts, TokenPolicy, chunk_of, drop_missing
+from vla_rl.core.types import Observation
+from vla_rl.plugins.models.openvla.base import Parts, TokenPolicy, drop_missing
 from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
 from vla_rl.plugins.models.openvla.modeling import insert_columns
 from vla_rl.toolkit.models.decoder import PreallocatedLayer
-from vla_rl.toolkit.models.networks import as_tensor
-from vla_rl.toolkit.models.tokens import categorical_entropy, choose_bins
 
 
 class ARModule(PolicyModule):
@@ -122,21 +120,16 @@ class ARPolicy(TokenPolicy):
     def __init__(self, parts: Parts, full_vocabulary: bool) -> None:
         super().__init__(parts)
         self.module.full_vocabulary = full_vocabulary
+        self.first_token = self.module.first_token
 
-    @torch.no_grad()
-    def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
-        self._set_dropout(False)
+    def _prepare_inputs(self, obs: Observation, seen: dict[str, Tensor | None]) -> dict[str, Tensor]:
         prompt = self.prompts.take_prompts(obs.instructions)
-        inputs = drop_missing(**self._prepare_images(obs), ids=prompt.ids, mask=prompt.mask)
-        if not greedy:
-            uniforms = as_tensor(noise.uniforms(self._chunk, self.tokens_per_action), self._device)
-            inputs["uniforms"] = uniforms.flatten(1)
-        return chunk_of(self.decide(inputs))
+        return drop_missing(**seen, ids=prompt.ids, mask=prompt.mask)
 
     def decide(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Decode the tokens of a chunk: the likeliest, or by "uniforms" [B, count] among the inputs."""
+        """Decode the tokens of a chunk: the likeliest, or by "uniforms" [B, C, M] among the inputs."""
         shape = (self._chunk, self.tokens_per_action)
-        uniforms = inputs.get("uniforms")
+        uniforms = inputs["uniforms"].flatten(1) if "uniforms" in inputs else None
 
         def pick_token(hidden: Tensor, i: int) -> tuple[Tensor, Tensor]:
             return self._choose_tokens(hidden, None if uniforms is None else uniforms[:, i])
@@ -157,55 +150,35 @@ class ARPolicy(TokenPolicy):
 
     def _choose_tokens(self, hidden: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return token ids [B] and their log-probs, for hidden states [B, D]."""
-        scores = torch.log_softmax(self.module.compute_logits(hidden) / self._temperature, dim=-1)
-        index = choose_bins(scores, uniforms)
-        return index + self.module.first_token, scores.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+        return self._pick_bins(self.module.compute_logits(hidden), uniforms)
 
     def _decode_actions(self, tokens: Tensor) -> Tensor:
         return self.codec.decode_tokens(tokens)
 
-    def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
-        tokens = as_tensor(chunk.extras["tokens"], self._device)
-        logits, values = self._run_network(obs, tokens, self._prepare_images(obs, chunk.extras))
-        log_probs, entropies = self._score_tokens(logits, tokens)
-        return Scores(log_probs=log_probs, entropy=entropies, values=values)
-
-    def _score_tokens(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probs and entropies [B, C, M] of token ids [B, C, M], for logits [B, C, M, V]."""
-        log_probs = torch.log_softmax(logits / self._temperature, dim=-1)
-        index = tokens - self.module.first_token
-        return log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1), categorical_entropy(log_probs)
+    def _compute_logits(
+        self, obs: Observation, tokens: Tensor, seen: dict[str, Tensor | None] | None = None, dropout: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return logits under teacher forcing."""
+        logits, values = self._run_network(obs, tokens.flatten(1), seen, dropout)
+        return logits.unflatten(1, tokens.shape[1:]), values
 
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
-        self._set_dropout(False)
-        prompt = self.prompts.take_prompts(obs.instructions)
-        with self._autocast_context():
-            result: Tensor = self.module(prompt.ids, prompt.mask, None, **self._prepare_images(obs))[1]
-            return result
-
-    def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
-        """Return the cross-entropy of the expert's tokens (temperature 1) under teacher forcing, averaged over batch
-        and chunk."""
-        return self._cross_entropy(obs, actions, "mean")
-
-    def imitation_terms(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
-        terms: Tensor = self._cross_entropy(obs, actions, "none")
-        return terms.view(-1, self._chunk, self.tokens_per_action).mean(2)
-
-    def _cross_entropy(self, obs: Observation, actions: ArrayOrTensor, reduction: str) -> Tensor:
-        tokens = self.encode_actions(actions)
-        logits, _ = self._run_network(obs, tokens, self._prepare_images(obs), dropout=True)
-        return F.cross_entropy(logits.flatten(0, 2), (tokens - self.module.first_token).flatten(), reduction=reduction)
+        result: Tensor = self._run_network(obs, None)[1]
+        return result
 
     def _run_network(
-        self, obs: Observation, tokens: Tensor, seen: dict[str, Tensor | None], dropout: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return float32 logits [B, C, M, V] and values."""
+        self,
+        obs: Observation,
+        tokens: Tensor | None,
+        seen: dict[str, Tensor | None] | None = None,
+        dropout: bool = False,
+    ) -> Any:
+        """Return float32 logits [B, N, V] of tokens [B, N], and values."""
         self._set_dropout(dropout)
         prompt = self.prompts.take_prompts(obs.instructions)
+        images = self._prepare_images(obs) if seen is None else seen
         with self._autocast_context():
-            logits, values = self.module(prompt.ids, prompt.mask, tokens.flatten(1), **seen)
-        return logits.unflatten(1, tokens.shape[1:]), values
+            return self.module(prompt.ids, prompt.mask, tokens, **images)
 
-    regions = (*TokenPolicy.regions, _choose_tokens, _decode_actions, _score_tokens)
+    regions = (*TokenPolicy.regions, _choose_tokens, _decode_actions)

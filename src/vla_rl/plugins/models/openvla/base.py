@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from attrs import frozen
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from vla_rl.core.capabilities import ActionTokens, Capturable, Compilable, HasCritic, HasReference
+from vla_rl.core.capabilities import ActionTokens, Capturable, Compilable, HasCritic
 from vla_rl.core.hookspecs import VLAModel
-from vla_rl.core.types import ArrayOrTensor, Chunk, Observation
+from vla_rl.core.randomness import Noise
+from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
 from vla_rl.plugins.models.openvla.codec import ActionCodec, ActionScaler
@@ -25,9 +27,9 @@ from vla_rl.plugins.models.openvla.lora import AdapterBase
 from vla_rl.plugins.models.openvla.modeling import REGIONS
 from vla_rl.plugins.models.openvla.prompts import DecodingPrompts
 from vla_rl.plugins.models.openvla.vit import VisionBlock
-from vla_rl.toolkit.models.adapters import before_training
 from vla_rl.toolkit.models.meta_device import device_autocast, is_autocast_on
 from vla_rl.toolkit.models.networks import as_tensor, pack_bfloat16, unpack_bfloat16
+from vla_rl.toolkit.models.tokens import categorical_entropy, choose_bins, take_bins
 
 
 @frozen(kw_only=True)
@@ -65,6 +67,7 @@ class FamilyPolicy(VLAModel, Compilable):
     name: str
     """Name of the plugin, for messages."""
     module: PolicyModule
+    trained_heads = ("proprio_projector", "action_head", "deviation")
     blocks = (LlamaDecoderLayer, VisionBlock)
     regions: tuple[Callable[..., Any], ...] = (*REGIONS, OFTModule.read_positions, OpenVLAValueHead.forward)
 
@@ -125,12 +128,66 @@ class FamilyPolicy(VLAModel, Compilable):
         return None if obs.steps is None else as_tensor(obs.steps, self._device)
 
 
+class ParallelPolicy(FamilyPolicy):
+    """OpenVLA-OFT's policy: one pass of the network gives all actions of a chunk."""
+
+    module: OFTModule
+    name = "openvla_oft"
+
+    def _run_network(
+        self, obs: Observation, reads: int, seen: dict[str, Tensor | None] | None = None, dropout: bool = False
+    ) -> Any:
+        """Return what `OFTModule.forward` does for so many positions, and values. `seen`: of `_prepare_images`."""
+        self._set_dropout(dropout)
+        return self._run_module(self._prepare_inputs(obs, self._prepare_images(obs) if seen is None else seen), reads)
+
+    def _prepare_inputs(self, obs: Observation, seen: dict[str, Tensor | None]) -> dict[str, Tensor]:
+        prompt = self.prompts.take_prompts(obs.instructions)
+        return drop_missing(
+            **seen,
+            state=self._normalise_state(obs),
+            ids=prompt.ids,
+            mask=prompt.mask,
+            placeholder=prompt.placeholder,
+            start=prompt.start,
+            steps=self._read_steps(obs),
+        )
+
+    def _run_module(self, inputs: Mapping[str, Tensor], reads: int) -> Any:
+        with self._autocast_context():
+            return self.module(
+                inputs.get("pixels"),
+                inputs.get("state"),
+                inputs["ids"],
+                inputs.get("mask"),
+                inputs["placeholder"],
+                inputs["start"],
+                reads,
+                inputs.get("features"),
+                inputs.get("steps"),
+            )
+
+
 class TokenPolicy(FamilyPolicy, HasCritic, ActionTokens, Capturable):
     """A policy whose actions are the last tokens of the vocabulary."""
+
+    first_token: int
+    """Id of the token of the first logit."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self.critic = self.module.value_head
+        self.first_token = self.codec.first
+
+    @abstractmethod
+    def _prepare_inputs(self, obs: Observation, seen: dict[str, Tensor | None]) -> dict[str, Tensor]:
+        """Return the inputs of `decide` but random numbers."""
+
+    @abstractmethod
+    def _compute_logits(
+        self, obs: Observation, tokens: Tensor, seen: dict[str, Tensor | None] | None = None, dropout: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return float32 logits [B, C, M, V] and values, for token ids [B, C, M]."""
 
     def encode_actions(self, actions: ArrayOrTensor) -> Tensor:
         return self.codec.encode_actions(as_tensor(actions, self._device))
@@ -138,37 +195,56 @@ class TokenPolicy(FamilyPolicy, HasCritic, ActionTokens, Capturable):
     def decode_actions(self, tokens: ArrayOrTensor) -> Tensor:
         return self.codec.decode_tokens(as_tensor(tokens, self._device))
 
-
-class AdaptedPolicy(FamilyPolicy, HasReference):
-    """A policy with adapters. Without them the weights are those before training, so the reference policy needs no
-    second copy."""
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        other_modules = ["proprio_projector"] + ["action_head", "deviation"] * (self.module.deviation is not None)
-        self._first = {name: deepcopy(getattr(self.module, name)) for name in other_modules}
-
     @torch.no_grad()
-    def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
-        """Return log-probs float32 [B, C, M] of recorded chunks under the weights without adapters."""
-        with before_training(self.module, **self._first):
-            return self.chunk_log_probs(obs, chunk).log_probs
+    def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
+        self._set_dropout(False)
+        inputs = self._prepare_inputs(obs, self._prepare_images(obs))
+        if not greedy:
+            inputs["uniforms"] = as_tensor(noise.uniforms(self._chunk, self.tokens_per_action), self._device)
+        decided = self.decide(inputs)
+        return Chunk(
+            actions=decided["actions"],
+            log_probs=decided["log_probs"],
+            values=decided.get("values"),
+            extras=build_extras({"features": decided.get("features")}, tokens=decided["tokens"]),
+        )
+
+    def _pick_bins(self, logits: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return token ids [...] and their log-probs, for logits [..., V]: the likeliest, or by uniform numbers."""
+        log_probs = torch.log_softmax(logits / self._temperature, dim=-1)
+        index = choose_bins(log_probs, uniforms)
+        return index + self.first_token, take_bins(log_probs, index)
+
+    def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
+        tokens = as_tensor(chunk.extras["tokens"], self._device)
+        logits, values = self._compute_logits(obs, tokens, self._prepare_images(obs, chunk.extras))
+        log_probs, entropies = self._score_tokens(logits, tokens)
+        return Scores(log_probs=log_probs, entropy=entropies, values=values)
+
+    def _score_tokens(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probs and entropies [B, C, M] of token ids [B, C, M], for logits [B, C, M, V]."""
+        log_probs = torch.log_softmax(logits / self._temperature, dim=-1)
+        return take_bins(log_probs, tokens - self.first_token), categorical_entropy(log_probs)
+
+    def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
+        """Return the cross-entropy of the expert's tokens (temperature 1), averaged over batch and chunk."""
+        return self._cross_entropy(obs, actions, "mean")
+
+    def imitation_terms(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
+        terms: Tensor = self._cross_entropy(obs, actions, "none")
+        return terms.view(-1, self._chunk, self.tokens_per_action).mean(2)
+
+    def _cross_entropy(self, obs: Observation, actions: ArrayOrTensor, reduction: str) -> Tensor:
+        tokens = self.encode_actions(actions)
+        logits, _ = self._compute_logits(obs, tokens, dropout=True)
+        return F.cross_entropy(logits.flatten(0, 2), (tokens - self.first_token).flatten(), reduction=reduction)
+
+    regions = (*FamilyPolicy.regions, _score_tokens)
 
 
 def drop_missing(**tensors: Tensor | None) -> dict[str, Tensor]:
     """Return the tensors that are not None."""
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
-
-
-def chunk_of(decided: Mapping[str, Tensor]) -> Chunk:
-    """Return the chunk of what `decide` returned: "actions", "log_probs", "tokens", and, if any, "values" and
-    the "features" that were reused."""
-    return Chunk(
-        actions=decided["actions"],
-        log_probs=decided["log_probs"],
-        values=decided.get("values"),
-        extras=build_extras({"features": decided.get("features")}, tokens=decided["tokens"]),
-    )
 
 
 def build_extras(seen: Mapping[str, Tensor | None], **chosen: Tensor) -> dict[str, Tensor]:

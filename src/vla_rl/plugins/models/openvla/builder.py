@@ -11,7 +11,7 @@ from torch import Tensor
 from vla_rl.core.contexts import ModelContext
 from vla_rl.core.randomness import derived_seed
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
-from vla_rl.plugins.models.openvla.base import AdaptedPolicy, FamilyPolicy, Parts
+from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts
 from vla_rl.plugins.models.openvla.checkpoint import DEVIATION, read_part
 from vla_rl.plugins.models.openvla.checks import decoding_of, uses_l1_head
 from vla_rl.plugins.models.openvla.codec import EPSILON, ActionCodec, ActionScaler
@@ -43,7 +43,7 @@ from vla_rl.plugins.models.openvla.prompts import CausalPrompts, DecodingPrompts
 from vla_rl.plugins.models.openvla.regression import L1Policy, SampledL1Policy
 from vla_rl.toolkit.models.adapter_files import store_network
 from vla_rl.toolkit.models.blocks import find_blocks
-from vla_rl.toolkit.models.combined_classes import combine_classes
+from vla_rl.toolkit.models.combined_classes import AdaptedPolicy, combine_classes
 from vla_rl.toolkit.models.frozen_weights import find_storable, round_weight
 from vla_rl.toolkit.models.heads import VALUE_HEAD, load_head
 from vla_rl.toolkit.models.networks import allocate_network, construct_module, fill_network, keep_tensor, load_weights

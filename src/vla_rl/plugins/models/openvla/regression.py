@@ -15,17 +15,14 @@ from vla_rl.core.capabilities import HasCritic
 from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
-from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, build_extras
-from vla_rl.plugins.models.openvla.heads import Deviation, OFTModule
+from vla_rl.plugins.models.openvla.base import ParallelPolicy, Parts, build_extras
+from vla_rl.plugins.models.openvla.heads import Deviation
 from vla_rl.toolkit.models.networks import as_tensor
 
 
-class L1Policy(FamilyPolicy):
+class L1Policy(ParallelPolicy):
     """OpenVLA-OFT's deterministic policy with the L1 head; `builder.build_policy` creates it. `log_probs` of its chunks
     are 0."""
-
-    module: OFTModule
-    name = "openvla_oft"
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -57,18 +54,9 @@ class L1Policy(FamilyPolicy):
         self, obs: Observation, seen: dict[str, Tensor | None], dropout: bool = False
     ) -> tuple[Tensor, Any]:
         """Return float32 [B, C, A] as the statistics scale them, and values."""
-        got, values = self._run_network(obs, seen, self._chunk * self.codec.action_dim, dropout)
+        got, values = self._run_network(obs, self._chunk * self.codec.action_dim, seen, dropout)
         assert got is not None
         return got, values
-
-    def _run_network(self, obs: Observation, seen: dict[str, Tensor | None], reads: int, dropout: bool = False) -> Any:
-        self._set_dropout(dropout)
-        prompt = self.prompts.take_prompts(obs.instructions)
-        row = (prompt.ids, prompt.mask, prompt.placeholder, prompt.start)
-        with self._autocast_context():
-            return self.module(
-                seen["pixels"], self._normalise_state(obs), *row, reads, seen["features"], self._read_steps(obs)
-            )
 
     def _refuse_request(self, what: str) -> NoReturn:
         raise UserError(
@@ -116,7 +104,7 @@ class SampledL1Policy(L1Policy, HasCritic):
 
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
-        result: Tensor = self._run_network(obs, self._prepare_images(obs), 0)[1]
+        result: Tensor = self._run_network(obs, 0)[1]
         return result
 
     def _log_probs(self, sampled: Tensor, mean: Tensor) -> Tensor:
