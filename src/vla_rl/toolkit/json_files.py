@@ -162,6 +162,11 @@ def read_value(file: Path, error: type[UserError] = UserError, limit: int = MAX_
     return _parse_json(_read_limited(file, error, limit), str(file), error)
 
 
+def encode_json(content: Any, indent: int = 2) -> bytes:
+    """Return the content of a JSON file."""
+    return f"{json.dumps(content, indent=indent)}\n".encode()
+
+
 def path_inside(folder: Path, name: str, source: str, error: type[UserError] = UserError) -> Path:
     """Return `folder / name`. Raise `error` if the name leaves the folder. Links are followed, since the Hugging Face
     hub's cache consists of them.

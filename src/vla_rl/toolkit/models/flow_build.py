@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -28,7 +28,6 @@ from vla_rl.toolkit.models.flow_fit import (
     demonstration_statistics,
     fit_checkpoint,
     fit_preset,
-    preset_statistics,
     uses_state,
 )
 from vla_rl.toolkit.models.flow_inputs import FlowParts
@@ -45,6 +44,7 @@ from vla_rl.toolkit.models.heads import (
     load_head,
 )
 from vla_rl.toolkit.models.images import ImageProcessor
+from vla_rl.toolkit.models.lerobot import bounds_statistics
 from vla_rl.toolkit.models.meta_device import META
 from vla_rl.toolkit.models.networks import (
     allocate_network,
@@ -205,7 +205,7 @@ class FlowBuilder(ABC):
         return FlowCheckpoint(
             sizes=self.presets[name],
             shape=FlowShape(horizon=self.context.chunk, tokenizer_max_length=self.max_prompt, **widths),
-            statistics=self.measured or preset_statistics(env, sees_state),
+            statistics=self.measured or evolve(bounds_statistics(env, sees_state), references=None),
             tokenizer=self.train_tokenizer(),
             raw={},
             slots=self.slots,

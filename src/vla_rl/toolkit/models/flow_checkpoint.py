@@ -6,7 +6,6 @@ steering_head.safetensors, and architecture.json with the sizes of a network tha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import attrs
 from attrs import frozen
 from tokenizers import Tokenizer
 
-from vla_rl.toolkit.json_files import Record
+from vla_rl.toolkit.json_files import Record, encode_json
 from vla_rl.toolkit.models.adapter_files import save_apart
 from vla_rl.toolkit.models.adapters import MergedState
 from vla_rl.toolkit.models.checkpoints import (
@@ -171,12 +170,10 @@ def save_folder(
     save_head(module.noise_head, folder, NOISE_HEAD)
     save_head(module.steering, folder, STEERING_HEAD)
     settings = {**(checkpoint.raw or raw), **({} if executed is None else {EXECUTED: executed})}
-    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    (folder / "config.json").write_bytes(encode_json(settings))
     for name, content in (checkpoint.processors or processors(settings)).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
     if not public_sizes:
-        (folder / ARCHITECTURE).write_text(
-            json.dumps(attrs.asdict(checkpoint.sizes), indent=2) + "\n", encoding="utf-8"
-        )
+        (folder / ARCHITECTURE).write_bytes(encode_json(attrs.asdict(checkpoint.sizes)))
     checkpoint.tokenizer.save(str(folder / TOKENIZER), pretty=False)

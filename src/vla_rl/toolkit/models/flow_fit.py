@@ -38,16 +38,6 @@ class FlowIOAdapter:
     """Normalisation of the state; None: the model sees no state."""
 
 
-def preset_statistics(env: EnvInfo, uses_state: bool) -> Statistics:
-    """Return statistics that scale actions by the simulator's bounds and leave the state as it is."""
-    bounds = (tuple(map(float, env.action_low)), tuple(map(float, env.action_high)))
-    return Statistics(
-        action=FeatureScale(mode="MIN_MAX", values=bounds, dim=env.action_dim),
-        state=FeatureScale(mode="IDENTITY", values=(), dim=env.state_dim) if uses_state else None,
-        references=None,
-    )
-
-
 def fit_preset(
     name: str, config: FlowConfig, env: EnvInfo, checkpoint: FlowCheckpoint, uses_state: bool
 ) -> FlowIOAdapter:

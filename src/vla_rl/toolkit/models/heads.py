@@ -4,6 +4,7 @@ separate files next to the checkpoint."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -56,7 +57,26 @@ def on_host(state: dict[str, Tensor], dtype: torch.dtype | None = None) -> dict[
     return {name: t.detach().to("cpu", dtype or t.dtype).contiguous() for name, t in state.items()}
 
 
-class HorizonValueHead(nn.Module):
+class ValueHead(nn.Module):
+    """Critic: an MLP from features [..., D] to float32 values [...], or [..., outputs] where `outputs` is a number. Its
+    weights depend on the seed alone; `detach` keeps its gradient out of the features."""
+
+    def __init__(
+        self, dim: int, hidden: tuple[int, ...], outputs: int | None, detach: bool, seed: int, last_bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.detach = detach
+        self.layers = small_mlp([dim, *hidden, outputs or 1], seed, last_bias=last_bias)
+
+    def run_layers(self, x: Tensor, activation: Callable[[Tensor], Tensor] = F.relu) -> Tensor:
+        for layer in self.layers[:-1]:
+            x = activation(layer(x))
+        values: Tensor = self.layers[-1](x)
+        return values.squeeze(-1) if self.outputs is None else values
+
+
+class HorizonValueHead(ValueHead):
     """Critic on an action expert's output: from [B, H, D] to float32 [B], by the mean over the horizon; with
     `per_action`, to [B, C], one value from the token of each executed action."""
 
@@ -64,18 +84,20 @@ class HorizonValueHead(nn.Module):
     """Denoising steps, from the mean noise on, whose values are averaged."""
 
     def __init__(self, dim: int, hidden: tuple[int, ...], per_action: int | None, detach: bool, seed: int) -> None:
-        super().__init__()
+        super().__init__(dim, hidden, None, detach, seed)
         self.per_action = per_action
-        self.detach = detach
-        self.layers = small_mlp([dim, *hidden, 1], seed)
 
     def forward(self, hidden: Tensor) -> Tensor:
         x = hidden.float()
-        x = x.mean(1) if self.per_action is None else x[:, : self.per_action]
-        for layer in self.layers[:-1]:
-            x = F.relu(layer(x))
-        values: Tensor = self.layers[-1](x).squeeze(-1)
-        return values
+        return self.run_layers(x.mean(1) if self.per_action is None else x[:, : self.per_action])
+
+
+class PrefixValueHead(ValueHead):
+    """Critic on the mean output of a vision-language model: from [B, D] to float32 [B], or to [B, C] with one value for
+    each executed action."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run_layers(x)
 
 
 class NoiseHead(nn.Module):
@@ -93,20 +115,3 @@ class NoiseHead(nn.Module):
         for layer in self.layers[:-1]:
             x = torch.tanh(layer(x))
         return torch.exp(self.low + (self.high - self.low) * (torch.tanh(self.layers[-1](x)) + 1) / 2)
-
-
-class PrefixValueHead(nn.Module):
-    """Critic on the mean output of a vision-language model: from [B, D] to float32 [B], or to [B, C] with `per_action`
-    = C."""
-
-    def __init__(self, dim: int, hidden: tuple[int, ...], per_action: int | None, detach: bool, seed: int) -> None:
-        super().__init__()
-        self.per_action = per_action
-        self.detach = detach
-        self.layers = small_mlp([dim, *hidden, per_action or 1], seed)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers[:-1]:
-            x = F.relu(layer(x))
-        values: Tensor = self.layers[-1](x)
-        return values if self.per_action else values.squeeze(-1)

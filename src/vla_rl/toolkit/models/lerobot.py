@@ -6,7 +6,6 @@ A folder has config.json, policy_preprocessor.json and the safetensors file that
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,8 @@ from typing import Any
 from attrs import frozen
 
 from vla_rl.core.errors import CheckpointError, did_you_mean
-from vla_rl.toolkit.json_files import Record, path_inside
+from vla_rl.core.types import EnvInfo
+from vla_rl.toolkit.json_files import Record, encode_json, path_inside
 from vla_rl.toolkit.models.checkpoints import MAX_CHUNK, MAX_SIZE, WEIGHTS, find_weights, read_file, read_keys
 from vla_rl.toolkit.relative_actions import GRIPPER, References
 
@@ -89,6 +89,15 @@ class Statistics:
     """Normalisation of the state; None: the folder has no state."""
     references: References | None = ()
     """What actions are relative to; `action` scales the differences. None: the folder does not say."""
+
+
+def bounds_statistics(env: EnvInfo, uses_state: bool) -> Statistics:
+    """Return statistics that scale actions by the simulator's bounds and leave the state as it is."""
+    bounds = (tuple(map(float, env.action_low)), tuple(map(float, env.action_high)))
+    return Statistics(
+        action=FeatureScale(mode="MIN_MAX", values=bounds, dim=env.action_dim),
+        state=FeatureScale(mode="IDENTITY", values=(), dim=env.state_dim) if uses_state else None,
+    )
 
 
 def read_statistics(folder: Path, raw: Mapping[str, Any]) -> Statistics:
@@ -396,15 +405,11 @@ def write_processors(
     post = [unscaling, *back, device]
     tensors = _encode_statistics(statistics)
     return {
-        PREPROCESSOR: _encode_json({"name": "policy_preprocessor", "steps": pre}),
-        POSTPROCESSOR: _encode_json({"name": "policy_postprocessor", "steps": post}),
+        PREPROCESSOR: encode_json({"name": "policy_preprocessor", "steps": pre}),
+        POSTPROCESSOR: encode_json({"name": "policy_postprocessor", "steps": post}),
         f"{before}.safetensors": tensors,
         f"{after}.safetensors": tensors,
     }
-
-
-def _encode_json(content: Any) -> bytes:
-    return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def _encode_statistics(statistics: Statistics) -> bytes:

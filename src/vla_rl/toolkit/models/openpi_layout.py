@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import CheckpointError, UserError
-from vla_rl.toolkit.json_files import Record
+from vla_rl.toolkit.json_files import Record, encode_json
 from vla_rl.toolkit.models.checkpoints import MAX_SIZE, TOKENIZER, WEIGHTS, read_json, unreadable_error
 from vla_rl.toolkit.models.lerobot import LEROBOT, FeatureScale, read_statistics
 from vla_rl.toolkit.relative_actions import References
@@ -60,20 +59,19 @@ def write_openpi(folder: Path, target: Path, asset_id: str) -> None:
     entries = {"actions": _build_entry(statistics.action, 0.0), "state": _build_entry(statistics.state, 1.0)}
     target.mkdir(parents=True, exist_ok=True)
     precision = rename_tensors(folder / WEIGHTS, target / WEIGHTS)
-    _write_json(
-        target / "config.json",
-        {
-            "action_dim": raw.get("max_action_dim", 32),
-            "action_horizon": raw.get("chunk_size", 50),
-            "paligemma_variant": raw.get("paligemma_variant", "gemma_2b"),
-            "action_expert_variant": raw.get("action_expert_variant", "gemma_300m"),
-            "precision": precision,
-            **({RELATIVE: [-1 if place is None else place for place in references]} if references else {}),
-        },
-    )
+    settings = {
+        "action_dim": raw.get("max_action_dim", 32),
+        "action_horizon": raw.get("chunk_size", 50),
+        "paligemma_variant": raw.get("paligemma_variant", "gemma_2b"),
+        "action_expert_variant": raw.get("action_expert_variant", "gemma_300m"),
+        "precision": precision,
+    }
+    if references:
+        settings[RELATIVE] = [-1 if place is None else place for place in references]
+    (target / "config.json").write_bytes(encode_json(settings))
     assets = target / "assets" / asset_id
     assets.mkdir(parents=True, exist_ok=True)
-    _write_json(assets / "norm_stats.json", {"norm_stats": entries})
+    (assets / "norm_stats.json").write_bytes(encode_json({"norm_stats": entries}))
     for name in KEPT:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)
@@ -140,7 +138,3 @@ def _centre_and_width(scale: FeatureScale, inwards: float) -> tuple[list[float],
         return list(first), [deviation + inwards * scale.eps for deviation in second]
     widths = [(high - low + scale.margin) or scale.eps for low, high in zip(first, second, strict=True)]
     return [low + width / 2 for low, width in zip(first, widths, strict=True)], [width / 2 for width in widths]
-
-
-def _write_json(file: Path, content: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -27,7 +27,7 @@ from vla_rl.toolkit.models.fitting import (
     require_state,
 )
 from vla_rl.toolkit.models.heads import VALUE_HEAD, load_head
-from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
+from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics, bounds_statistics
 from vla_rl.toolkit.models.networks import construct_module, fill_network
 
 NAME = "film_resnet"
@@ -39,7 +39,9 @@ def build_policy(config: FilmResnetConfig, context: ModelContext) -> FilmPolicy:
     folder = None if config.checkpoint is None else open_folder(config.checkpoint)
     setup = _make_setup(config, context, env) if folder is None else _match_setup(folder, config, context, env)
     measured = _data_statistics(context, setup)
-    statistics = measured or (_bounds_statistics(env, setup) if folder is None else read_statistics(folder, setup))
+    statistics = measured or (
+        bounds_statistics(env, setup.state_dim > 0) if folder is None else read_statistics(folder, setup)
+    )
     source = f"statistics of {folder if measured is None else 'the demonstrations'}"
     check_action_range(source, statistics.action.usual_ranges(), env)
     device, dtype = torch.device(context.device), getattr(torch, config.dtype)
@@ -87,15 +89,6 @@ def _match_setup(folder: Path, config: FilmResnetConfig, context: ModelContext, 
     return attrs.evolve(setup, cameras=cameras)
 
 
-def _bounds_statistics(env: EnvInfo, setup: Setup) -> Statistics:
-    """Return statistics without demonstrations: actions scaled by the simulator's bounds, the state as it is."""
-    bounds = (tuple(map(float, env.action_low)), tuple(map(float, env.action_high)))
-    return Statistics(
-        action=FeatureScale(mode="MIN_MAX", values=bounds, dim=setup.action_dim),
-        state=FeatureScale(mode="IDENTITY", values=(), dim=setup.state_dim) if setup.state_dim else None,
-    )
-
-
 def _data_statistics(context: ModelContext, setup: Setup) -> Statistics | None:
     """Return the statistics of the demonstrations, if the run scales by them: quantiles of the actions, z-scores of the
     state; else None."""
@@ -131,7 +124,7 @@ def _build_module(
         fill_network(module, find_weights(folder), device, dtype)
     if context.values != "none":
         outputs = context.chunk if context.values == "action" else None
-        seed = derived_seed(context.seed, "film_resnet/value_head")
-        module.value_head = FilmValueHead(module.features, config.value_head, outputs, seed)
+        seed, options = derived_seed(context.seed, "film_resnet/value_head"), config.value_head
+        module.value_head = FilmValueHead(module.features, options.hidden, outputs, options.detach, seed)
         load_head(module.value_head, folder, VALUE_HEAD)
     return module

@@ -4,7 +4,6 @@ it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.spec.structure import at
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
+from vla_rl.toolkit.json_files import encode_json
 from vla_rl.toolkit.models.checkpoints import (
     MAX_CHUNK,
     WANTED,
@@ -105,7 +105,7 @@ def write_setup(folder: Path, setup: Setup, statistics: Statistics) -> None:
         STATISTICS: attrs.asdict(statistics),
     }
     for name, content in files.items():
-        (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        (folder / name).write_bytes(encode_json(content, indent=1))
 
 
 def check_setup(folder: Path, setup: Setup, config: FilmResnetConfig, chunk: int) -> None:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_rl.plugins.models.film_resnet.config import GROUP, Bins, FilmValueHeadConfig, NetworkConfig
+from vla_rl.plugins.models.film_resnet.config import GROUP, Bins, NetworkConfig
 from vla_rl.toolkit.models import networks
-from vla_rl.toolkit.models.heads import small_mlp
+from vla_rl.toolkit.models.heads import ValueHead
 from vla_rl.toolkit.models.meta_device import device_autocast
 from vla_rl.toolkit.models.networks import Normal
 
@@ -100,23 +100,12 @@ def encode_waves(state: Tensor, count: int) -> Tensor:
     return torch.cat([state, angle.sin().to(state.dtype), angle.cos().to(state.dtype)], dim=1)
 
 
-class FilmValueHead(nn.Module):
-    """Critic on features [B, D]: values float32 [B], or [B, outputs] where `outputs` is a number. Its weights stay in
-    float32."""
-
-    def __init__(self, dim: int, config: FilmValueHeadConfig, outputs: int | None, seed: int) -> None:
-        super().__init__()
-        self.outputs = outputs
-        self.detach = config.detach
-        self.layers = small_mlp([dim, *config.hidden, outputs or 1], seed)
+class FilmValueHead(ValueHead):
+    """Critic on features [B, D]: values float32 [B], or [B, outputs]. Its weights stay in float32."""
 
     def forward(self, features: Tensor) -> Tensor:
         with device_autocast(features.device.type, enabled=False):
-            x = (features.detach() if self.detach else features).float()
-            for layer in self.layers[:-1]:
-                x = F.relu(layer(x))
-            values: Tensor = self.layers[-1](x)
-            return values.squeeze(-1) if self.outputs is None else values
+            return self.run_layers((features.detach() if self.detach else features).float())
 
 
 class FilmResnet(nn.Module):

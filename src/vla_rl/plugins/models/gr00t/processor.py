@@ -14,8 +14,8 @@ from attrs import evolve
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.gr00t.config import GrootConfig
-from vla_rl.plugins.models.gr00t.robots import Robot, as_json, choose_embodiment, choose_new_embodiment, read_scale
-from vla_rl.toolkit.json_files import Record
+from vla_rl.plugins.models.gr00t.robots import Robot, choose_embodiment, choose_new_embodiment, read_scale
+from vla_rl.toolkit.json_files import Record, encode_json
 from vla_rl.toolkit.models.checkpoints import MAX_CHUNK, MAX_PIXELS, MAX_SIZE, read_keys
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics, check_scale
 
@@ -297,9 +297,9 @@ def processor_of(
         if place is not None
     }
     return {
-        PROCESSOR: as_json({"processor_class": "Gr00tN1d7Processor", SETTINGS: settings}),
-        STATISTICS: as_json({robot.tag: {**ranges, **({"relative_action": differences} if references else {})}}),
-        ROWS: as_json({robot.tag: robot.row}),
+        PROCESSOR: encode_json({"processor_class": "Gr00tN1d7Processor", SETTINGS: settings}),
+        STATISTICS: encode_json({robot.tag: {**ranges, **({"relative_action": differences} if references else {})}}),
+        ROWS: encode_json({robot.tag: robot.row}),
     }
 
 

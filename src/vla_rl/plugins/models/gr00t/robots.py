@@ -3,7 +3,6 @@ embodiment-specific layers. Light to import."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from math import isclose
@@ -14,7 +13,7 @@ from attrs import frozen
 
 from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.plugins.models.gr00t.config import GrootConfig
-from vla_rl.toolkit.json_files import Record
+from vla_rl.toolkit.json_files import Record, encode_json
 from vla_rl.toolkit.models.checkpoints import read_keys
 from vla_rl.toolkit.models.lerobot import MODES, FeatureScale, Statistics, check_scale
 
@@ -157,8 +156,4 @@ def metadata_of(tag: str, statistics: Statistics, cameras: Sequence[str], pixels
         for name, scale in present.items()
     }
     kinds["video"] = {name: {"resolution": [pixels, pixels], "channels": 3, "fps": 10.0} for name in cameras}
-    return {METADATA: as_json({tag: {"statistics": ranges, "modalities": kinds, "embodiment_tag": tag}})}
-
-
-def as_json(content: Any) -> bytes:
-    return (json.dumps(content, indent=2) + "\n").encode()
+    return {METADATA: encode_json({tag: {"statistics": ranges, "modalities": kinds, "embodiment_tag": tag}})}

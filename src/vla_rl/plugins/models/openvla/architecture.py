@@ -40,32 +40,14 @@ class ViTSpec:
     """Normalisation of RGB in [0, 1]."""
 
 
-def dinov2_spec(*, embed_dim: int, depth: int, num_heads: int, mlp_hidden: int, patch_size: int = 14) -> ViTSpec:
+def dinov2_spec(**sizes: Any) -> ViTSpec:
     """Return the sizes of a DINOv2 with registers (Darcet et al. 2023)."""
-    return ViTSpec(
-        embed_dim=embed_dim,
-        depth=depth,
-        num_heads=num_heads,
-        mlp_hidden=mlp_hidden,
-        patch_size=patch_size,
-        class_token=True,
-        reg_tokens=4,
-        layer_scale=True,
-        mean=IMAGENET[0],
-        std=IMAGENET[1],
-    )
+    return ViTSpec(**sizes, class_token=True, reg_tokens=4, layer_scale=True, mean=IMAGENET[0], std=IMAGENET[1])
 
 
-def siglip_spec(*, embed_dim: int, depth: int, num_heads: int, mlp_hidden: int, patch_size: int = 14) -> ViTSpec:
+def siglip_spec(**sizes: Any) -> ViTSpec:
     """Return the sizes of a SigLIP image tower (Zhai et al. 2023)."""
-    return ViTSpec(
-        embed_dim=embed_dim,
-        depth=depth,
-        num_heads=num_heads,
-        mlp_hidden=mlp_hidden,
-        patch_size=patch_size,
-        attention_pool=True,
-    )
+    return ViTSpec(**sizes, attention_pool=True)
 
 
 BACKBONES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -116,17 +116,10 @@ def _build_parts(config: FamilyConfig, context: ModelContext, kind: type[M]) -> 
 def _build_prompts(
     fit: OpenVLAIOAdapter, autoregressive: bool, device: torch.device, instructions: list[str]
 ) -> DecodingPrompts:
-    pad = fit.config.pad_token_id
+    common: dict[str, Any] = {"pad_id": fit.config.pad_token_id, "device": device, "instructions": instructions}
     if autoregressive:
-        return CausalPrompts(fit.tokenizer, pad_id=pad, device=device, instructions=instructions)
-    return DecodingPrompts(
-        fit.tokenizer,
-        placeholders=fit.token_count,
-        append_stop_token=fit.stop,
-        pad_id=pad,
-        device=device,
-        instructions=instructions,
-    )
+        return CausalPrompts(fit.tokenizer, **common)
+    return DecodingPrompts(fit.tokenizer, placeholders=fit.token_count, append_stop_token=fit.stop, **common)
 
 
 def _build_module(

@@ -6,9 +6,7 @@ deviation.safetensors.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from attrs import frozen
@@ -31,9 +29,9 @@ from vla_rl.plugins.models.openvla.lora import (
     save_adapter,
 )
 from vla_rl.plugins.models.openvla.prompts import TOKENIZER_CONFIG
-from vla_rl.plugins.models.openvla.statistics import STATISTICS, choose_statistics, read_known
+from vla_rl.plugins.models.openvla.statistics import STATISTICS, read_known
 from vla_rl.plugins.models.openvla.weights import SHARD_BYTES, write_weights
-from vla_rl.toolkit.json_files import Record
+from vla_rl.toolkit.json_files import Record, encode_json
 from vla_rl.toolkit.models.adapter_files import save_apart
 from vla_rl.toolkit.models.checkpoints import (
     INDEX,
@@ -68,11 +66,6 @@ class OpenVLACheckpoint:
     adapter: Adapter | None
 
     @property
-    def policy_setup(self) -> dict[str, Any]:
-        """Settings of the policy's training, as far as the folder records them."""
-        return dict(self.config.policy_setup)
-
-    @property
     def proprio_file(self) -> Path | None:
         return find_part(self.folder, "proprio_projector")
 
@@ -88,10 +81,6 @@ class OpenVLACheckpoint:
         kind = config.frozen_weights if trained == "bf16" else trained
         place = str(folder.absolute()) if folder.is_dir() else name
         return AdapterBase(place, compute_fingerprint(self.weights), kind)
-
-    def find_statistics(self, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
-        """Name and entry of a data set's statistics; `X` also finds `X_no_noops`."""
-        return choose_statistics(self.folder, self.known, unnorm_key)
 
 
 def open_checkpoint(name: str) -> OpenVLACheckpoint:
@@ -153,6 +142,6 @@ def save_checkpoint(
     save_head(module.deviation, folder, DEVIATION)
     config.architectures = ["OpenVLAForActionPrediction"]
     config.to_json_file(folder / "config.json", use_diff=False)
-    (folder / STATISTICS).write_text(json.dumps(config.norm_stats, indent=1) + "\n", encoding="utf-8")
+    (folder / STATISTICS).write_bytes(encode_json(config.norm_stats, indent=1))
     tokenizer.save(str(folder / TOKENIZER), pretty=False)
-    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=1) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_bytes(encode_json(TOKENIZER_CONFIG, indent=1))

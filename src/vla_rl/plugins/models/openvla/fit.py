@@ -16,7 +16,7 @@ from vla_rl.plugins.models.openvla.checks import PLUGINS, check_decoding, check_
 from vla_rl.plugins.models.openvla.codec import ActionScale
 from vla_rl.plugins.models.openvla.config import RANGES, FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig, no_rl
 from vla_rl.plugins.models.openvla.prompts import train_tokenizer
-from vla_rl.plugins.models.openvla.statistics import check_suites, choose_range
+from vla_rl.plugins.models.openvla.statistics import check_suites, choose_range, choose_statistics
 from vla_rl.toolkit.models.fitting import (
     MismatchError,
     check_action_dim,
@@ -113,13 +113,12 @@ def _fit_checkpoint(
     measured = _read_measured(config, context)
     if measured:
         checkpoint.config.norm_stats = {config.unnorm_key or "demonstrations": measured}
-    key, entry = (
-        next(iter(checkpoint.config.norm_stats.items())) if measured else checkpoint.find_statistics(config.unnorm_key)
-    )
-    if not measured:
+        key, entry = next(iter(checkpoint.config.norm_stats.items()))
+    else:
+        key, entry = choose_statistics(checkpoint.folder, checkpoint.known, config.unnorm_key)
         check_suites(checkpoint.folder, checkpoint.known, key, context.suites)
-    setup = {"statistics_range": "q01_q99"} if measured else checkpoint.policy_setup
-    span = choose_range(checkpoint.folder, key, entry, setup, config)
+    setup = checkpoint.config.policy_setup
+    span = choose_range(checkpoint.folder, key, entry, {"statistics_range": "q01_q99"} if measured else setup, config)
     action = _read_scale(checkpoint, key, entry, "action", span)
     check_action_dim(f"statistics {key!r} of {checkpoint.folder} are", len(action.q01), env)
     known = checkpoint.config.norm_stats
@@ -131,20 +130,20 @@ def _fit_checkpoint(
         converts=config.gripper != "keep",
         remedy=f"; set model.unnorm_key to one that fits: {', '.join(known)}" if len(known) > 1 else "",
     )
-    check_decoding(checkpoint.folder, checkpoint.policy_setup, config, context.chunk)
+    check_decoding(checkpoint.folder, setup, config, context.chunk)
     check_head(checkpoint.folder, checkpoint.action_head_file, config)
     check_parts(checkpoint.folder, config)
     state = None
     stop = True
     if isinstance(config, OpenVLAOFTConfig):
         state = _read_state_scale(checkpoint, config, env, key, entry, span)
-        recorded = bool(checkpoint.policy_setup.get("append_stop_token", True))
+        recorded = bool(setup.get("append_stop_token", True))
         stop = recorded if config.append_stop_token is None else config.append_stop_token
     return OpenVLAIOAdapter(
         checkpoint=checkpoint,
         config=checkpoint.config,
         tokenizer=checkpoint.tokenizer,
-        cameras=_select_cameras(config, env, checkpoint.policy_setup),
+        cameras=_select_cameras(config, env, setup),
         chunk=context.chunk,
         action=action,
         state=state,

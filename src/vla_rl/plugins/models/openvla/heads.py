@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction
-from vla_rl.toolkit.models.heads import initialise_layer, small_mlp
+from vla_rl.toolkit.models.heads import ValueHead, initialise_layer
 from vla_rl.toolkit.models.meta_device import device_autocast
 from vla_rl.toolkit.models.networks import as_tensor
 
@@ -36,19 +36,16 @@ class ProprioProjector(nn.Module):
         return result
 
 
-class OpenVLAValueHead(nn.Module):
+class OpenVLAValueHead(ValueHead):
     """Critic on hidden states: values float32 [B], or [B, outputs] where `outputs` is a number.
 
     Its weights stay in float32. The last layer has no bias and starts small, so that values start near 0.
     """
 
     def __init__(self, dim: int, hidden: tuple[int, ...], outputs: int | None, detach: bool, seed: int) -> None:
-        super().__init__()
-        self.outputs = outputs
-        self.detach = detach
+        super().__init__(dim, hidden, outputs, detach, seed, last_bias=False)
         self.clock: nn.Embedding | None = None
         """Embedding of the episode's step."""
-        self.layers = small_mlp([dim, *hidden, outputs or 1], seed, last_bias=False)
 
     def forward(self, hidden: Tensor, at: Tensor, mask: Tensor | None, steps: Tensor | None = None) -> Tensor:
         """Return values.
@@ -65,11 +62,7 @@ class OpenVLAValueHead(nn.Module):
                 x = x + self.clock(
                     torch.zeros_like(at) if steps is None else steps.clamp(max=self.clock.num_embeddings - 1)
                 )
-            for layer in self.layers[:-1]:
-                x = F.gelu(layer(x))
-            x = self.layers[-1](x)
-            result: Tensor = x.squeeze(-1) if self.outputs is None else x
-            return result
+            return self.run_layers(x, F.gelu)
 
     def _pool_hidden(self, hidden: Tensor, at: Tensor, mask: Tensor | None) -> Tensor:
         return hidden[torch.arange(len(hidden), device=hidden.device), at].float()

@@ -85,8 +85,8 @@ class DecodingPrompts(KnownPrompts):
         self,
         tokenizer: Tokenizer,
         *,
-        placeholders: int,
-        append_stop_token: bool,
+        placeholders: int = 0,
+        append_stop_token: bool = False,
         pad_id: int,
         device: torch.device,
         instructions: Iterable[str] = (),
@@ -138,18 +138,6 @@ class DecodingPrompts(KnownPrompts):
 
 class CausalPrompts(DecodingPrompts):
     """Sequences for autoregressive decoding: padded after BOS, so that all end with the last prompt token."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, *, pad_id: int, device: torch.device, instructions: Iterable[str] = ()
-    ) -> None:
-        super().__init__(
-            tokenizer,
-            placeholders=0,
-            append_stop_token=False,
-            pad_id=pad_id,
-            device=device,
-            instructions=instructions,
-        )
 
     def _lay_out(self, tokens: Sequence[list[int]]) -> None:
         lengths = self._count_tokens(tokens)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor
 
+from vla_rl.toolkit.json_files import encode_json
 from vla_rl.toolkit.models.checkpoints import INDEX, WEIGHTS, save_tensors
 
 SHARD_BYTES = 5 * 10**9
@@ -27,5 +27,5 @@ def write_weights(folder: Path, outline: Mapping[str, Tensor], read: Callable[[s
         save_tensors({name: read(name) for name in names}, folder / file, metadata={"format": "pt"})
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        (folder / INDEX).write_bytes(encode_json(index))
         (folder / WEIGHTS).unlink(missing_ok=True)  # left by an earlier save; it would be read instead

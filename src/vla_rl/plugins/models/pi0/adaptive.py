@@ -123,20 +123,6 @@ class Pi05Module(Pi0Module):
     """Network with all parameters of a pi0.5 policy."""
 
     state_tokens = 0
-    pads = False
-    """Whether the critic's mean includes the prompt's padding, as RLinf's does."""
-
-    @property
-    def blind_queries(self) -> bool:
-        return self.pads
-
-    def _attention_mask(self, valid: Tensor) -> Tensor:
-        """Return the attention mask. Padding that is counted is computed as in openpi: it attends to all tokens
-        equally."""
-        return valid[:, None, :, None] & valid[:, None, None, :] if self.pads else super()._attention_mask(valid)
-
-    def _select_counted(self, valid: Tensor, prompt: int) -> Tensor:
-        return torch.cat([valid[:, :-prompt], torch.ones_like(valid[:, -prompt:])], 1) if self.pads else valid
 
     def run_backbone(self, pixels: Tensor, ids: Tensor, mask: Tensor, shown: Tensor | None = None) -> BackboneFeatures:
         if self.pads and shown is None:

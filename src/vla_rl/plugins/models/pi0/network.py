@@ -104,6 +104,8 @@ class Pi0Module(FlowModule):
     """Network with all parameters of a policy."""
 
     state_tokens = 1
+    pads = False
+    """Whether the critic's mean includes the prompt's padding, as RLinf's of pi0.5 does."""
 
     def __init__(self, pi0: PI0ForConditionalGeneration, *heads: Any) -> None:
         super().__init__((pi0.config.chunk_size, pi0.config.max_action_dim), *heads)
@@ -133,7 +135,7 @@ class Pi0Module(FlowModule):
             layout.rotation,
             recorded,
             normed=self._summarises,
-            blind_queries=self.blind_queries,
+            blind_queries=self.pads,
         )
         return BackboneFeatures(
             layout.valid,
@@ -179,18 +181,15 @@ class Pi0Module(FlowModule):
         groups = self.pi0.model.dit.layers[0].self_attn.num_key_value_groups
         return repeat_for_heads(self._mask_scores(suffix), groups), rotation
 
-    @property
-    def blind_queries(self) -> bool:
-        """Whether tokens of the prefix may see nothing, not even themselves."""
-        return False
-
     def _attention_mask(self, valid: Tensor) -> Tensor:
-        """Return the mask [B, 1, P or 1, P] of prefix tokens that each prefix token attends to, from bool [B, P]."""
-        return valid[:, None, None, :]
+        """Return the mask [B, 1, P or 1, P] of prefix tokens that each prefix token attends to, from bool [B, P].
+        Padding that is counted is computed as in openpi: it attends to all tokens equally."""
+        mask = valid[:, None, None, :]
+        return valid[:, None, :, None] & mask if self.pads else mask
 
     def _select_counted(self, valid: Tensor, prompt: int) -> Tensor:
         """Return which tokens the critic's mean includes; the last `prompt` of them are the instruction."""
-        return valid
+        return torch.cat([valid[:, :-prompt], torch.ones_like(valid[:, -prompt:])], 1) if self.pads else valid
 
     def _mask_scores(self, seen: Tensor) -> Tensor:
         return added_to_scores(seen, self._dtype)
