@@ -20,10 +20,9 @@ from transformers.initialization import no_init_weights
 from vla_rl.plugins.models.gr00t.folder import GrootSizes, QwenSizes
 from vla_rl.plugins.models.gr00t.head import ActionHead, CategoryLinear, Pair, Source, bucket_of
 from vla_rl.plugins.models.gr00t.qwen import FRAMES, QwenTowers
-from vla_rl.toolkit.models import flow_network
 from vla_rl.toolkit.models.decoder import run_layers
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
-from vla_rl.toolkit.models.flow_network import BackboneFeatures, FlowModule, mean_over
+from vla_rl.toolkit.models.flow_network import BackboneFeatures, FlowModule, initialise_flow, mean_over
 from vla_rl.toolkit.models.heads import PrefixValueHead
 
 EAGLE = "backbone.eagle_model.language_model"
@@ -229,7 +228,7 @@ def open_names(names: Collection[str]) -> Mapping[str, str]:
 @torch.no_grad()
 def initialise_weights(network: Groot, seed: int) -> None:
     """Initialise random weights as a function of the seed alone; the velocity starts near 0."""
-    flow_network.initialise_flow(network, seed, rms=1.0)
+    initialise_flow(network, seed, rms=1.0)
     rng = torch.Generator().manual_seed(seed)
     part: Any
     for name, part in network.named_modules():
