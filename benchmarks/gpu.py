@@ -428,14 +428,14 @@ def log_probs_of(learner: Any) -> torch.Tensor:
 
 
 def compile_blocks(stage: Stage, policy: Any) -> None:
-    from vla_rl.toolkit.models.compilation import CompiledBlocks
+    from vla_rl.toolkit.models.acting.compilation import CompiledBlocks
 
     backend = "eager" if stage.tiny else "inductor"
     CompiledBlocks(policy.module, policy.blocks, regions=policy.regions, policy=policy, backend=backend)
 
 
 def capture(stage: Stage, policy: Any) -> None:
-    from vla_rl.toolkit.models.cuda_graphs import CapturedFunction, CudaGraphRecorder
+    from vla_rl.toolkit.models.acting.cuda_graphs import CapturedFunction, CudaGraphRecorder
 
     if stage.tiny:  # on a CPU, by the stand-in of the tests
         sys.path.append(str(Path(__file__).parents[1] / "tests"))

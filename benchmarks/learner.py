@@ -43,7 +43,7 @@ from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
 from vla_rl.plugins.models.smolvla import plugin as smolvla
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.testing import synthetic
-from vla_rl.toolkit.models.flow_config import FlowConfig
+from vla_rl.toolkit.models.flow.config import FlowConfig
 from vla_rl.toolkit.trainers.master_weights import MasterWeights
 from vla_rl.toolkit.trainers.optimizer import build_optimizer
 

@@ -35,7 +35,7 @@ from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import EnvInfo, TaskInfo
 from vla_rl.serving.policy import Policy
 from vla_rl.serving.server import PolicyServer, Settings
-from vla_rl.toolkit.models.openpi import pack_frame, unpack_frame
+from vla_rl.toolkit.models.acting.openpi import pack_frame, unpack_frame
 
 CLIENTS = 8
 SLEEPS = {"type": "linear", "latency_s": 0.02, "latency_env_s": 0.001}

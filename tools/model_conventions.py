@@ -176,7 +176,7 @@ def measure_resize(process: Process, shape: tuple[int, int]) -> str:
 
 def measure_scale(mode: str) -> str:
     """Return what the network's numbers mean in the simulator's units, and that they keep their order."""
-    from vla_rl.toolkit.models.lerobot import MODES, FeatureScale
+    from vla_rl.toolkit.models.checkpoints.lerobot import MODES, FeatureScale
     from vla_rl.toolkit.models.scaling import FeatureScaler
 
     names = MODES[mode]
@@ -211,7 +211,7 @@ def measure_gripper(restore: Callable[[Tensor], Tensor]) -> str:
 
 def list_grippers() -> dict[str, Callable[[Tensor], Tensor]]:
     from vla_rl.plugins.models.openvla.codec import ActionCodec, ActionScale
-    from vla_rl.toolkit.models.lerobot import FeatureScale
+    from vla_rl.toolkit.models.checkpoints.lerobot import FeatureScale
     from vla_rl.toolkit.models.scaling import FeatureScaler, GripperScaler
 
     def use_codec(gripper: str) -> Callable[[Tensor], Tensor]:
@@ -233,7 +233,7 @@ def measure_messages() -> dict[str, tuple[str, str]]:
     """Return dialect -> keys of a request and of an answer, and how many actions an answer has."""
     from vla_rl.core.types import EnvInfo
     from vla_rl.serving.dialects import DIALECTS
-    from vla_rl.toolkit.models.openpi import unpack_frame
+    from vla_rl.toolkit.models.acting.openpi import unpack_frame
 
     info = EnvInfo(
         cameras={"front": (64, 64), "wrist": (64, 64)}, state_dim=8, action_low=(-1.0,), action_high=(1.0,), tasks=()

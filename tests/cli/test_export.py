@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from vla_rl.cli.main import app
 from vla_rl.core.spec.spec import load_spec, parse_spec
 from vla_rl.runtime.start import evaluate, run
-from vla_rl.toolkit.models.lerobot_layout import UNKNOWN
+from vla_rl.toolkit.models.checkpoints.lerobot_layout import UNKNOWN
 
 SPEC = {
     "name": "toy",

@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from vla_rl.serving.policy import Policy
 from vla_rl.serving.server import PolicyServer, Settings
-from vla_rl.toolkit.models.openpi import pack_frame, unpack_frame
+from vla_rl.toolkit.models.acting.openpi import pack_frame, unpack_frame
 
 WAIT = 60.0
 """Seconds after which an answer is missing."""

@@ -31,8 +31,8 @@ from vla_rl.serving import clients as bounds  # noqa: E402
 from vla_rl.serving.access import Access, own_names, url_of  # noqa: E402
 from vla_rl.serving.policy import Policy  # noqa: E402
 from vla_rl.serving.server import PolicyServer, Settings  # noqa: E402
-from vla_rl.toolkit.models.key_maps import default_key_map  # noqa: E402
-from vla_rl.toolkit.models.openpi import EncodedImage, pack_frame, unpack_frame  # noqa: E402
+from vla_rl.toolkit.models.acting.key_maps import default_key_map  # noqa: E402
+from vla_rl.toolkit.models.acting.openpi import EncodedImage, pack_frame, unpack_frame  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from clients import WAIT, interpreter_with, served
 from trained import sight, train
 
 import vla_rl
-from vla_rl.toolkit.models.key_maps import PRESETS
+from vla_rl.toolkit.models.acting.key_maps import PRESETS
 
 pytestmark = pytest.mark.slow
 PACKAGES = ("openpi-client==0.1.2", "typing_extensions")  # it imports the second without asking for it

@@ -39,8 +39,8 @@ from vla_rl.serving.server import (  # noqa: E402
     check_address,
     read_api_key,
 )
-from vla_rl.toolkit.models.key_maps import PRESETS, KeyMap  # noqa: E402
-from vla_rl.toolkit.models.openpi import MAX_FRAME, pack_frame, unpack_frame  # noqa: E402
+from vla_rl.toolkit.models.acting.key_maps import PRESETS, KeyMap  # noqa: E402
+from vla_rl.toolkit.models.acting.openpi import MAX_FRAME, pack_frame, unpack_frame  # noqa: E402
 
 
 @pytest.fixture(scope="module")

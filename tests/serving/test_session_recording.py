@@ -22,7 +22,7 @@ from vla_rl.plugins.data.lerobot import plugin as reader
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.serving import recording
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
-from vla_rl.toolkit.models.openpi import pack_frame, unpack_frame
+from vla_rl.toolkit.models.acting.openpi import pack_frame, unpack_frame
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from reference_files import reference
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.structure import Problems, Structurer
 from vla_rl.testing import synthetic
-from vla_rl.toolkit.models.lerobot import mask_by_names
+from vla_rl.toolkit.models.checkpoints.lerobot import mask_by_names
 from vla_rl.toolkit.relative_actions import References, RelativeActions, match_state, take_offsets
 
 TENSORS = load_file(reference("relative", "relative.safetensors"))

@@ -27,7 +27,7 @@ from vla_rl.core.types import to_numpy
 from vla_rl.runtime.start import evaluate
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
-from vla_rl.toolkit.models.lerobot_layout import UNKNOWN, build_config
+from vla_rl.toolkit.models.checkpoints.lerobot_layout import UNKNOWN, build_config
 from vla_rl.toolkit.relative_actions import RelativeActions
 
 PYTHON = os.environ.get("VLA_RL_LEROBOT_PYTHON", "")

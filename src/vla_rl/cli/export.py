@@ -12,10 +12,10 @@ from vla_rl.cli.report.gather import read_report_data
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.paths import check_folder, explain_path_errors
 from vla_rl.runtime.run_folder.folder import checkpoint_in, read_state
-from vla_rl.toolkit.models.checkpoints import open_to_readers
+from vla_rl.toolkit.models.checkpoints.files import open_to_readers
+from vla_rl.toolkit.models.checkpoints.lerobot_layout import build_config
+from vla_rl.toolkit.models.checkpoints.openpi_layout import write_openpi
 from vla_rl.toolkit.models.instructions import saved_suffix
-from vla_rl.toolkit.models.lerobot_layout import build_config
-from vla_rl.toolkit.models.openpi_layout import write_openpi
 
 FORMATS = ("own", "lerobot", "openpi")
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from attrs import define, field, frozen
 
 from vla_rl.core.types import Array, EnvInfo
-from vla_rl.toolkit.models.key_maps import PRESETS, KeyMap, default_key_map
-from vla_rl.toolkit.models.openpi import FrameError, pack_frame, unpack_frame
+from vla_rl.toolkit.models.acting.key_maps import PRESETS, KeyMap, default_key_map
+from vla_rl.toolkit.models.acting.openpi import FrameError, pack_frame, unpack_frame
 from vla_rl.version import __version__
 
 Frame = str | bytes

@@ -48,8 +48,8 @@ from vla_rl.serving.clients import (
 )
 from vla_rl.serving.dialects import DIALECTS, ClientRequest, Dialect, Frame
 from vla_rl.serving.policy import Key, Policy
-from vla_rl.toolkit.models.key_maps import KeyMap, has_encoded, read_request
-from vla_rl.toolkit.models.openpi import MAX_FRAME, FrameError
+from vla_rl.toolkit.models.acting.key_maps import KeyMap, has_encoded, read_request
+from vla_rl.toolkit.models.acting.openpi import MAX_FRAME, FrameError
 
 if TYPE_CHECKING:
     from vla_rl.serving.recording import SessionRecorder

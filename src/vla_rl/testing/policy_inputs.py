@@ -17,7 +17,7 @@ from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Chunk, EnvInfo, Observation, Scores, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.model_case import ModelCase
-from vla_rl.toolkit.models.checkpoints import read_json, read_tokenizer
+from vla_rl.toolkit.models.checkpoints.files import read_json, read_tokenizer
 
 MOVED = 0.1
 """Step that weights are moved by before inputs are compared: parts that begin at zero would hide their inputs."""

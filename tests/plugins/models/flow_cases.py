@@ -10,7 +10,7 @@ from model_cases import changed, noise
 
 from vla_rl.core.types import Observation
 from vla_rl.toolkit.models.adapters import LoRAConfig
-from vla_rl.toolkit.models.flow_config import FlowNoise, FlowSDE, PrefixHeadConfig
+from vla_rl.toolkit.models.flow.config import FlowNoise, FlowSDE, PrefixHeadConfig
 
 contracts = pytest.mark.parametrize(
     ("values", "config"),

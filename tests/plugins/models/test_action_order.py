@@ -12,7 +12,7 @@ from pi0_cases import CHUNK, ENV
 
 from vla_rl.core.contexts import ModelContext
 from vla_rl.plugins.models import pi0, smolvla
-from vla_rl.toolkit.models.fitting import MismatchError
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
 
 NAMES = ("left.pos", "right.pos", "gripper.pos")
 

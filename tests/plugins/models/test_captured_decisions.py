@@ -12,7 +12,7 @@ from model_cases import noise
 from eager_recorder import EagerRecorder, no_host_reads
 from vla_rl.plugins.models.pi0 import pi05
 from vla_rl.plugins.models.pi0.config import Pi05Config
-from vla_rl.toolkit.models.cuda_graphs import CapturedFunction
+from vla_rl.toolkit.models.acting.cuda_graphs import CapturedFunction
 
 
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])

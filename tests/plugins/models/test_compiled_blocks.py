@@ -11,7 +11,7 @@ from compiled_cases import LONG, MODELS, SPECIAL, observation
 from model_cases import noise
 
 from vla_rl.core.types import Observation
-from vla_rl.toolkit.models.compilation import MAX_RECOMPILATIONS, CompiledBlocks
+from vla_rl.toolkit.models.acting.compilation import MAX_RECOMPILATIONS, CompiledBlocks
 
 ATOL = 1e-5
 """`check_model`'s tolerance of log-probs and values."""

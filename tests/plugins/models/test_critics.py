@@ -25,7 +25,7 @@ from vla_rl.plugins.models.openvla.heads import ActionValueHead
 from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config, Pi05HeadConfig
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.testing import check_model
-from vla_rl.toolkit.models.flow_config import PrefixHeadConfig, ValueHeadConfig
+from vla_rl.toolkit.models.flow.config import PrefixHeadConfig, ValueHeadConfig
 
 POOLED = ActionAttentionHeadConfig(hidden=(16,))
 FLOW: dict[str, Any] = {

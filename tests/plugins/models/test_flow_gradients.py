@@ -21,7 +21,7 @@ from vla_rl.plugins.models import pi0, smolvla
 from vla_rl.plugins.models.pi0.config import Pi05Config
 from vla_rl.plugins.models.pi0.layout import public_name
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
-from vla_rl.toolkit.models.flow_config import FlowCPS, FlowNoise, FlowSDE
+from vla_rl.toolkit.models.flow.config import FlowCPS, FlowNoise, FlowSDE
 
 STEPS, LEVEL = 4, 0.7
 PLAIN: dict[str, Any] = {"pi05": PlainPi05, "smolvla": PlainSmolVLA}

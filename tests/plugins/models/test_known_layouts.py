@@ -24,7 +24,7 @@ from vla_rl.core.spec.spec import Spec, checkpoint_record, parse_spec
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.gpu_memory.model_memory import meta_observation
 from vla_rl.testing import synthetic
-from vla_rl.toolkit.models.checkpoints import WeightFiles
+from vla_rl.toolkit.models.checkpoints.files import WeightFiles
 from vla_rl.toolkit.models.meta_device import CudaSemantics
 from vla_rl.toolkit.models.prompts import train_tokenizer
 

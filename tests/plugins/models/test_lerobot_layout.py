@@ -15,9 +15,9 @@ from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import UserError
 from vla_rl.plugins.models import pi0, smolvla
 from vla_rl.testing import synthetic
-from vla_rl.toolkit.models.flow_config import SteeringConfig
+from vla_rl.toolkit.models.checkpoints.lerobot_layout import UNKNOWN, build_config
+from vla_rl.toolkit.models.flow.config import SteeringConfig
 from vla_rl.toolkit.models.instructions import save_suffix
-from vla_rl.toolkit.models.lerobot_layout import UNKNOWN, build_config
 from vla_rl.toolkit.relative_actions import RelativeActions
 
 ENV = synthetic.env_info(bounds=((-9.0, 9.0),))

@@ -23,9 +23,15 @@ from vla_rl.plugins.models import gr00t, pi0, smolvla
 from vla_rl.plugins.models.gr00t.processor import PROCESSOR, SETTINGS, STATISTICS
 from vla_rl.plugins.models.pi0.statistics import read_config, read_statistics
 from vla_rl.testing import synthetic
-from vla_rl.toolkit.models.fitting import MismatchError
-from vla_rl.toolkit.models.lerobot import PREPROCESSOR, FeatureScale, Statistics, model_config, write_processors
-from vla_rl.toolkit.models.openpi_layout import write_openpi
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
+from vla_rl.toolkit.models.checkpoints.lerobot import (
+    PREPROCESSOR,
+    FeatureScale,
+    Statistics,
+    model_config,
+    write_processors,
+)
+from vla_rl.toolkit.models.checkpoints.openpi_layout import write_openpi
 from vla_rl.toolkit.models.scaling import FeatureScaler
 from vla_rl.toolkit.relative_actions import RelativeActions, take_offsets
 
@@ -91,7 +97,7 @@ def test_actions_are_those_of_the_network_plus_the_state(models: Any) -> None:
 
 
 def test_demonstrations_are_made_relative(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vla_rl.toolkit.models.flow_policy.crc32", lambda data: 0)  # noise depends on the actions
+    monkeypatch.setattr("vla_rl.toolkit.models.flow.policy.crc32", lambda data: 0)  # noise depends on the actions
     _, plain, relative = models
     obs, actions = observation(3, WIDE), expert(3) / 4
     losses = relative.imitation_loss(obs, actions + offsets(obs, PLACES)), plain.imitation_loss(obs, actions)

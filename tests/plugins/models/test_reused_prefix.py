@@ -23,8 +23,8 @@ from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.adapters import LoRAConfig
-from vla_rl.toolkit.models.flow_config import PrefixHeadConfig, SteeringConfig
-from vla_rl.toolkit.models.flow_network import RECORDED
+from vla_rl.toolkit.models.flow.config import PrefixHeadConfig, SteeringConfig
+from vla_rl.toolkit.models.flow.network import RECORDED
 from vla_rl.toolkit.trainers.dummy_samples import dummy_sample
 
 MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {

@@ -21,10 +21,10 @@ from vla_rl.plugins.models import gr00t, pi0, smolvla
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
+from vla_rl.toolkit.models.acting.cuda_graphs import CapturedFunction
 from vla_rl.toolkit.models.adapters import LoRAConfig
-from vla_rl.toolkit.models.cuda_graphs import CapturedFunction
-from vla_rl.toolkit.models.fitting import MismatchError
-from vla_rl.toolkit.models.flow_config import FlowSDE, SteeringConfig
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
+from vla_rl.toolkit.models.flow.config import FlowSDE, SteeringConfig
 from vla_rl.toolkit.models.heads import STEERING_HEAD
 
 SMALL = SteeringConfig(range=2.0, hidden=(16,))

@@ -27,7 +27,7 @@ from vla_rl.plugins.trainers.off_policy.steering import Dsrl
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_trainer, synthetic
 from vla_rl.testing.linear import LinearModel
-from vla_rl.toolkit.models.flow_config import SteeringConfig
+from vla_rl.toolkit.models.flow.config import SteeringConfig
 from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 

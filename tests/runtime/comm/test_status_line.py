@@ -8,7 +8,7 @@ import pytest
 from vla_rl.runtime.comm import status_line
 from vla_rl.runtime.comm.status_line import StatusLine, showing_progress
 from vla_rl.toolkit import waiting
-from vla_rl.toolkit.models.checkpoints import find_weights
+from vla_rl.toolkit.models.checkpoints.files import find_weights
 
 
 class Screen(io.StringIO):

@@ -24,7 +24,7 @@ from vla_rl.runtime.run_folder.manifest import write_manifest
 from vla_rl.runtime.start import run
 from vla_rl.testing.scripted import SimulatorFault
 from vla_rl.toolkit.hooks.files import belongs_to_run
-from vla_rl.toolkit.models.checkpoints import save_tensors
+from vla_rl.toolkit.models.checkpoints.files import save_tensors
 
 SIX = {"train": {"steps": 6, "checkpoint_every": 2, "keep_checkpoints": 2}, "eval": {"before": False}}
 LEARNER, STATE = "trainer/learner.pt", "trainer/state.json"

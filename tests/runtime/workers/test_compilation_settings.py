@@ -19,7 +19,7 @@ from vla_rl.runtime.checks.no_effect import without_effect
 from vla_rl.runtime.start import run
 from vla_rl.runtime.workers import compilation
 from vla_rl.runtime.workers.compilation import compilation_mode, compile_model
-from vla_rl.toolkit.models.compilation import CompiledBlocks
+from vla_rl.toolkit.models.acting.compilation import CompiledBlocks
 
 LEARN, ACT, BOTH = "learn", "act", "both"
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fp8
 from vla_rl.toolkit.models import frozen_weights
-from vla_rl.toolkit.models.fitting import MismatchError
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
 from vla_rl.toolkit.models.frozen_weights import FrozenLinear, count_weights, find_fp8_problem, store_frozen_weights
 
 KINDS = ("int8", "nf4", "fp8")

@@ -26,7 +26,7 @@ from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.hardware import WorkerDevice
 from vla_rl.runtime.placement.weight_strategy import WorkerLocation
 from vla_rl.toolkit.data.recording import Recording
-from vla_rl.toolkit.models.compilation import CompilationReport
+from vla_rl.toolkit.models.acting.compilation import CompilationReport
 
 Demonstrations = tuple[Observation, Array]
 """Observations of B chunk steps, and the expert's actions, float32 [B, C, A]."""

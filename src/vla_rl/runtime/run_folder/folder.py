@@ -30,7 +30,7 @@ from vla_rl.runtime.run_folder.lock import RunLock
 from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
 from vla_rl.runtime.run_folder.manifest import find_damage, same_manifest, write_manifest
 from vla_rl.runtime.run_folder.state_file import read_state_file, write_state
-from vla_rl.toolkit.models.checkpoints import open_to_readers
+from vla_rl.toolkit.models.checkpoints.files import open_to_readers
 
 logger = logging.getLogger(__name__)
 

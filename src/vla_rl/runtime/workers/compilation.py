@@ -14,9 +14,9 @@ from vla_rl.core.manager import unwrap_component
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.spec.yaml import dotted_path
 from vla_rl.runtime.checks.compilation import compilation_problem
+from vla_rl.toolkit.models.acting.compilation import CompiledBlocks
+from vla_rl.toolkit.models.acting.cuda_graphs import CapturedFunction, CudaGraphRecorder
 from vla_rl.toolkit.models.adapters import merge_state
-from vla_rl.toolkit.models.compilation import CompiledBlocks
-from vla_rl.toolkit.models.cuda_graphs import CapturedFunction, CudaGraphRecorder
 
 Mode = Literal["off", "blocks", "graphs"]
 

@@ -60,7 +60,7 @@ from vla_rl.runtime.workers.policy.rollout_loop import EnvClients, RolloutLoop
 from vla_rl.runtime.workers.role_builder import RoleBuilder
 from vla_rl.runtime.workers.role_calls import RoleCalls
 from vla_rl.toolkit.data.mixture import MixedDemonstrations
-from vla_rl.toolkit.models.compilation import CompilationReport, CompiledBlocks
+from vla_rl.toolkit.models.acting.compilation import CompilationReport, CompiledBlocks
 from vla_rl.toolkit.models.frozen_weights import count_weights
 from vla_rl.toolkit.trainers.master_weights import is_narrow
 from vla_rl.toolkit.waiting import works_now

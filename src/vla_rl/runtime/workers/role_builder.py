@@ -32,8 +32,8 @@ from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.learner.trainers import trainers_of
 from vla_rl.runtime.workers.models import build_engine, build_model, policy_name
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
+from vla_rl.toolkit.models.acting.compilation import CompiledBlocks
 from vla_rl.toolkit.models.adapters import merge_mode
-from vla_rl.toolkit.models.compilation import CompiledBlocks
 
 
 @frozen(eq=False)

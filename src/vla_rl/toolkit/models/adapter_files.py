@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from vla_rl.toolkit.models.adapters import TRAINED, LoRAConfig, check_adapter, keep_start
-from vla_rl.toolkit.models.checkpoints import read_file, save_tensors
+from vla_rl.toolkit.models.checkpoints.files import read_file, save_tensors
 from vla_rl.toolkit.models.frozen_weights import FrozenLinear, store_frozen_weights, unpack_weight
 
 APART = "adapters.safetensors"

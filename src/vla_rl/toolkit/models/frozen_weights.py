@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_rl.toolkit.models.blocks import find_blocks
-from vla_rl.toolkit.models.fitting import MismatchError
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
 from vla_rl.toolkit.models.meta_device import META, autocast_type
 
 FP8 = torch.float8_e4m3fn

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_rl.toolkit.models.checkpoints import read_file, save_tensors
+from vla_rl.toolkit.models.checkpoints.files import read_file, save_tensors
 from vla_rl.toolkit.models.networks import load_weights
 
 VALUE_HEAD, NOISE_HEAD = "value_head.safetensors", "noise_head.safetensors"

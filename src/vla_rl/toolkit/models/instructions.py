@@ -14,7 +14,7 @@ from vla_rl.core.errors import CheckpointError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Observation
 from vla_rl.toolkit.json_files import read_record
-from vla_rl.toolkit.models.checkpoints import resolve_checkpoint
+from vla_rl.toolkit.models.checkpoints.files import resolve_checkpoint
 
 INSTRUCTION = "instruction.json"
 """File in addition to a model's own files; a model without a suffix has none."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.core.errors import CheckpointError
-from vla_rl.toolkit.models.checkpoints import WeightFiles, check_names
+from vla_rl.toolkit.models.checkpoints.files import WeightFiles, check_names
 from vla_rl.toolkit.models.meta_device import META
 
 GIB = 1024**3

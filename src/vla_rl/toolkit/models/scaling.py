@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vla_rl.core.types import Array
-from vla_rl.toolkit.models.lerobot import FeatureScale
+from vla_rl.toolkit.models.checkpoints.lerobot import FeatureScale
 
 
 class FeatureScaler:

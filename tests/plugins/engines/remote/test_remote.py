@@ -41,8 +41,8 @@ from vla_rl.runtime.start import start
 from vla_rl.serving.policy import Policy
 from vla_rl.testing import check_engine
 from vla_rl.toolkit import waiting
-from vla_rl.toolkit.models.key_maps import PRESETS
-from vla_rl.toolkit.models.openpi import pack_frame
+from vla_rl.toolkit.models.acting.key_maps import PRESETS
+from vla_rl.toolkit.models.acting.openpi import pack_frame
 
 
 @pytest.fixture(scope="module")

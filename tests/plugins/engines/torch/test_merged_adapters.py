@@ -24,6 +24,8 @@ from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_engine
 from vla_rl.testing.synthetic import env_info
+from vla_rl.toolkit.models.acting.compilation import CompiledBlocks
+from vla_rl.toolkit.models.acting.cuda_graphs import CapturedFunction
 from vla_rl.toolkit.models.adapters import (
     LoRAConfig,
     MergedAdapters,
@@ -33,8 +35,6 @@ from vla_rl.toolkit.models.adapters import (
     has_adapters,
     merge_state,
 )
-from vla_rl.toolkit.models.compilation import CompiledBlocks
-from vla_rl.toolkit.models.cuda_graphs import CapturedFunction
 
 ROWS = 16
 MOST_KL = 1e-4

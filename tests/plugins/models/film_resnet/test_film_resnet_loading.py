@@ -19,7 +19,7 @@ from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import EnvInfo
 from vla_rl.plugins.models.film_resnet import plugin
 from vla_rl.plugins.models.film_resnet.config import Bins, FilmResnetConfig, FilmValueHeadConfig, NetworkConfig
-from vla_rl.toolkit.models.fitting import MismatchError
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from vla_rl.plugins.models.film_resnet.inputs import shift_images
 from vla_rl.plugins.models.film_resnet.network import encode_waves, soft_argmax
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.bag_of_words import BagOfWords
-from vla_rl.toolkit.models.fitting import MismatchError
-from vla_rl.toolkit.models.lerobot import FeatureScale
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
+from vla_rl.toolkit.models.checkpoints.lerobot import FeatureScale
 
 CPU = torch.device("cpu")
 GAUSSIAN = NetworkConfig(channels=(8, 16), keypoints=4, words=64, instruction=8, hidden=(32,), head=Gaussian())

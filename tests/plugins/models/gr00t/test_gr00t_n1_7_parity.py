@@ -14,10 +14,10 @@ from reference_files import reference
 from vla_rl.plugins.models.gr00t.folder import QwenSizes
 from vla_rl.plugins.models.gr00t.head import bucket_of
 from vla_rl.plugins.models.gr00t.network import TIED, GrootPrefix, QwenModule, empty_network, open_names, public_name
-from vla_rl.toolkit.models.checkpoints import find_weights
-from vla_rl.toolkit.models.flow_checkpoint import FlowShape
-from vla_rl.toolkit.models.flow_matching import FlowSchedule
-from vla_rl.toolkit.models.flow_network import BackboneFeatures
+from vla_rl.toolkit.models.checkpoints.files import find_weights
+from vla_rl.toolkit.models.flow.checkpoint import FlowShape
+from vla_rl.toolkit.models.flow.matching import FlowSchedule
+from vla_rl.toolkit.models.flow.network import BackboneFeatures
 from vla_rl.toolkit.models.heads import PrefixValueHead
 from vla_rl.toolkit.models.networks import fill_network
 

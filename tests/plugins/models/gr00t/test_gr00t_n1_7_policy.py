@@ -29,7 +29,7 @@ from vla_rl.plugins.models.gr00t.network import TIED
 from vla_rl.plugins.models.gr00t.opening import action_dim, check_checkpoint
 from vla_rl.plugins.models.gr00t.processor import PROCESSOR, ROWS, SETTINGS, STATISTICS
 from vla_rl.testing import check_model, synthetic
-from vla_rl.toolkit.models.fitting import MismatchError
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
 
 PRESET = "tiny_n1_7"
 

@@ -28,7 +28,7 @@ from vla_rl.plugins.models.gr00t.network import TIED
 from vla_rl.plugins.models.gr00t.opening import action_dim, check_checkpoint
 from vla_rl.plugins.models.gr00t.robots import ROWS
 from vla_rl.testing import check_model, synthetic
-from vla_rl.toolkit.models.fitting import MismatchError
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
 from vla_rl.toolkit.models.images import crop_and_resize
 
 UNEMBEDDINGS, EMBEDDINGS = next(iter(TIED.items()))

@@ -24,7 +24,7 @@ from vla_rl.plugins.models.openvla.codec import ActionCodec, ActionScale
 from vla_rl.plugins.models.openvla.config import MLPHeadConfig, OpenVLAARConfig
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.adapters import LoRAConfig
-from vla_rl.toolkit.models.fitting import MismatchError
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
 from vla_rl.toolkit.models.recompute import RECOMPUTE
 
 CPU = torch.device("cpu")

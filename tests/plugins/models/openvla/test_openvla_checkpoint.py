@@ -21,7 +21,7 @@ from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
 from vla_rl.plugins.models.openvla.checks import check_checkpoint
 from vla_rl.plugins.models.openvla.config import MLPHeadConfig, OpenVLAOFTConfig
 from vla_rl.toolkit.models.adapters import LoRAConfig
-from vla_rl.toolkit.models.fitting import MismatchError
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
 
 
 @pytest.fixture

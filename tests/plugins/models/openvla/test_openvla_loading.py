@@ -25,7 +25,7 @@ from vla_rl.plugins.models.openvla.modeling import hollow_model
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models import networks
 from vla_rl.toolkit.models.adapters import LoRAConfig
-from vla_rl.toolkit.models.checkpoints import WeightFiles
+from vla_rl.toolkit.models.checkpoints.files import WeightFiles
 
 LORA = LoRAConfig(rank=4)
 

@@ -21,7 +21,7 @@ from vla_rl.plugins.models.openvla.heads import L1Head
 from vla_rl.plugins.models.openvla.regression import L1Policy
 from vla_rl.runtime.start import run
 from vla_rl.toolkit.models.adapters import LoRAConfig
-from vla_rl.toolkit.models.fitting import MismatchError
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
 
 
 def waves(head: L1Head) -> dict[str, torch.Tensor]:

@@ -18,11 +18,11 @@ from vla_rl.plugins.models.pi0.architecture import PiSizes, network_config
 from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names, public_name
 from vla_rl.plugins.models.pi0.network import PiPrefix
 from vla_rl.plugins.models.pi0.prompts import bins_of, prompt_text, state_text
-from vla_rl.toolkit.models.checkpoints import find_weights
-from vla_rl.toolkit.models.flow_checkpoint import FlowShape
-from vla_rl.toolkit.models.flow_matching import FlowSchedule
+from vla_rl.toolkit.models.checkpoints.files import find_weights
+from vla_rl.toolkit.models.checkpoints.lerobot import FeatureScale
+from vla_rl.toolkit.models.flow.checkpoint import FlowShape
+from vla_rl.toolkit.models.flow.matching import FlowSchedule
 from vla_rl.toolkit.models.heads import PrefixValueHead
-from vla_rl.toolkit.models.lerobot import FeatureScale
 from vla_rl.toolkit.models.networks import fill_network
 from vla_rl.toolkit.models.scaling import FeatureScaler
 

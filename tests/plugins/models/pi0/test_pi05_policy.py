@@ -28,8 +28,8 @@ from vla_rl.plugins.models.pi0.prompts import state_text
 from vla_rl.plugins.models.pi0.statistics import action_dim, check_checkpoint
 from vla_rl.testing import check_model, synthetic
 from vla_rl.toolkit.models.adapters import LoRAConfig
-from vla_rl.toolkit.models.fitting import MismatchError
-from vla_rl.toolkit.models.flow_config import FlowNoise, FlowSDE
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
+from vla_rl.toolkit.models.flow.config import FlowNoise, FlowSDE
 from vla_rl.toolkit.models.prompts import train_tokenizer
 
 STATS = {

@@ -26,10 +26,10 @@ from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, prompt_text
 from vla_rl.plugins.models.pi0.statistics import action_dim
 from vla_rl.testing import synthetic
-from vla_rl.toolkit.models.fitting import MismatchError
-from vla_rl.toolkit.models.flow_config import FlowNoise
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
+from vla_rl.toolkit.models.checkpoints.lerobot import FeatureScale
+from vla_rl.toolkit.models.flow.config import FlowNoise
 from vla_rl.toolkit.models.images import ImageProcessor, resize_with_pad
-from vla_rl.toolkit.models.lerobot import FeatureScale
 from vla_rl.toolkit.models.scaling import FeatureScaler
 
 CPU = torch.device("cpu")
@@ -154,7 +154,7 @@ def test_heads_are_saved_next_to_the_weights(saved: Path, tmp_path: Path) -> Non
     with pytest.raises(
         CheckpointError, match=r"(?s)value_head.*remove the file.*layers\.0\.weight: \(512, 64\) instead of"
     ):
-        from vla_rl.toolkit.models.flow_config import ValueHeadConfig
+        from vla_rl.toolkit.models.flow.config import ValueHeadConfig
 
         policy(checkpoint=str(saved), context={"values": "chunk"}, value_head=ValueHeadConfig(hidden=(8,)))
 

@@ -19,7 +19,7 @@ from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.plugins.models.pi0.network import empty_network
 from vla_rl.plugins.models.pi0.statistics import action_dim
 from vla_rl.toolkit.models import networks
-from vla_rl.toolkit.models.checkpoints import WANTED, WeightFiles
+from vla_rl.toolkit.models.checkpoints.files import WANTED, WeightFiles
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CPU = torch.device("cpu")

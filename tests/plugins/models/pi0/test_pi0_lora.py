@@ -23,8 +23,8 @@ from vla_rl.plugins.models.pi0.network import empty_network
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.adapters import LoRAConfig, insert_adapters
-from vla_rl.toolkit.models.flow_config import FlowNoise, FlowNoiseKind, FlowSDE
-from vla_rl.toolkit.models.flow_network import freeze_unused
+from vla_rl.toolkit.models.flow.config import FlowNoise, FlowNoiseKind, FlowSDE
+from vla_rl.toolkit.models.flow.network import freeze_unused
 
 LORA = LoRAConfig(rank=4)
 FLOW_NOISE = FlowNoise()

@@ -19,7 +19,7 @@ from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
 from vla_rl.plugins.models.pi0.prompts import PiPrompts
 from vla_rl.testing import check_model, synthetic
-from vla_rl.toolkit.models.flow_config import FlowCPS, FlowNoise, FlowNoiseKind, FlowSDE, ValueHeadConfig
+from vla_rl.toolkit.models.flow.config import FlowCPS, FlowNoise, FlowNoiseKind, FlowSDE, ValueHeadConfig
 
 FLOW_NOISE = FlowNoise()
 FLOW_CPS = FlowCPS(level=0.7)

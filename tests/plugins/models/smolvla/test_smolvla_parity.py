@@ -14,9 +14,9 @@ from reference_files import reference
 from vla_rl.plugins.models.smolvla.folder import SmolVLASizes, mlp_width
 from vla_rl.plugins.models.smolvla.network import SmolVLAModule, SmolVLAPrefix, empty_network
 from vla_rl.toolkit.json_files import Record
-from vla_rl.toolkit.models.checkpoints import find_weights
-from vla_rl.toolkit.models.flow_checkpoint import FlowShape
-from vla_rl.toolkit.models.flow_matching import FlowSchedule
+from vla_rl.toolkit.models.checkpoints.files import find_weights
+from vla_rl.toolkit.models.flow.checkpoint import FlowShape
+from vla_rl.toolkit.models.flow.matching import FlowSchedule
 from vla_rl.toolkit.models.heads import PrefixValueHead
 from vla_rl.toolkit.models.networks import fill_network
 

@@ -25,7 +25,7 @@ from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.plugins.models.smolvla.folder import action_dim, check_checkpoint
 from vla_rl.plugins.models.smolvla.policy import SmolVLAPolicy, prompt_text
 from vla_rl.testing import check_model, synthetic
-from vla_rl.toolkit.models.fitting import MismatchError
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
 from vla_rl.toolkit.models.images import CornerImages
 
 

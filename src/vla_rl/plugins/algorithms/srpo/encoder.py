@@ -16,7 +16,7 @@ from torch.nn import functional
 from vla_rl.core.errors import UserError, first_line
 from vla_rl.core.paths import expand_tilde
 from vla_rl.plugins.algorithms.srpo.config import EncoderSettings
-from vla_rl.toolkit.models.checkpoints import resolve_checkpoint
+from vla_rl.toolkit.models.checkpoints.files import resolve_checkpoint
 
 if TYPE_CHECKING:
     from transformers import VJEPA2Model

@@ -35,7 +35,7 @@ class RemoteConfig:
 
 def check_key_map(config: RemoteConfig, context: CheckContext) -> None:
     """Check that the key map can be read."""
-    from vla_rl.toolkit.models.key_maps import read_key_map
+    from vla_rl.toolkit.models.acting.key_maps import read_key_map
 
     if config.keys is not None:
         with at("keys"):

@@ -23,9 +23,9 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Array, Chunk, EnvInfo, Observation
 from vla_rl.plugins.engines.remote.address import Proxy, proxy_for
 from vla_rl.plugins.engines.remote.config import RemoteConfig
-from vla_rl.toolkit.models.fitting import MismatchError, check_action_dim, check_horizon, check_state_dim
-from vla_rl.toolkit.models.key_maps import KeyMap, read_key_map, write_request
-from vla_rl.toolkit.models.openpi import MAX_FRAME, FrameError, pack_frame, unpack_frame
+from vla_rl.toolkit.models.acting.key_maps import KeyMap, read_key_map, write_request
+from vla_rl.toolkit.models.acting.openpi import MAX_FRAME, FrameError, pack_frame, unpack_frame
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError, check_action_dim, check_horizon, check_state_dim
 from vla_rl.toolkit.waiting import register_work
 
 PAUSE_S = 0.2

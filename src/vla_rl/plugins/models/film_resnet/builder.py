@@ -16,8 +16,8 @@ from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, Gaussian,
 from vla_rl.plugins.models.film_resnet.gaussian_policy import GaussianFilmResnetPolicy
 from vla_rl.plugins.models.film_resnet.network import FilmResnet, FilmValueHead, initialise_weights
 from vla_rl.plugins.models.film_resnet.policy import FilmPolicy, FilmResnetPolicy
-from vla_rl.toolkit.models.checkpoints import find_weights
-from vla_rl.toolkit.models.fitting import (
+from vla_rl.toolkit.models.checkpoints.files import find_weights
+from vla_rl.toolkit.models.checkpoints.fitting import (
     MismatchError,
     check_action_dim,
     check_action_range,
@@ -26,8 +26,8 @@ from vla_rl.toolkit.models.fitting import (
     choose_cameras,
     require_state,
 )
+from vla_rl.toolkit.models.checkpoints.lerobot import FeatureScale, Statistics, bounds_statistics
 from vla_rl.toolkit.models.heads import VALUE_HEAD, load_head
-from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics, bounds_statistics
 from vla_rl.toolkit.models.networks import construct_module, fill_network
 
 NAME = "film_resnet"

@@ -16,7 +16,7 @@ from vla_rl.core.errors import CheckpointError
 from vla_rl.core.spec.structure import at
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
 from vla_rl.toolkit.json_files import encode_json
-from vla_rl.toolkit.models.checkpoints import (
+from vla_rl.toolkit.models.checkpoints.files import (
     MAX_CHUNK,
     WANTED,
     check_size,
@@ -26,8 +26,8 @@ from vla_rl.toolkit.models.checkpoints import (
     read_json,
     resolve_checkpoint,
 )
-from vla_rl.toolkit.models.fitting import MismatchError, known_number
-from vla_rl.toolkit.models.lerobot import MODES, FeatureScale, Statistics, check_scale
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError, known_number
+from vla_rl.toolkit.models.checkpoints.lerobot import MODES, FeatureScale, Statistics, check_scale
 
 BUILTIN = Path(__file__).parent / "checkpoints"
 MODEL_TYPE = "film_resnet"

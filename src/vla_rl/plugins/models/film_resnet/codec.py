@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vla_rl.toolkit.models.lerobot import FeatureScale
+from vla_rl.toolkit.models.checkpoints.lerobot import FeatureScale
 from vla_rl.toolkit.models.scaling import FeatureScaler
 
 

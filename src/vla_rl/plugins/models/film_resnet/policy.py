@@ -22,9 +22,9 @@ from vla_rl.plugins.models.film_resnet.codec import BinCodec, target_distributio
 from vla_rl.plugins.models.film_resnet.inputs import shift_images, to_pixels
 from vla_rl.plugins.models.film_resnet.network import FilmResnet
 from vla_rl.toolkit.models.bag_of_words import BagOfWords
-from vla_rl.toolkit.models.checkpoints import WEIGHTS, save_tensors
+from vla_rl.toolkit.models.checkpoints.files import WEIGHTS, save_tensors
+from vla_rl.toolkit.models.checkpoints.lerobot import Statistics
 from vla_rl.toolkit.models.heads import VALUE_HEAD, on_host, save_head
-from vla_rl.toolkit.models.lerobot import Statistics
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.scaling import FeatureScaler
 from vla_rl.toolkit.models.tokens import categorical_entropy, choose_bins, median_bins, take_bins

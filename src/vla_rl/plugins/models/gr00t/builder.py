@@ -18,14 +18,14 @@ from vla_rl.plugins.models.gr00t.inputs import CHATS, AreaImages, ChatPrompts
 from vla_rl.plugins.models.gr00t.opening import longest_chunk, read_folder
 from vla_rl.plugins.models.gr00t.policy import GrootCheckpoint, GrootPolicy
 from vla_rl.plugins.models.gr00t.robots import Robot
-from vla_rl.toolkit.models.checkpoints import read_sizes
-from vla_rl.toolkit.models.fitting import MismatchError, check_horizon
-from vla_rl.toolkit.models.flow_build import TINY, VOCAB, FlowBuilder, TrainedParts
-from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint, FlowShape, open_folder
-from vla_rl.toolkit.models.flow_fit import FlowIOAdapter
-from vla_rl.toolkit.models.flow_network import Heads
+from vla_rl.toolkit.models.checkpoints.files import read_sizes
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError, check_horizon
+from vla_rl.toolkit.models.checkpoints.lerobot import FeatureScale, Statistics
+from vla_rl.toolkit.models.flow.build import TINY, VOCAB, FlowBuilder, TrainedParts
+from vla_rl.toolkit.models.flow.checkpoint import ARCHITECTURE, FlowCheckpoint, FlowShape, open_folder
+from vla_rl.toolkit.models.flow.fit import FlowIOAdapter
+from vla_rl.toolkit.models.flow.network import Heads
 from vla_rl.toolkit.models.images import CroppedImages, ImageProcessor
-from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
 from vla_rl.toolkit.models.prompts import train_tokenizer
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from attrs import evolve, field, frozen
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.toolkit.json_files import Record
-from vla_rl.toolkit.models.checkpoints import MAX_CHUNK, MAX_DIM, MAX_SIZE, check_even, check_multiples, read_keys
+from vla_rl.toolkit.models.checkpoints.files import MAX_CHUNK, MAX_DIM, MAX_SIZE, check_even, check_multiples, read_keys
 
 OTHERS = {
     r"n1[d_.]*6": "N1.6, which has another vision-language model with its own code; only a demo is public",

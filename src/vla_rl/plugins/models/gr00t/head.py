@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_rl.plugins.models.gr00t.folder import GrootSizes
-from vla_rl.toolkit.models.flow_checkpoint import FlowShape
+from vla_rl.toolkit.models.flow.checkpoint import FlowShape
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values, [B, heads, T, D]."""

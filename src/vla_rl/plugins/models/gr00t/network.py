@@ -21,8 +21,8 @@ from vla_rl.plugins.models.gr00t.folder import GrootSizes, QwenSizes
 from vla_rl.plugins.models.gr00t.head import ActionHead, CategoryLinear, Pair, Source, bucket_of
 from vla_rl.plugins.models.gr00t.qwen import FRAMES, QwenTowers
 from vla_rl.toolkit.models.decoder import run_layers
-from vla_rl.toolkit.models.flow_checkpoint import FlowShape
-from vla_rl.toolkit.models.flow_network import BackboneFeatures, FlowModule, initialise_flow, mean_over
+from vla_rl.toolkit.models.flow.checkpoint import FlowShape
+from vla_rl.toolkit.models.flow.network import BackboneFeatures, FlowModule, initialise_flow, mean_over
 from vla_rl.toolkit.models.heads import PrefixValueHead
 
 EAGLE = "backbone.eagle_model.language_model"

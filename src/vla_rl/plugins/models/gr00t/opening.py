@@ -11,8 +11,8 @@ from vla_rl.plugins.models.gr00t.folder import N1_5, Generation, read_config
 from vla_rl.plugins.models.gr00t.processor import read_processor
 from vla_rl.plugins.models.gr00t.robots import Robot, read_metadata
 from vla_rl.toolkit.json_files import Record
-from vla_rl.toolkit.models.fitting import check_folder, data_references, known_number
-from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
+from vla_rl.toolkit.models.checkpoints.fitting import check_folder, data_references, known_number
+from vla_rl.toolkit.models.checkpoints.lerobot import FeatureScale, Statistics
 from vla_rl.toolkit.relative_actions import References
 
 UNREAD = Statistics(action=FeatureScale(mode="IDENTITY", values=(), dim=0), state=None)

@@ -18,9 +18,9 @@ from vla_rl.plugins.models.gr00t.network import GrootModule, public_name
 from vla_rl.plugins.models.gr00t.processor import processor_of
 from vla_rl.plugins.models.gr00t.qwen import ImageBlock
 from vla_rl.plugins.models.gr00t.robots import Robot, metadata_of
-from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint, save_folder
-from vla_rl.toolkit.models.flow_inputs import FlowParts
-from vla_rl.toolkit.models.flow_policy import FlowPolicy
+from vla_rl.toolkit.models.flow.checkpoint import FlowCheckpoint, save_folder
+from vla_rl.toolkit.models.flow.inputs import FlowParts
+from vla_rl.toolkit.models.flow.policy import FlowPolicy
 from vla_rl.toolkit.models.scaling import GripperScaler
 
 

@@ -16,8 +16,8 @@ from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.gr00t.robots import Robot, choose_embodiment, choose_new_embodiment, read_scale
 from vla_rl.toolkit.json_files import Record, encode_json
-from vla_rl.toolkit.models.checkpoints import MAX_CHUNK, MAX_PIXELS, MAX_SIZE, read_keys
-from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics, check_scale
+from vla_rl.toolkit.models.checkpoints.files import MAX_CHUNK, MAX_PIXELS, MAX_SIZE, read_keys
+from vla_rl.toolkit.models.checkpoints.lerobot import FeatureScale, Statistics, check_scale
 
 PROCESSOR, STATISTICS, ROWS = "processor_config.json", "statistics.json", "embodiment_id.json"
 SETTINGS = "processor_kwargs"

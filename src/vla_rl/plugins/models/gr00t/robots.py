@@ -14,8 +14,8 @@ from attrs import frozen
 from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.toolkit.json_files import Record, encode_json
-from vla_rl.toolkit.models.checkpoints import read_keys
-from vla_rl.toolkit.models.lerobot import MODES, FeatureScale, Statistics, check_scale
+from vla_rl.toolkit.models.checkpoints.files import read_keys
+from vla_rl.toolkit.models.checkpoints.lerobot import MODES, FeatureScale, Statistics, check_scale
 
 logger = logging.getLogger(__name__)
 METADATA = "experiment_cfg/metadata.json"

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG
-from vla_rl.toolkit.models.checkpoints import MAX_SIZE, read_keys
+from vla_rl.toolkit.models.checkpoints.files import MAX_SIZE, read_keys
 
 READ = frozenset({"peft_type", "base_model_name_or_path", "r", "lora_alpha", "use_rslora", "init_lora_weights", "bias"})
 """Keys whose values count here."""

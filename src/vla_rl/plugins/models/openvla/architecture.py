@@ -12,7 +12,7 @@ from transformers.activations import ACT2FN
 from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.core.spec.structure import Structurer
 from vla_rl.toolkit.json_files import Record
-from vla_rl.toolkit.models.checkpoints import check_sizes
+from vla_rl.toolkit.models.checkpoints.files import check_sizes
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 BRIGHTEST = 1.0

@@ -33,7 +33,7 @@ from vla_rl.plugins.models.openvla.statistics import STATISTICS, read_known
 from vla_rl.plugins.models.openvla.weights import SHARD_BYTES, write_weights
 from vla_rl.toolkit.json_files import Record, encode_json
 from vla_rl.toolkit.models.adapter_files import save_apart
-from vla_rl.toolkit.models.checkpoints import (
+from vla_rl.toolkit.models.checkpoints.files import (
     INDEX,
     WEIGHTS,
     WeightFiles,

@@ -19,7 +19,7 @@ from vla_rl.plugins.models.openvla.config import RANGES, FamilyConfig, OpenVLAAR
 from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG, BUILTIN, SENTENCEPIECE
 from vla_rl.plugins.models.openvla.statistics import check_suites, choose_range, choose_statistics, read_known
 from vla_rl.toolkit.json_files import LARGEST, Record
-from vla_rl.toolkit.models.checkpoints import (
+from vla_rl.toolkit.models.checkpoints.files import (
     INDEX,
     MAX_CHUNK,
     MAX_LAYERS,
@@ -31,7 +31,7 @@ from vla_rl.toolkit.models.checkpoints import (
     folder_of,
     read_keys,
 )
-from vla_rl.toolkit.models.fitting import MismatchError
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
 
 MODEL_TYPE = "openvla"
 PLUGINS = {"autoregressive": "openvla", "parallel": "openvla_oft"}

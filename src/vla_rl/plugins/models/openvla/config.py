@@ -8,8 +8,8 @@ from attrs import Attribute, field, frozen
 from attrs.validators import and_, deep_iterable, ge, gt, in_, le, optional
 
 from vla_rl.toolkit.models.adapters import FROZEN_WEIGHTS, LoRAConfig, check_frozen_weights
-from vla_rl.toolkit.models.fitting import one_source
-from vla_rl.toolkit.models.flow_config import for_checkpoints
+from vla_rl.toolkit.models.checkpoints.fitting import one_source
+from vla_rl.toolkit.models.flow.config import for_checkpoints
 from vla_rl.toolkit.models.recompute import RECOMPUTE
 
 PRESETS = ("tiny", "fast", "small", "full")

@@ -17,7 +17,7 @@ from vla_rl.plugins.models.openvla.codec import ActionScale
 from vla_rl.plugins.models.openvla.config import RANGES, FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig, no_rl
 from vla_rl.plugins.models.openvla.prompts import train_tokenizer
 from vla_rl.plugins.models.openvla.statistics import check_suites, choose_range, choose_statistics
-from vla_rl.toolkit.models.fitting import (
+from vla_rl.toolkit.models.checkpoints.fitting import (
     MismatchError,
     check_action_dim,
     check_action_range,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vla_rl.toolkit.models import checkpoints
+from vla_rl.toolkit.models.checkpoints import files
 
 BUILTIN = Path(__file__).parent / "checkpoints"
 SENTENCEPIECE, ADAPTER_CONFIG = "tokenizer.model", "adapter_config.json"
@@ -14,4 +14,4 @@ WANTED = ("*.json", "*.safetensors", "*--*_checkpoint.pt", SENTENCEPIECE)
 
 def resolve_checkpoint(name: str) -> Path:
     """Return the checkpoint's folder; see `checkpoints.resolve_checkpoint`."""
-    return checkpoints.resolve_checkpoint(name, WANTED, BUILTIN)
+    return files.resolve_checkpoint(name, WANTED, BUILTIN)

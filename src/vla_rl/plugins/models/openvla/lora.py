@@ -33,7 +33,7 @@ from vla_rl.toolkit.models.adapters import (
     seed_torch,
     trained_layers,
 )
-from vla_rl.toolkit.models.checkpoints import (
+from vla_rl.toolkit.models.checkpoints.files import (
     WeightFiles,
     check_names,
     read_file,

@@ -10,8 +10,8 @@ from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.openvla.config import RANGES, FamilyConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.locate import BUILTIN, WANTED
 from vla_rl.toolkit.json_files import Record
-from vla_rl.toolkit.models.checkpoints import read_keys
-from vla_rl.toolkit.models.fitting import MismatchError, known_number
+from vla_rl.toolkit.models.checkpoints.files import read_keys
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError, known_number
 
 STATISTICS = "dataset_statistics.json"
 

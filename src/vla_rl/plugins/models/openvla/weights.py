@@ -9,7 +9,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor
 
 from vla_rl.toolkit.json_files import encode_json
-from vla_rl.toolkit.models.checkpoints import INDEX, WEIGHTS, save_tensors
+from vla_rl.toolkit.models.checkpoints.files import INDEX, WEIGHTS, save_tensors
 
 SHARD_BYTES = 5 * 10**9
 """Largest file of weights that is written, in bytes."""

@@ -19,7 +19,7 @@ from transformers.models.siglip.modeling_siglip import SiglipVisionEmbeddings
 from vla_rl.plugins.models.pi0.checkpoint import SLOTS
 from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix, empty_network
 from vla_rl.toolkit.models.decoder import CACHE
-from vla_rl.toolkit.models.flow_network import BackboneFeatures, TimeEmbedding, initialise_flow
+from vla_rl.toolkit.models.flow.network import BackboneFeatures, TimeEmbedding, initialise_flow
 
 
 class AdaptiveNorm(nn.Module):

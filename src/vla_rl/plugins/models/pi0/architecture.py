@@ -8,8 +8,8 @@ from transformers import PI0Config
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.pi0.statistics import action_width, is_openpi, read_chunk_horizon
 from vla_rl.toolkit.json_files import Record
-from vla_rl.toolkit.models.checkpoints import check_even, check_multiples
-from vla_rl.toolkit.models.flow_checkpoint import FlowShape
+from vla_rl.toolkit.models.checkpoints.files import check_even, check_multiples
+from vla_rl.toolkit.models.flow.checkpoint import FlowShape
 
 VARIANTS = {"gemma_300m": (1024, 4096), "gemma_2b": (2048, 16384)}
 """openpi's name of a Gemma tower -> its width and MLP width."""

@@ -17,11 +17,11 @@ from vla_rl.plugins.models.pi0.network import Pi0Module, empty_network, stays_fl
 from vla_rl.plugins.models.pi0.policy import Pi0Policy, Pi05Policy
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, prompt_text, state_text
 from vla_rl.plugins.models.pi0.statistics import read_config, read_state_kind
-from vla_rl.toolkit.models.fitting import MismatchError
-from vla_rl.toolkit.models.flow_build import TINY, FlowBuilder, TrainedParts
-from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint
-from vla_rl.toolkit.models.flow_fit import FlowIOAdapter
-from vla_rl.toolkit.models.flow_network import Heads, initialise_flow
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
+from vla_rl.toolkit.models.flow.build import TINY, FlowBuilder, TrainedParts
+from vla_rl.toolkit.models.flow.checkpoint import FlowCheckpoint
+from vla_rl.toolkit.models.flow.fit import FlowIOAdapter
+from vla_rl.toolkit.models.flow.network import Heads, initialise_flow
 
 
 def build_policy(config: Pi0Config | Pi05Config, context: ModelContext) -> Pi0Policy | Pi05Policy:

@@ -21,9 +21,15 @@ from vla_rl.plugins.models.pi0.statistics import (
     read_config,
     read_statistics,
 )
-from vla_rl.toolkit.models.checkpoints import read_sizes
-from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint, open_folder, save_folder
-from vla_rl.toolkit.models.lerobot import PREPROCESSOR, Statistics, check_actions, model_config, write_processors
+from vla_rl.toolkit.models.checkpoints.files import read_sizes
+from vla_rl.toolkit.models.checkpoints.lerobot import (
+    PREPROCESSOR,
+    Statistics,
+    check_actions,
+    model_config,
+    write_processors,
+)
+from vla_rl.toolkit.models.flow.checkpoint import ARCHITECTURE, FlowCheckpoint, open_folder, save_folder
 
 SLOTS = 3
 """Number of images in pi0's training: base, left wrist, right wrist."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from attrs import field, frozen
 from attrs.validators import in_, optional
 
-from vla_rl.toolkit.models.fitting import one_source
-from vla_rl.toolkit.models.flow_config import FlowConfig, PrefixHeadConfig, ValueHeadConfig, for_checkpoints
+from vla_rl.toolkit.models.checkpoints.fitting import one_source
+from vla_rl.toolkit.models.flow.config import FlowConfig, PrefixHeadConfig, ValueHeadConfig, for_checkpoints
 
 PRESETS = ("tiny", "full")
 STATE_KINDS = ("exact", "padded", "none")

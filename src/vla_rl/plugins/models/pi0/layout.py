@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from vla_rl.toolkit.models.lerobot import LEROBOT
+from vla_rl.toolkit.models.checkpoints.lerobot import LEROBOT
 
 RENAMED = (
     ("model.dit.embed_tokens.", "paligemma_with_expert.gemma_expert.lm_head."),

@@ -20,7 +20,7 @@ from transformers.models.siglip.modeling_siglip import SiglipVisionEmbeddings
 
 from vla_rl.toolkit.models.attention import WITH_BLIND_QUERIES, WITH_SHARED_KEYS, added_to_scores, repeat_for_heads
 from vla_rl.toolkit.models.decoder import CACHE, LayerCache, LentLayer, RecordedLayer, Rotation, run_layers
-from vla_rl.toolkit.models.flow_network import BackboneFeatures, FlowModule, TimeEmbedding, mean_over
+from vla_rl.toolkit.models.flow.network import BackboneFeatures, FlowModule, TimeEmbedding, mean_over
 from vla_rl.toolkit.models.heads import HorizonValueHead, PrefixValueHead
 
 

@@ -13,7 +13,7 @@ from vla_rl.plugins.models.pi0.adaptive import AdaptiveLayer, Pi05Module
 from vla_rl.plugins.models.pi0.checkpoint import save_checkpoint
 from vla_rl.plugins.models.pi0.network import LastLayer, Pi0Module
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, bins_of
-from vla_rl.toolkit.models.flow_policy import FlowPolicy
+from vla_rl.toolkit.models.flow.policy import FlowPolicy
 
 
 class Pi0Policy(FlowPolicy):

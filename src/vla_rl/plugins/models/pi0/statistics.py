@@ -18,8 +18,8 @@ from vla_rl.core.types import EnvInfo
 from vla_rl.plugins.models.pi0.config import STATE_KINDS, Pi05Config, PiConfig
 from vla_rl.plugins.models.pi0.layout import model_of, open_names
 from vla_rl.toolkit.json_files import Record
-from vla_rl.toolkit.models import lerobot, openpi_layout
-from vla_rl.toolkit.models.checkpoints import (
+from vla_rl.toolkit.models.checkpoints import lerobot, openpi_layout
+from vla_rl.toolkit.models.checkpoints.files import (
     MAX_CHUNK,
     MAX_DIM,
     WEIGHTS,
@@ -28,8 +28,8 @@ from vla_rl.toolkit.models.checkpoints import (
     folder_of,
     read_keys,
 )
-from vla_rl.toolkit.models.fitting import check_horizon, data_references, known_number
-from vla_rl.toolkit.models.lerobot import PREPROCESSOR, FeatureScale, Statistics
+from vla_rl.toolkit.models.checkpoints.fitting import check_horizon, data_references, known_number
+from vla_rl.toolkit.models.checkpoints.lerobot import PREPROCESSOR, FeatureScale, Statistics
 from vla_rl.toolkit.relative_actions import References
 
 OPENPI_STATISTICS = "norm_stats.json"

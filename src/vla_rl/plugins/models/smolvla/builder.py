@@ -10,13 +10,13 @@ from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.plugins.models.smolvla.folder import SmolVLASizes, read_config
 from vla_rl.plugins.models.smolvla.network import SmolVLAModule, SmolVLANetwork, empty_network, stays_float32
 from vla_rl.plugins.models.smolvla.policy import SmolVLAPolicy, SmolVLAPrompts, prompt_text
-from vla_rl.toolkit.models.checkpoints import read_sizes
-from vla_rl.toolkit.models.flow_build import TINY, FlowBuilder, TrainedParts
-from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint, FlowShape, open_folder
-from vla_rl.toolkit.models.flow_fit import FlowIOAdapter
-from vla_rl.toolkit.models.flow_network import Heads, initialise_flow
+from vla_rl.toolkit.models.checkpoints.files import read_sizes
+from vla_rl.toolkit.models.checkpoints.lerobot import LEROBOT, check_actions, read_statistics
+from vla_rl.toolkit.models.flow.build import TINY, FlowBuilder, TrainedParts
+from vla_rl.toolkit.models.flow.checkpoint import ARCHITECTURE, FlowCheckpoint, FlowShape, open_folder
+from vla_rl.toolkit.models.flow.fit import FlowIOAdapter
+from vla_rl.toolkit.models.flow.network import Heads, initialise_flow
 from vla_rl.toolkit.models.images import CornerImages
-from vla_rl.toolkit.models.lerobot import LEROBOT, check_actions, read_statistics
 
 
 def build_policy(config: SmolVLAConfig, context: ModelContext) -> SmolVLAPolicy:

@@ -11,9 +11,9 @@ from vla_rl.core.errors import CheckpointError
 from vla_rl.core.types import EnvInfo
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.toolkit.json_files import Record
-from vla_rl.toolkit.models.checkpoints import MAX_LAYERS, check_even, check_multiples, read_keys
-from vla_rl.toolkit.models.fitting import check_folder, data_references, known_number
-from vla_rl.toolkit.models.lerobot import (
+from vla_rl.toolkit.models.checkpoints.files import MAX_LAYERS, check_even, check_multiples, read_keys
+from vla_rl.toolkit.models.checkpoints.fitting import check_folder, data_references, known_number
+from vla_rl.toolkit.models.checkpoints.lerobot import (
     check_actions,
     read_executed,
     read_horizon,

@@ -22,8 +22,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from vla_rl.plugins.models.smolvla.folder import SmolVLASizes
 from vla_rl.toolkit.models.attention import added_to_scores, attend_to_shared_keys, repeat_for_heads
-from vla_rl.toolkit.models.flow_checkpoint import FlowShape
-from vla_rl.toolkit.models.flow_network import BackboneFeatures, FlowModule, TimeEmbedding, mean_over
+from vla_rl.toolkit.models.flow.checkpoint import FlowShape
+from vla_rl.toolkit.models.flow.network import BackboneFeatures, FlowModule, TimeEmbedding, mean_over
 from vla_rl.toolkit.models.heads import PrefixValueHead
 
 BASE = 10_000.0

@@ -16,9 +16,9 @@ from vla_rl.plugins.models.smolvla.network import (
     TextLayer,
 )
 from vla_rl.toolkit.json_files import Record
-from vla_rl.toolkit.models.flow_checkpoint import save_folder
-from vla_rl.toolkit.models.flow_policy import FlowPolicy
-from vla_rl.toolkit.models.lerobot import model_config, write_processors
+from vla_rl.toolkit.models.checkpoints.lerobot import model_config, write_processors
+from vla_rl.toolkit.models.flow.checkpoint import save_folder
+from vla_rl.toolkit.models.flow.policy import FlowPolicy
 from vla_rl.toolkit.models.networks import same_name
 from vla_rl.toolkit.models.prompts import PaddedPrompts
 

@@ -7,7 +7,7 @@ import logging
 from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import HostInterface
-from vla_rl.toolkit.models.compilation import CompilationReport
+from vla_rl.toolkit.models.acting.compilation import CompilationReport
 
 logger = logging.getLogger(__name__)
 

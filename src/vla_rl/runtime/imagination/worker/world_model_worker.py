@@ -32,7 +32,7 @@ from vla_rl.runtime.imagination.worker.episode_store import EpisodeStore
 from vla_rl.runtime.imagination.worker.imagined_env import ImaginedEnv
 from vla_rl.runtime.messages.ids import IMAGINED_EPISODES
 from vla_rl.runtime.workers.added_roles import RoleContext
-from vla_rl.toolkit.models.checkpoints import read_pickled
+from vla_rl.toolkit.models.checkpoints.files import read_pickled
 from vla_rl.toolkit.trainers.result_checks import guard_trainer
 from vla_rl.toolkit.world_models.measures import THRESHOLDS, measure_quality, thresholds_met
 

@@ -12,7 +12,7 @@ import torch
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.trainers import Trainer
-from vla_rl.toolkit.models.checkpoints import read_pickled
+from vla_rl.toolkit.models.checkpoints.files import read_pickled
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 from vla_rl.toolkit.trainers.trainer_state import load_owned_state, owned_state
 

@@ -13,7 +13,7 @@ import torch
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.hookspecs import PolicyEngine
 from vla_rl.core.types import Array
-from vla_rl.toolkit.models.checkpoints import read_file, read_pickled
+from vla_rl.toolkit.models.checkpoints.files import read_file, read_pickled
 
 T = TypeVar("T")
 Weights = list[tuple[str, torch.Tensor]]

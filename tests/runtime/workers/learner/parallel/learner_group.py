@@ -28,7 +28,7 @@ from vla_rl.runtime.workers.precision import Autocast
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.algorithms.statistics import read_all
-from vla_rl.toolkit.models.compilation import CompiledBlocks
+from vla_rl.toolkit.models.acting.compilation import CompiledBlocks
 
 CHUNK, MICRO_BATCH = 3, 4
 INFO = synthetic.env_info(cameras=1, pixels=8, state_dim=6, action_dim=2)

@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 from vla_rl.core.contexts import ModelContext
 from vla_rl.core.types import EnvInfo
 from vla_rl.toolkit.feature_names import check_order
-from vla_rl.toolkit.models.fitting import (
+from vla_rl.toolkit.models.checkpoints.fitting import (
     MismatchError,
     check_action_dim,
     check_action_range,
@@ -20,9 +20,9 @@ from vla_rl.toolkit.models.fitting import (
     choose_references,
     require_state,
 )
-from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint
-from vla_rl.toolkit.models.flow_config import FlowConfig
-from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics, rescale_config
+from vla_rl.toolkit.models.checkpoints.lerobot import FeatureScale, Statistics, rescale_config
+from vla_rl.toolkit.models.flow.checkpoint import FlowCheckpoint
+from vla_rl.toolkit.models.flow.config import FlowConfig
 from vla_rl.toolkit.relative_actions import References
 
 logger = logging.getLogger(__name__)

@@ -19,21 +19,23 @@ from vla_rl.core.errors import CheckpointError
 from vla_rl.core.randomness import derived_seed
 from vla_rl.toolkit.models.adapter_files import store_network
 from vla_rl.toolkit.models.adapters import insert_adapters
-from vla_rl.toolkit.models.checkpoints import read_file, resolve_checkpoint
-from vla_rl.toolkit.models.fitting import MismatchError
-from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint, FlowShape
-from vla_rl.toolkit.models.flow_config import FlowNoise
-from vla_rl.toolkit.models.flow_fit import (
+from vla_rl.toolkit.models.checkpoints.files import read_file, resolve_checkpoint
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
+from vla_rl.toolkit.models.checkpoints.lerobot import bounds_statistics
+from vla_rl.toolkit.models.flow.checkpoint import ARCHITECTURE, FlowCheckpoint, FlowShape
+from vla_rl.toolkit.models.flow.config import FlowNoise
+from vla_rl.toolkit.models.flow.fit import (
     FlowIOAdapter,
     demonstration_statistics,
     fit_checkpoint,
     fit_preset,
     uses_state,
 )
-from vla_rl.toolkit.models.flow_inputs import FlowParts
-from vla_rl.toolkit.models.flow_network import FlowModule, Heads, freeze_unused
-from vla_rl.toolkit.models.flow_policy import FlowPolicy
-from vla_rl.toolkit.models.flow_variants import choose_class
+from vla_rl.toolkit.models.flow.inputs import FlowParts
+from vla_rl.toolkit.models.flow.network import FlowModule, Heads, freeze_unused
+from vla_rl.toolkit.models.flow.policy import FlowPolicy
+from vla_rl.toolkit.models.flow.steering import SteeringHead, saved_settings
+from vla_rl.toolkit.models.flow.variants import choose_class
 from vla_rl.toolkit.models.heads import (
     NOISE_HEAD,
     STEERING_HEAD,
@@ -44,7 +46,6 @@ from vla_rl.toolkit.models.heads import (
     load_head,
 )
 from vla_rl.toolkit.models.images import ImageProcessor
-from vla_rl.toolkit.models.lerobot import bounds_statistics
 from vla_rl.toolkit.models.meta_device import META
 from vla_rl.toolkit.models.networks import (
     allocate_network,
@@ -55,7 +56,6 @@ from vla_rl.toolkit.models.networks import (
     same_name,
 )
 from vla_rl.toolkit.models.prompts import PaddedPrompts, train_tokenizer
-from vla_rl.toolkit.models.steering import SteeringHead, saved_settings
 
 VOCAB = 512
 """Size of the vocabulary of a preset's tokenizer."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import UserError
-from vla_rl.toolkit.models.checkpoints import read_json
-from vla_rl.toolkit.models.lerobot import EXECUTED, RELATIVE, Statistics, by_place, read_statistics
-from vla_rl.toolkit.models.openpi_layout import has_padded_state
+from vla_rl.toolkit.models.checkpoints.files import read_json
+from vla_rl.toolkit.models.checkpoints.lerobot import EXECUTED, RELATIVE, Statistics, by_place, read_statistics
+from vla_rl.toolkit.models.checkpoints.openpi_layout import has_padded_state
 
 DENOISE_STEPS = {"pi0": "num_inference_steps", "pi05": "num_inference_steps", "smolvla": "num_steps"}
 """Types of models that are saved in lerobot's layout, and lerobot's key for `model.denoise_steps`."""

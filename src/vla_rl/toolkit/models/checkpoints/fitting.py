@@ -11,7 +11,7 @@ from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import CheckpointError, UserError, did_you_mean
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import EnvInfo
-from vla_rl.toolkit.models.checkpoints import WANTED, check_tokenizer, find_weights, folder_of, resolve_checkpoint
+from vla_rl.toolkit.models.checkpoints.files import WANTED, check_tokenizer, find_weights, folder_of, resolve_checkpoint
 from vla_rl.toolkit.relative_actions import (
     References,
     RelativeActions,

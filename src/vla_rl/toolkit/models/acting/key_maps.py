@@ -16,7 +16,7 @@ from vla_rl.core.paths import read_text
 from vla_rl.core.spec.yaml import parse_yaml
 from vla_rl.core.types import Array, EnvInfo, Observation
 from vla_rl.toolkit.images import resized
-from vla_rl.toolkit.models.openpi import EncodedImage, check_pixels
+from vla_rl.toolkit.models.acting.openpi import EncodedImage, check_pixels
 
 LONGEST_TEXT = 8192
 """Most bytes of an instruction that are read: more than any policy takes."""

@@ -17,7 +17,7 @@ from attrs import frozen
 from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.core.types import EnvInfo
 from vla_rl.toolkit.json_files import Record, encode_json, path_inside
-from vla_rl.toolkit.models.checkpoints import MAX_CHUNK, MAX_SIZE, WEIGHTS, find_weights, read_file, read_keys
+from vla_rl.toolkit.models.checkpoints.files import MAX_CHUNK, MAX_SIZE, WEIGHTS, find_weights, read_file, read_keys
 from vla_rl.toolkit.relative_actions import GRIPPER, References
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"

@@ -13,12 +13,12 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
 from vla_rl.toolkit.models.combined_classes import AdaptedPolicy, combine_classes
-from vla_rl.toolkit.models.flow_config import FlowConfig
-from vla_rl.toolkit.models.flow_inputs import FlowParts
-from vla_rl.toolkit.models.flow_network import FlowModule
-from vla_rl.toolkit.models.flow_policy import FlowPolicy
+from vla_rl.toolkit.models.flow.config import FlowConfig
+from vla_rl.toolkit.models.flow.inputs import FlowParts
+from vla_rl.toolkit.models.flow.network import FlowModule
+from vla_rl.toolkit.models.flow.policy import FlowPolicy
+from vla_rl.toolkit.models.flow.steering import SteeringHead
 from vla_rl.toolkit.models.networks import as_tensor
-from vla_rl.toolkit.models.steering import SteeringHead
 
 P = TypeVar("P", bound=FlowPolicy)
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from vla_rl.toolkit.models import compilation
-from vla_rl.toolkit.models.compilation import CompilationReport, CompiledBlocks
+from vla_rl.toolkit.models.acting import compilation
+from vla_rl.toolkit.models.acting.compilation import CompilationReport, CompiledBlocks
 
 
 class Block(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_rl.toolkit.models.flow_config import SteeringConfig
+from vla_rl.toolkit.models.flow.config import SteeringConfig
 from vla_rl.toolkit.models.heads import small_mlp
 from vla_rl.toolkit.models.squashed_gaussian import SquashedGaussian
 

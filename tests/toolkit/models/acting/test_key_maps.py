@@ -6,7 +6,7 @@ import pytest
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import EnvInfo, TaskInfo
-from vla_rl.toolkit.models.key_maps import PRESETS, KeyMap, default_key_map, read_key_map
+from vla_rl.toolkit.models.acting.key_maps import PRESETS, KeyMap, default_key_map, read_key_map
 
 INFO = EnvInfo(
     cameras={"top": (4, 4), "wrist": (4, 4)},

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from vla_rl.toolkit.models.real_time import guide_velocity, weights_of
+from vla_rl.toolkit.models.flow.real_time import guide_velocity, weights_of
 
 
 @pytest.mark.parametrize(("left", "delay"), [(6, 2), (8, 0), (5, 5), (1, 1), (10, 3)])

@@ -13,8 +13,8 @@ from typing import Any
 
 from vla_rl.core.errors import CheckpointError, UserError
 from vla_rl.toolkit.json_files import Record, encode_json
-from vla_rl.toolkit.models.checkpoints import MAX_SIZE, TOKENIZER, WEIGHTS, read_json, unreadable_error
-from vla_rl.toolkit.models.lerobot import LEROBOT, FeatureScale, read_statistics
+from vla_rl.toolkit.models.checkpoints.files import MAX_SIZE, TOKENIZER, WEIGHTS, read_json, unreadable_error
+from vla_rl.toolkit.models.checkpoints.lerobot import LEROBOT, FeatureScale, read_statistics
 from vla_rl.toolkit.relative_actions import References
 
 MODELS = ("pi0", "pi05")

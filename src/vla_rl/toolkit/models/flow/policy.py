@@ -19,13 +19,13 @@ from vla_rl.core.capabilities import Capturable, ContinuesChunks, HasCritic, Has
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores, UnexecutedActions, to_numpy
 from vla_rl.toolkit.models.adapters import seed_torch
-from vla_rl.toolkit.models.flow_config import FlowNoise, FlowSDE
-from vla_rl.toolkit.models.flow_inputs import FlowInputs, FlowParts
-from vla_rl.toolkit.models.flow_matching import FlowSchedule, gaussian_entropy, log_density, training_times
-from vla_rl.toolkit.models.flow_network import RECORDED, BackboneFeatures
+from vla_rl.toolkit.models.flow.config import FlowNoise, FlowSDE
+from vla_rl.toolkit.models.flow.inputs import FlowInputs, FlowParts
+from vla_rl.toolkit.models.flow.matching import FlowSchedule, gaussian_entropy, log_density, training_times
+from vla_rl.toolkit.models.flow.network import RECORDED, BackboneFeatures
+from vla_rl.toolkit.models.flow.real_time import guide_velocity, weights_of
 from vla_rl.toolkit.models.heads import HorizonValueHead, PrefixValueHead
 from vla_rl.toolkit.models.networks import as_tensor
-from vla_rl.toolkit.models.real_time import guide_velocity, weights_of
 
 NOWHERE = -1
 """Value of `step` in `Chunk.extras` for a greedy chunk, in which no step was stochastic."""

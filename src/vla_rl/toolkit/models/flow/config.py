@@ -8,7 +8,7 @@ from attrs import Attribute, field, frozen
 from attrs.validators import deep_iterable, ge, gt, in_, le, optional
 
 from vla_rl.toolkit.models.adapters import FROZEN_WEIGHTS, LoRAConfig, check_frozen_weights
-from vla_rl.toolkit.models.fitting import one_source
+from vla_rl.toolkit.models.checkpoints.fitting import one_source
 from vla_rl.toolkit.relative_actions import RelativeActions
 
 PRESETS = ("tiny",)

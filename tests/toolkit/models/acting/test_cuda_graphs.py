@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from eager_recorder import EagerRecorder
-from vla_rl.toolkit.models import cuda_graphs
-from vla_rl.toolkit.models.cuda_graphs import CapturedFunction, CudaGraphRecorder, padded_size
+from vla_rl.toolkit.models.acting import cuda_graphs
+from vla_rl.toolkit.models.acting.cuda_graphs import CapturedFunction, CudaGraphRecorder, padded_size
 
 
 class CountingRecorder(EagerRecorder):

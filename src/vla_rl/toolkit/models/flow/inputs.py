@@ -13,9 +13,9 @@ from vla_rl.core.capabilities import Compilable
 from vla_rl.core.contexts import ModelContext
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Observation
-from vla_rl.toolkit.models.flow_config import FlowConfig
-from vla_rl.toolkit.models.flow_fit import FlowIOAdapter
-from vla_rl.toolkit.models.flow_network import BackboneFeatures, FlowModule
+from vla_rl.toolkit.models.flow.config import FlowConfig
+from vla_rl.toolkit.models.flow.fit import FlowIOAdapter
+from vla_rl.toolkit.models.flow.network import BackboneFeatures, FlowModule
 from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.prompts import PaddedPrompts

@@ -8,8 +8,8 @@ import attrs
 import pytest
 
 from vla_rl.testing import synthetic
-from vla_rl.toolkit.models.fitting import MismatchError, check_action_range
-from vla_rl.toolkit.models.lerobot import FeatureScale
+from vla_rl.toolkit.models.checkpoints.fitting import MismatchError, check_action_range
+from vla_rl.toolkit.models.checkpoints.lerobot import FeatureScale
 
 ENV = synthetic.env_info(action_dim=2, bounds=((-1.0, 1.0),))
 """Takes -1 to 1."""

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from vla_rl.toolkit.json_files import Record, encode_json
 from vla_rl.toolkit.models.adapter_files import save_apart
 from vla_rl.toolkit.models.adapters import MergedState
-from vla_rl.toolkit.models.checkpoints import (
+from vla_rl.toolkit.models.checkpoints.files import (
     MAX_DIM,
     MAX_TOKENS,
     TOKENIZER,
@@ -28,9 +28,9 @@ from vla_rl.toolkit.models.checkpoints import (
     read_tokenizer,
     save_tensors,
 )
-from vla_rl.toolkit.models.flow_network import FlowModule
+from vla_rl.toolkit.models.checkpoints.lerobot import EXECUTED, IMAGES, LEROBOT, Statistics, read_horizon
+from vla_rl.toolkit.models.flow.network import FlowModule
 from vla_rl.toolkit.models.heads import NOISE_HEAD, STEERING_HEAD, VALUE_HEAD, save_head
-from vla_rl.toolkit.models.lerobot import EXECUTED, IMAGES, LEROBOT, Statistics, read_horizon
 
 ARCHITECTURE = "architecture.json"
 PERIODS = (1e-6, 1e6)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from vla_rl.core.types import ArrayOrTensor
 from vla_rl.toolkit.models import networks
+from vla_rl.toolkit.models.flow.steering import SteeringHead
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
 from vla_rl.toolkit.models.networks import (
     Normal,
@@ -23,7 +24,6 @@ from vla_rl.toolkit.models.networks import (
     sine_cosine_positions,
     unpack_bfloat16,
 )
-from vla_rl.toolkit.models.steering import SteeringHead
 
 VALID, PAIRS, HIDDEN = RECORDED = ("backbone_valid", "backbone_pairs", "backbone_hidden")
 """Names of a `BackboneFeatures` in `Chunk.extras`."""
