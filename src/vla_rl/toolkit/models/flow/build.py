@@ -81,8 +81,8 @@ class TrainedParts:
     vlm: nn.Module
     """Vision-language model, frozen with `train_expert_only`."""
     language: Any = None
-    """Its language model, whose parts without influence are frozen otherwise. A critic that reads its output makes all
-    of it matter."""
+    """The model's language part, whose layers without influence are frozen otherwise. A critic that reads its output
+    makes all of it matter."""
     state: Tensor | None = None
     """Weight of the state, which is frozen where the state is fed as zeros."""
 
@@ -109,7 +109,7 @@ class FlowBuilder(ABC):
     gripper: str | None = None
     """Setting that converts the gripper's numbers, where the model has one."""
     stays_float32: Callable[[str], bool]
-    """As in `networks.fill_network`; `public_name` too."""
+    """See `networks.fill_network`; `public_name` too."""
     public_name: Callable[[str], str] = staticmethod(same_name)
 
     def __init__(self, config: Any, context: ModelContext) -> None:
