@@ -10,7 +10,7 @@ plugin = ModelPlugin(
     build="vla_rl.plugins.models.gr00t.builder:build_policy",
     summary="GR00T N1.5 (2.4B) and N1.7 (3.1B): Qwen + diffusion transformer, sampled by Flow-SDE or Flow-Noise",
     extra="gr00t",
-    action_dim="vla_rl.plugins.models.gr00t.opening:action_dim",
-    relative_actions="vla_rl.plugins.models.gr00t.opening:relative_actions",
-    check="vla_rl.plugins.models.gr00t.opening:check_checkpoint",
+    action_dim="vla_rl.plugins.models.gr00t.folder:action_dim",
+    relative_actions="vla_rl.plugins.models.gr00t.folder:relative_actions",
+    check="vla_rl.plugins.models.gr00t.folder:check_checkpoint",
 )

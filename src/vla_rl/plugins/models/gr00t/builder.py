@@ -13,9 +13,8 @@ from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.gr00t import network
 from vla_rl.plugins.models.gr00t.config import GrootConfig
-from vla_rl.plugins.models.gr00t.folder import N1_5, N1_7, Generation, GrootSizes, QwenSizes
+from vla_rl.plugins.models.gr00t.folder import N1_5, N1_7, Generation, GrootSizes, QwenSizes, longest_chunk, read_folder
 from vla_rl.plugins.models.gr00t.inputs import CHATS, AreaImages, ChatPrompts
-from vla_rl.plugins.models.gr00t.opening import longest_chunk, read_folder
 from vla_rl.plugins.models.gr00t.policy import GrootCheckpoint, GrootPolicy
 from vla_rl.plugins.models.gr00t.robots import Robot
 from vla_rl.toolkit.models.checkpoints.files import read_sizes

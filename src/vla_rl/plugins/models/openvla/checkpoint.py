@@ -6,10 +6,12 @@ deviation.safetensors.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from attrs import frozen
+from huggingface_hub import split_torch_state_dict_into_shards
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -30,7 +32,6 @@ from vla_rl.plugins.models.openvla.lora import (
 )
 from vla_rl.plugins.models.openvla.prompts import TOKENIZER_CONFIG
 from vla_rl.plugins.models.openvla.statistics import STATISTICS, read_known
-from vla_rl.plugins.models.openvla.weights import SHARD_BYTES, write_weights
 from vla_rl.toolkit.json_files import Record, encode_json
 from vla_rl.toolkit.models.adapter_files import save_apart
 from vla_rl.toolkit.models.checkpoints.files import (
@@ -41,9 +42,12 @@ from vla_rl.toolkit.models.checkpoints.files import (
     read_file,
     read_pickled,
     read_tokenizer,
+    save_tensors,
 )
 from vla_rl.toolkit.models.heads import VALUE_HEAD, on_host, save_head
 
+SHARD_BYTES = 5 * 10**9
+"""Largest file of weights that is written, in bytes."""
 DIFFUSION = "noise_predictor."
 """Prefix of the diffusion head's tensors."""
 DEVIATION = "deviation.safetensors"
@@ -131,7 +135,7 @@ def save_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     if base is None:
         state = MergedLoRAState(module.vla, dtype)
-        write_weights(folder, state.outline_tensors(), state.read_tensor, shard_bytes)
+        _write_weights(folder, state.outline_tensors(), state.read_tensor, shard_bytes)
         save_apart(public_network(module.vla), folder)
     else:
         save_adapter(module.vla, folder, base)
@@ -145,3 +149,21 @@ def save_checkpoint(
     (folder / STATISTICS).write_bytes(encode_json(config.norm_stats, indent=1))
     tokenizer.save(str(folder / TOKENIZER), pretty=False)
     (folder / "tokenizer_config.json").write_bytes(encode_json(TOKENIZER_CONFIG, indent=1))
+
+
+def _write_weights(
+    folder: Path, outline: Mapping[str, Tensor], read: Callable[[str], Tensor], shard_bytes: int
+) -> None:
+    """Write one file, or shards and their index. At most one shard is in memory at a time.
+
+    Args:
+        outline: names, with tensors on the meta device.   read: name -> the tensor, on the host.
+    """
+    pattern = WEIGHTS.replace(".", "{suffix}.")
+    plan = split_torch_state_dict_into_shards(dict(outline), filename_pattern=pattern, max_shard_size=shard_bytes)
+    for file, names in plan.filename_to_tensors.items():
+        save_tensors({name: read(name) for name in names}, folder / file, metadata={"format": "pt"})
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        (folder / INDEX).write_bytes(encode_json(index))
+        (folder / WEIGHTS).unlink(missing_ok=True)  # left by an earlier save; it would be read instead

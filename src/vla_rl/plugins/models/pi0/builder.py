@@ -24,17 +24,17 @@ from vla_rl.toolkit.models.flow.fit import FlowIOAdapter
 from vla_rl.toolkit.models.flow.network import Heads, initialise_flow
 
 
-def build_policy(config: Pi0Config | Pi05Config, context: ModelContext) -> Pi0Policy | Pi05Policy:
+def build_policy(config: Pi0Config | Pi05Config, context: ModelContext) -> Pi0Policy:
     """Build the policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
     builder = Pi05Builder if isinstance(config, Pi05Config) else Pi0Builder
-    policy: Pi0Policy | Pi05Policy = builder(config, context).build()
+    policy: Pi0Policy = builder(config, context).build()
     return policy
 
 
 class Pi0Builder(FlowBuilder):
     """Builds pi0's policy."""
 
-    policy: type[Pi0Policy | Pi05Policy] = Pi0Policy
+    policy: type[Pi0Policy] = Pi0Policy
     prompts = PiPrompts
     presets = {
         "tiny": PiSizes(**TINY, expert_width=64, expert_mlp=128, depth=3, patch_size=16),

@@ -65,7 +65,7 @@ def save_checkpoint(
     folder: Path,
     *,
     chunk: int,
-    kind: str | None = None,
+    kind: str | None,
 ) -> None:
     """Write the folder in lerobot's layout, adapters merged into the weights.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
@@ -20,22 +20,25 @@ class Pi0Policy(FlowPolicy):
     """pi0's policy; `builder.build_policy` creates it."""
 
     module: Pi0Module
+    prompts: PiPrompts
+    state_in_prompt: str | None = None
+    """Form of the state in the prompt of pi0.5."""
     name = "pi0"
-    blocks = (SiglipEncoderLayer, GemmaDecoderLayer, LastLayer)
+    blocks: tuple[type[nn.Module], ...] = (SiglipEncoderLayer, GemmaDecoderLayer, LastLayer)
     regions = (*FlowPolicy.regions, *Pi0Module.regions)
 
     def save(self, folder: Path) -> None:
-        save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder), chunk=self._chunk)
+        save_checkpoint(
+            self.module, self.checkpoint, self._cameras, Path(folder), chunk=self._chunk, kind=self.state_in_prompt
+        )
 
 
-class Pi05Policy(FlowPolicy):
+class Pi05Policy(Pi0Policy):
     """pi0.5's policy; `builder.build_policy` creates it."""
 
     module: Pi05Module
-    prompts: PiPrompts
-    state_in_prompt: str
     name = "pi05"
-    blocks = (SiglipEncoderLayer, GemmaDecoderLayer, LastLayer, AdaptiveLayer)
+    blocks = (*Pi0Policy.blocks, AdaptiveLayer)
     regions = (*FlowPolicy.regions, *Pi05Module.regions)
 
     def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,13 +51,3 @@ class Pi05Policy(FlowPolicy):
 
     def _count_missing_tokens(self, ids: Tensor) -> int:
         return 0 if self._state_scaler is None else self.prompts.limit - ids.shape[1]
-
-    def save(self, folder: Path) -> None:
-        save_checkpoint(
-            self.module,
-            self.checkpoint,
-            self._cameras,
-            Path(folder),
-            chunk=self._chunk,
-            kind=self.state_in_prompt,
-        )

@@ -101,10 +101,11 @@ class FlowCheckpoint:
     @property
     def image_names(self) -> tuple[str, ...]:
         """Names of the images that the model was trained with, in order; empty if the folder does not say."""
-        return images_of(self.raw)
+        return trained_images(self.raw)
 
 
-def images_of(raw: Mapping[str, Any]) -> tuple[str, ...]:
+def trained_images(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the images in config.json of lerobot's layout, in order."""
     names = [name.removeprefix(IMAGES) for name in raw.get("input_features") or () if name.startswith(IMAGES)]
     return tuple(name for name in names if not name.startswith("empty_camera"))
 
@@ -132,7 +133,7 @@ def open_folder(
         statistics=statistics,
         tokenizer=read_tokenizer(find_tokenizer(folder, tokenizer)),
         raw=raw,
-        slots=max(slots, len(images_of(raw))),
+        slots=max(slots, len(trained_images(raw))),
         folder=folder,
         weights=find_weights(folder, open_names),
         processors={path.name: path.read_bytes() for path in sorted(folder.glob("policy_p*processor*"))},

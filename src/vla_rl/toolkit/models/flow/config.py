@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from attrs import Attribute, field, frozen
-from attrs.validators import deep_iterable, ge, gt, in_, le, optional
+from attrs.validators import deep_iterable, ge, gt, in_, le
 
 from vla_rl.toolkit.models.adapters import FROZEN_WEIGHTS, LoRAConfig, check_frozen_weights
-from vla_rl.toolkit.models.checkpoints.fitting import one_source
 from vla_rl.toolkit.relative_actions import RelativeActions
 
-PRESETS = ("tiny",)
 DTYPES = ("float32", "bfloat16", "float16")
 STARTS = ("zeros", "fixed_noise")
 
@@ -141,8 +139,6 @@ class FlowConfig:
     checkpoint: str | None = None
     """Folder with weights, config.json and statistics in a public layout; or a name on the Hugging Face hub,
     `OWNER/NAME` or `OWNER/NAME@REVISION`."""
-    preset: str | None = field(default=None, validator=[optional(in_(PRESETS)), one_source])
-    """Random weights instead of a checkpoint: `tiny` (64 px, for tests and CPUs)."""
     tokenizer: str | None = field(default=None, validator=for_checkpoints)
     """The language model's tokenizer.json, or a folder that holds it. None: in the checkpoint's folder."""
     cameras: tuple[str, ...] | None = None
