@@ -160,6 +160,16 @@ def test_absolute_statistics_are_not_added_to_the_state(models: Any, tmp_path: P
     assert build(name, checkpoint=str(tmp_path / "relative"))._references == BY_PLACE
 
 
+def test_a_groot_checkpoint_that_the_data_scale_has_a_range_for_each_step(tmp_path: Path) -> None:
+    """As a preset has: relative actions of N1.7 are scaled by the data's range at each step of a chunk."""
+    preset = build("gr00t n1.7", PLACES)
+    preset.save(tmp_path / "saved")
+    config = gr00t.plugin.config(checkpoint=str(tmp_path / "saved"), actions=asked(PLACES))
+    model = gr00t.plugin.build(config, ModelContext(env=WIDE, chunk=CHUNK, scaling=scaling(PLACES)))
+    assert model.checkpoint.statistics.action == preset.checkpoint.statistics.action
+    assert len(model.checkpoint.statistics.action.by_step[0]) == CHUNK
+
+
 def test_a_preset_without_data() -> None:
     """The simulator's bounds are the only range that is known: a difference is at most as large as they are wide."""
     env = synthetic.env_info(bounds=((-1.0, 3.0),))

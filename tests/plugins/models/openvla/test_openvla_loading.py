@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from fork_server import ForkServer
 from vla_rl.core.errors import CheckpointError
-from vla_rl.plugins.models.openvla import openvla_oft, weights
+from vla_rl.plugins.models.openvla import checkpoint, openvla_oft
 from vla_rl.plugins.models.openvla.architecture import preset_config
 from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
 from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
@@ -101,9 +101,11 @@ def test_large_weights_are_saved_in_shards(saved: Path, tmp_path: Path) -> None:
 def test_saving_makes_one_shard_at_a_time(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At full size the merged weights do not fit a second time."""
     model, events = policy(checkpoint=str(saved), lora=LORA), []
-    read, write = MergedLoRAState.read_tensor, weights.save_tensors
+    read, write = MergedLoRAState.read_tensor, checkpoint.save_tensors
     monkeypatch.setattr(MergedLoRAState, "read_tensor", lambda self, name: (events.append("read"), read(self, name))[1])
-    monkeypatch.setattr(weights, "save_tensors", lambda *args, **keys: (events.append("write"), write(*args, **keys)))
+    monkeypatch.setattr(
+        checkpoint, "save_tensors", lambda *args, **keys: (events.append("write"), write(*args, **keys))
+    )
     save_checkpoint(model.module, model.config, model.prompts.tokenizer, tmp_path, shard_bytes=200_000)
     assert events.count("write") > 3
     assert events.index("write") < len(events) // 2
