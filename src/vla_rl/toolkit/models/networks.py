@@ -80,6 +80,31 @@ def initialise_network(
             bias.zero_()
 
 
+def vision_sizes(sizes: Any) -> dict[str, Any]:
+    """Return transformers' keys of a SigLIP tower."""
+    return {
+        "hidden_size": sizes.vision_width,
+        "intermediate_size": sizes.vision_mlp,
+        "num_hidden_layers": sizes.vision_depth,
+        "num_attention_heads": sizes.vision_heads,
+        "image_size": sizes.image_size,
+        "patch_size": sizes.patch_size,
+    }
+
+
+def text_sizes(sizes: Any, depth: int) -> dict[str, Any]:
+    """Return transformers' keys of a language model of so many layers."""
+    return {
+        "hidden_size": sizes.text_width,
+        "intermediate_size": sizes.text_mlp,
+        "num_hidden_layers": depth,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim,
+        "vocab_size": sizes.vocab,
+    }
+
+
 def sine_cosine_positions(patches: int, dim: int) -> Tensor:
     """Return position embeddings [patches, dim] of a square grid: a quarter of the channels each for sin and cos of x
     and y."""

@@ -24,6 +24,7 @@ from vla_rl.toolkit.models.decoder import run_layers
 from vla_rl.toolkit.models.flow.checkpoint import FlowShape
 from vla_rl.toolkit.models.flow.network import BackboneFeatures, FlowModule, initialise_flow, mean_over
 from vla_rl.toolkit.models.heads import PrefixValueHead
+from vla_rl.toolkit.models.networks import text_sizes, vision_sizes
 
 EAGLE = "backbone.eagle_model.language_model"
 TIED = {
@@ -51,27 +52,11 @@ class EagleTowers(nn.ModuleDict):
     """Towers of N1.5: SigLIP2 and Qwen3."""
 
     def __init__(self, sizes: GrootSizes) -> None:
-        vision = SiglipVisionConfig(
-            hidden_size=sizes.vision_width,
-            intermediate_size=sizes.vision_mlp,
-            num_hidden_layers=sizes.vision_depth,
-            num_attention_heads=sizes.vision_heads,
-            image_size=sizes.image_size,
-            patch_size=sizes.patch_size,
-        )
-        text = Qwen3Config(
-            hidden_size=sizes.text_width,
-            intermediate_size=sizes.text_mlp,
-            num_hidden_layers=sizes.text_depth,
-            num_attention_heads=sizes.heads,
-            num_key_value_heads=sizes.kv_heads,
-            head_dim=sizes.head_dim,
-            vocab_size=sizes.vocab,
-            rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-        )
+        rope: Any = {"rope_type": "default", "rope_theta": 1e6}
+        text = Qwen3Config(**text_sizes(sizes, sizes.text_depth), rope_parameters=rope)
         text._attn_implementation = "sdpa"
         eagle = {
-            "vision_model": SiglipVisionModel(vision),
+            "vision_model": SiglipVisionModel(SiglipVisionConfig(**vision_sizes(sizes))),
             "mlp1": nn.Sequential(nn.Linear(sizes.vision_width, sizes.text_width)),
             "language_model": nn.ModuleDict({"model": Qwen3Model(text)}),
         }

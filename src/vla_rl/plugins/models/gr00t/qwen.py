@@ -22,6 +22,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import (
 )
 
 from vla_rl.plugins.models.gr00t.folder import QwenSizes
+from vla_rl.toolkit.models.networks import text_sizes
 
 FRAMES = 2
 """Video frames per patch; an image is repeated as its own next frame."""
@@ -56,22 +57,13 @@ class QwenTowers(nn.ModuleDict):
             num_position_embeddings=sizes.vision_positions,
             deepstack_visual_indexes=list(sizes.deepstack),
         )
-        rope = {
+        rope: Any = {
             "rope_type": "default",
             "rope_theta": 5e6,
             "mrope_interleaved": True,
             "mrope_section": list(sizes.rope),
         }
-        text = Qwen3VLTextConfig(
-            hidden_size=sizes.text_width,
-            intermediate_size=sizes.text_mlp,
-            num_hidden_layers=sizes.text_depth,
-            num_attention_heads=sizes.heads,
-            num_key_value_heads=sizes.kv_heads,
-            head_dim=sizes.head_dim,
-            vocab_size=sizes.vocab,
-            rope_parameters=rope,
-        )
+        text = Qwen3VLTextConfig(**text_sizes(sizes, sizes.text_depth), rope_parameters=rope)
         text._attn_implementation = "sdpa"
         visual = Qwen3VLVisionModel(vision)
         visual.blocks = nn.ModuleList(ImageBlock(vision) for _ in range(sizes.vision_depth))

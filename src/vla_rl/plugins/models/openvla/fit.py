@@ -177,9 +177,6 @@ def _read_scale(checkpoint: OpenVLACheckpoint, key: str, entry: dict[str, Any], 
     if absent:
         raise MismatchError(f"{where}: {part} has no {' and no '.join(absent)}; it has: {', '.join(entry[part])}")
     scale = ActionScale.from_entry(entry[part], ends)
-    lengths = {ends[0]: len(scale.q01), ends[1]: len(scale.q99), "mask": len(scale.mask)}
-    if len(set(lengths.values())) > 1:
-        raise MismatchError(f"{where}: {part} has lists of different lengths: {lengths}")
     for i, (low, high) in enumerate(zip(scale.q01, scale.q99, strict=True)):
         if not math.isfinite(low) or not math.isfinite(high) or low > high:
             raise MismatchError(

@@ -10,6 +10,7 @@ from vla_rl.plugins.models.pi0.statistics import action_width, is_openpi, read_c
 from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.checkpoints.files import check_even, check_multiples
 from vla_rl.toolkit.models.flow.checkpoint import FlowShape
+from vla_rl.toolkit.models.networks import text_sizes, vision_sizes
 
 VARIANTS = {"gemma_300m": (1024, 4096), "gemma_2b": (2048, 16384)}
 """openpi's name of a Gemma tower -> its width and MLP width."""
@@ -79,33 +80,16 @@ def read_shape(raw: Record, model: str) -> FlowShape:
 
 def network_config(sizes: PiSizes, shape: FlowShape) -> PI0Config:
     """Return transformers' configuration of a network with these sizes."""
-    tower = {
-        "model_type": "gemma",
-        "num_hidden_layers": sizes.depth,
-        "num_attention_heads": sizes.heads,
-        "num_key_value_heads": sizes.kv_heads,
-        "head_dim": sizes.head_dim,
-        "vocab_size": sizes.vocab,
-    }
-    vision = {
-        "model_type": "siglip_vision_model",
-        "hidden_size": sizes.vision_width,
-        "intermediate_size": sizes.vision_mlp,
-        "num_hidden_layers": sizes.vision_depth,
-        "num_attention_heads": sizes.vision_heads,
-        "image_size": sizes.image_size,
-        "patch_size": sizes.patch_size,
-        "vision_use_head": False,
-    }
+    text = {"model_type": "gemma", **text_sizes(sizes, sizes.depth)}
     return PI0Config(
         vlm_config={
             "model_type": "paligemma",
-            "text_config": {**tower, "hidden_size": sizes.text_width, "intermediate_size": sizes.text_mlp},
-            "vision_config": vision,
+            "text_config": text,
+            "vision_config": {"model_type": "siglip_vision_model", "vision_use_head": False, **vision_sizes(sizes)},
             "projection_dim": sizes.text_width,
             "image_token_id": sizes.vocab,
         },
-        dit_config={**tower, "hidden_size": sizes.expert_width, "intermediate_size": sizes.expert_mlp},
+        dit_config={**text, "hidden_size": sizes.expert_width, "intermediate_size": sizes.expert_mlp},
         chunk_size=shape.horizon,
         max_action_dim=shape.action_dim,
         max_state_dim=shape.state_dim,

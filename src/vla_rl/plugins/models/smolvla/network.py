@@ -25,6 +25,7 @@ from vla_rl.toolkit.models.attention import added_to_scores, attend_to_shared_ke
 from vla_rl.toolkit.models.flow.checkpoint import FlowShape
 from vla_rl.toolkit.models.flow.network import BackboneFeatures, FlowModule, TimeEmbedding, mean_over
 from vla_rl.toolkit.models.heads import PrefixValueHead
+from vla_rl.toolkit.models.networks import text_sizes, vision_sizes
 
 BASE = 10_000.0
 Pair = tuple[Tensor, Tensor]
@@ -135,35 +136,16 @@ class VLMWithExpert(nn.Module):
 
     def __init__(self, sizes: SmolVLASizes) -> None:
         super().__init__()
-        tower: dict[str, Any] = {
-            "num_hidden_layers": sizes.depth,
-            "num_attention_heads": sizes.heads,
-            "num_key_value_heads": sizes.kv_heads,
-            "head_dim": sizes.head_dim,
-            "rms_norm_eps": 1e-5,
-        }
-        text: dict[str, Any] = {
-            "hidden_size": sizes.text_width,
-            "intermediate_size": sizes.text_mlp,
-            "vocab_size": sizes.vocab,
-        }
-        vision = {
-            "hidden_size": sizes.vision_width,
-            "intermediate_size": sizes.vision_mlp,
-            "num_hidden_layers": sizes.vision_depth,
-            "num_attention_heads": sizes.vision_heads,
-            "image_size": sizes.image_size,
-            "patch_size": sizes.patch_size,
-        }
+        text: dict[str, Any] = {"rms_norm_eps": 1e-5, **text_sizes(sizes, sizes.depth)}
         config = SmolVLMConfig(
-            text_config={"model_type": "llama", "pad_token_id": 0, **text, **tower},
-            vision_config=vision,
+            text_config={"model_type": "llama", "pad_token_id": 0, **text},
+            vision_config=vision_sizes(sizes),
             scale_factor=sizes.shuffle,
         )
         self.vlm = SmolVLMForConditionalGeneration(config)
         self._replace_layers(self.vlm.model.text_model, lambda i: TextLayer)
         expert = {**text, "hidden_size": sizes.expert_width, "intermediate_size": sizes.expert_mlp}
-        self.lm_expert: Any = LlamaModel(LlamaConfig(**expert, **tower))
+        self.lm_expert: Any = LlamaModel(LlamaConfig(**expert))
         del self.lm_expert.embed_tokens
         self._replace_layers(self.lm_expert, lambda i: CrossAttentionLayer if i % sizes.alternate else ExpertLayer)
         wide = sizes.kv_heads * sizes.head_dim
