@@ -11,7 +11,7 @@ from PIL import Image
 
 msgpack = pytest.importorskip("msgpack", reason="pip install -e '.[serve]'")
 
-from vla_rl.toolkit.models import openpi  # noqa: E402
+from vla_rl.toolkit.models.acting import openpi  # noqa: E402
 from vla_rl.toolkit.models.acting.openpi import FrameError, pack_frame, unpack_frame  # noqa: E402
 
 ARRAY = "84c40b5f5f6e6461727261795f5fc3c40464617461c4080000803f00000040c4056474797065a33c6634c40573686170659102"

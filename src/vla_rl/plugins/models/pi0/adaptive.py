@@ -16,10 +16,12 @@ from transformers.initialization import no_init_weights
 from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer, GemmaModel
 from transformers.models.siglip.modeling_siglip import SiglipVisionEmbeddings
 
-from vla_rl.plugins.models.pi0.checkpoint import SLOTS
 from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix, empty_network
 from vla_rl.toolkit.models.decoder import CACHE
 from vla_rl.toolkit.models.flow.network import BackboneFeatures, TimeEmbedding, initialise_flow
+
+SLOTS = 3
+"""Number of images in pi0's training: base, left wrist, right wrist."""
 
 
 class AdaptiveNorm(nn.Module):

@@ -9,17 +9,18 @@ from transformers import PI0ForConditionalGeneration
 
 from vla_rl.core.contexts import ModelContext
 from vla_rl.plugins.models.pi0.adaptive import Pi05Module, empty_adaptive, initialise_adaptive
-from vla_rl.plugins.models.pi0.architecture import PROMPTS, PiSizes, network_config
-from vla_rl.plugins.models.pi0.checkpoint import open_checkpoint
+from vla_rl.plugins.models.pi0.architecture import PROMPTS, PiSizes, network_config, read_shape
 from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
-from vla_rl.plugins.models.pi0.layout import public_name
+from vla_rl.plugins.models.pi0.layout import open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module, empty_network, stays_float32
 from vla_rl.plugins.models.pi0.policy import Pi0Policy, Pi05Policy
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, prompt_text, state_text
-from vla_rl.plugins.models.pi0.statistics import read_config, read_state_kind
+from vla_rl.plugins.models.pi0.statistics import check_model_of, read_config, read_state_kind, read_statistics
+from vla_rl.toolkit.models.checkpoints.files import read_sizes
 from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
+from vla_rl.toolkit.models.checkpoints.lerobot import check_actions
 from vla_rl.toolkit.models.flow.build import TINY, FlowBuilder, TrainedParts
-from vla_rl.toolkit.models.flow.checkpoint import FlowCheckpoint
+from vla_rl.toolkit.models.flow.checkpoint import ARCHITECTURE, FlowCheckpoint, open_folder
 from vla_rl.toolkit.models.flow.fit import FlowIOAdapter
 from vla_rl.toolkit.models.flow.network import Heads, initialise_flow
 
@@ -44,7 +45,23 @@ class Pi0Builder(FlowBuilder):
     public_name = staticmethod(public_name)
 
     def open_checkpoint(self, folder: Path) -> FlowCheckpoint:
-        return open_checkpoint(folder, self.policy.name, self.config.tokenizer, self.config.asset_id, self.measured)
+        """Open a folder in lerobot's or openpi's layout."""
+        model = self.policy.name
+        raw = read_config(folder, model)
+        architecture = folder / ARCHITECTURE
+        check_actions(folder, raw.data)
+        opened = open_folder(
+            folder,
+            raw.data if "type" in raw.data else {},
+            sizes=read_sizes(architecture, PiSizes) if architecture.is_file() else PiSizes.from_variants(raw),
+            shape=read_shape(raw, model),
+            statistics=self.measured or read_statistics(folder, raw, self.config.asset_id, model),
+            tokenizer=self.config.tokenizer,
+            slots=self.slots,
+            open_names=open_names,
+        )
+        check_model_of(folder, model, opened.weights.shapes if opened.weights else ())
+        return opened
 
     def prompt_text(self, instruction: str) -> str:
         return prompt_text(instruction)

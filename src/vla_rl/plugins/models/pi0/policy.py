@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+from attrs import evolve
 from torch import Tensor, nn
 from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from vla_rl.core.types import Observation, to_numpy
 from vla_rl.plugins.models.pi0.adaptive import AdaptiveLayer, Pi05Module
-from vla_rl.plugins.models.pi0.checkpoint import save_checkpoint
+from vla_rl.plugins.models.pi0.architecture import name_variants
+from vla_rl.plugins.models.pi0.layout import public_name
 from vla_rl.plugins.models.pi0.network import LastLayer, Pi0Module
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, bins_of
+from vla_rl.plugins.models.pi0.statistics import NEW_LINE_STEP, STATE_KIND, STATE_STEP
+from vla_rl.toolkit.models.checkpoints.lerobot import PREPROCESSOR
 from vla_rl.toolkit.models.flow.policy import FlowPolicy
+
+WITH_STATE = ("exact", "padded")
+"""Kinds of pi0.5's prompt that hold the state."""
 
 
 class Pi0Policy(FlowPolicy):
@@ -28,9 +36,26 @@ class Pi0Policy(FlowPolicy):
     regions = (*FlowPolicy.regions, *Pi0Module.regions)
 
     def save(self, folder: Path) -> None:
-        save_checkpoint(
-            self.module, self.checkpoint, self._cameras, Path(folder), chunk=self._chunk, kind=self.state_in_prompt
+        """Save in lerobot's layout, with adapters merged into the weights."""
+        kind, source, folder = self.state_in_prompt, self.checkpoint, Path(folder)
+        in_prompt = kind in WITH_STATE
+        kept = source.processors.get(PREPROCESSOR)
+        if kept is not None and kind is not None and (STATE_STEP.encode() in kept) != in_prompt:
+            # lerobot would make another prompt of the folder than the spec asked for
+            source = evolve(source, raw={**source.shape.to_lerobot(), **source.raw}, processors={})
+        self.save_lerobot(
+            folder,
+            source,
+            self.name,
+            name_variants(source.sizes),
+            prompt=(STATE_STEP if in_prompt else NEW_LINE_STEP,),
+            tokenizer="google/paligemma-3b-pt-224",
+            normalise_first=in_prompt,
+            public_name=public_name,
+            image_resolution=[source.sizes.image_size, source.sizes.image_size],
         )
+        if kind is not None:
+            (folder / STATE_KIND).write_text(json.dumps({"state_in_prompt": kind}) + "\n", encoding="utf-8")
 
 
 class Pi05Policy(Pi0Policy):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,7 @@ from vla_rl.plugins.models.smolvla.network import (
     TextLayer,
 )
 from vla_rl.toolkit.json_files import Record
-from vla_rl.toolkit.models.checkpoints.lerobot import model_config, write_processors
-from vla_rl.toolkit.models.flow.checkpoint import save_folder
 from vla_rl.toolkit.models.flow.policy import FlowPolicy
-from vla_rl.toolkit.models.networks import same_name
 from vla_rl.toolkit.models.prompts import PaddedPrompts
 
 
@@ -45,25 +41,16 @@ class SmolVLAPolicy(FlowPolicy):
 
     def save(self, folder: Path) -> None:
         """Save in lerobot's layout, with adapters merged into the weights."""
-        sizes, shape, scales = self.checkpoint.sizes, self.checkpoint.shape, self.checkpoint.statistics
-        public = _public_keys(sizes)
-        settings = {"type": "smolvla", **public, **shape.to_lerobot(), "pad_language_to": "longest"}
-        settings["resize_imgs_with_padding"] = [sizes.image_size, sizes.image_size]
-        save_folder(
-            self.module,
-            self.checkpoint,
+        sizes = self.checkpoint.sizes
+        self.save_lerobot(
             Path(folder),
-            raw=model_config(scales, self._cameras, sizes.image_size, shape.horizon, **settings),
-            processors=partial(
-                write_processors,
-                statistics=scales,
-                prompt=("smolvla_new_line_processor",),
-                tokenizer=PUBLIC,
-                normalise_first=False,
-            ),
-            public_name=same_name,
-            public_sizes=bool(public),
-            executed=self._chunk,
+            self.checkpoint,
+            "smolvla",
+            _public_keys(sizes),
+            prompt=("smolvla_new_line_processor",),
+            tokenizer=PUBLIC,
+            pad_language_to="longest",
+            resize_imgs_with_padding=[sizes.image_size, sizes.image_size],
         )
 
 

@@ -7,7 +7,9 @@ depend on the weights; nor do actions that are denoised but not executed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -19,13 +21,15 @@ from vla_rl.core.capabilities import Capturable, ContinuesChunks, HasCritic, Has
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores, UnexecutedActions, to_numpy
 from vla_rl.toolkit.models.adapters import seed_torch
+from vla_rl.toolkit.models.checkpoints.lerobot import model_config, write_processors
+from vla_rl.toolkit.models.flow.checkpoint import FlowCheckpoint, save_folder
 from vla_rl.toolkit.models.flow.config import FlowNoise, FlowSDE
 from vla_rl.toolkit.models.flow.inputs import FlowInputs, FlowParts
 from vla_rl.toolkit.models.flow.matching import FlowSchedule, gaussian_entropy, log_density, training_times
 from vla_rl.toolkit.models.flow.network import RECORDED, BackboneFeatures
 from vla_rl.toolkit.models.flow.real_time import guide_velocity, weights_of
 from vla_rl.toolkit.models.heads import HorizonValueHead, PrefixValueHead
-from vla_rl.toolkit.models.networks import as_tensor
+from vla_rl.toolkit.models.networks import as_tensor, same_name
 
 NOWHERE = -1
 """Value of `step` in `Chunk.extras` for a greedy chunk, in which no step was stochastic."""
@@ -102,6 +106,48 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
             decided |= seen.pack(self._count_missing_tokens(inputs["ids"]))
         values = self.module.estimate_values(prefix, state)
         return decided if values is None else {**decided, "values": values}
+
+    def save_lerobot(
+        self,
+        folder: Path,
+        checkpoint: FlowCheckpoint,
+        kind: str,
+        public: Mapping[str, Any],
+        *,
+        prompt: Sequence[str],
+        tokenizer: str,
+        normalise_first: bool = False,
+        public_name: Callable[[str], str] = same_name,
+        **settings: Any,
+    ) -> None:
+        """Write a folder in lerobot's layout, with adapters merged into the weights.
+
+        Args:
+            checkpoint: the policy's, or one to write in its place.
+            kind: lerobot's type of the model.
+            public: keys of config.json that give the network's sizes; empty where it has no keys for them.
+            prompt, tokenizer, normalise_first: as in `lerobot.write_processors`.
+            public_name: as in `save_folder`.
+            settings: further keys of config.json.
+        """
+        scales, shape, pixels = checkpoint.statistics, checkpoint.shape, checkpoint.sizes.image_size
+        keys = {"type": kind, **public, **shape.to_lerobot(), **settings}
+        save_folder(
+            self.module,
+            checkpoint,
+            folder,
+            raw=model_config(scales, self._cameras, pixels, shape.horizon, **keys),
+            processors=partial(
+                write_processors,
+                statistics=scales,
+                prompt=prompt,
+                tokenizer=tokenizer,
+                normalise_first=normalise_first,
+            ),
+            public_name=public_name,
+            public_sizes=bool(public),
+            executed=self._chunk,
+        )
 
     def _count_missing_tokens(self, ids: Tensor) -> int:
         """Return how many tokens prompts int64 [B, L] are shorter than those of other batches can be."""
