@@ -161,7 +161,7 @@ def test_absolute_statistics_are_not_added_to_the_state(models: Any, tmp_path: P
 
 
 def test_a_groot_checkpoint_that_the_data_scale_has_a_range_for_each_step(tmp_path: Path) -> None:
-    """As a preset has: relative actions of N1.7 are scaled by the data's range at each step of a chunk."""
+    """Relative actions of N1.7 are scaled by the data's range at each step of a chunk, as in a preset."""
     preset = build("gr00t n1.7", PLACES)
     preset.save(tmp_path / "saved")
     config = gr00t.plugin.config(checkpoint=str(tmp_path / "saved"), actions=asked(PLACES))
