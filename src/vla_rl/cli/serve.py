@@ -21,7 +21,7 @@ from vla_rl.runtime.comm.status_line import showing_progress
 from vla_rl.serving.access import Access, is_loopback, url_of
 from vla_rl.serving.dialects import DIALECTS
 from vla_rl.serving.policy import Policy, open_policy
-from vla_rl.toolkit.models.key_maps import read_key_map
+from vla_rl.toolkit.models.acting.key_maps import read_key_map
 
 if TYPE_CHECKING:
     from vla_rl.serving.server import PolicyServer, Settings

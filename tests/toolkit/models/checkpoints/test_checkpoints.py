@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from fork_server import ForkServer
 from vla_rl.core.errors import CheckpointError
-from vla_rl.toolkit.models.checkpoints import (
+from vla_rl.toolkit.models.checkpoints.files import (
     check_names,
     find_weights,
     read_file,
@@ -29,7 +29,7 @@ from vla_rl.toolkit.models.checkpoints import (
     resolve_checkpoint,
     save_tensors,
 )
-from vla_rl.toolkit.models.lerobot import read_statistics
+from vla_rl.toolkit.models.checkpoints.lerobot import read_statistics
 from vla_rl.toolkit.models.prompts import train_tokenizer
 
 WANTED = ("*.json",)
@@ -58,7 +58,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_importing_is_light(bare_fork_server: ForkServer) -> None:
     heavy = {"torch", "huggingface_hub", "safetensors", "transformers", "peft"}
-    code = f"import sys, vla_rl.toolkit.models.checkpoints, vla_rl.toolkit.models.adapters; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, vla_rl.toolkit.models.checkpoints.files, vla_rl.toolkit.models.adapters; print(sorted({heavy} & set(sys.modules)))"
     done = bare_fork_server.run_python("-c", code, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
 
