@@ -49,6 +49,22 @@ def test_algorithms_that_keep_to_the_contract_pass() -> None:
     check_algorithm(Critic())
 
 
+class PaysForTheDistance(Reinforce):
+    """Pays for a number that the simulator declares."""
+
+    def shape_rewards(self, rollout: Rollout) -> Rollout:
+        return rollout.evolve(rewards=rollout.rewards - rollout.extras["distance"])
+
+    def loss(self, scores: Scores, batch: Batch) -> Loss:
+        assert batch.extras["distance"].shape == batch.valid.shape
+        return super().loss(scores, batch)
+
+
+def test_an_algorithm_reads_numbers_of_a_simulator() -> None:
+    check_algorithm(PaysForTheDistance(), extras={"distance": "C"})
+    assert "samples have no number 'distance'; they have: none" in findings(PaysForTheDistance())
+
+
 def test_an_algorithm_that_needs_groups_meets_no_single_trajectory() -> None:
     class LeaveOneOut(Reinforce):
         needs = Requirements(groups=True)

@@ -125,7 +125,7 @@ class SampleRecord:
             if isinstance(value, tuple):
                 return choose(value)
             if isinstance(value, Mapping):
-                return {name: change_value(array) for name, array in value.items()}
+                return type(value)({name: change_value(array) for name, array in value.items()})  # type: ignore[call-arg]
             return value._change(change, choose) if isinstance(value, SampleRecord) else change(value)  # noqa: SLF001
 
         return type(self)(**{name: change_value(getattr(self, name)) for name in _field_names(type(self))})
@@ -140,7 +140,7 @@ def _join_values(values: Sequence[Any]) -> Any:
         return records[0] if len(records) == 1 else kind(**joined)
     first = values[0]
     if isinstance(first, Mapping):
-        return {name: _join_values([value[name] for value in values]) for name in first}
+        return type(first)({name: _join_values([value[name] for value in values]) for name in first})  # type: ignore[call-arg]
     if isinstance(first, tuple):
         return tuple(chain.from_iterable(values))
     return None if any(value is None for value in values) else concat_arrays(values)
@@ -325,7 +325,7 @@ class UnexecutedActions:
 
 
 @frozen(kw_only=True, eq=False)
-class Scores:
+class Scores(SampleRecord):
     """A model's scores of recorded chunks, with gradient."""
 
     log_probs: torch.Tensor
@@ -527,7 +527,7 @@ class Advantages:
 
 
 @frozen(kw_only=True, eq=False)
-class Batch:
+class Batch(SampleRecord):
     """One micro-batch on a learner rank, flattened to B samples, on the learner's device."""
 
     obs: Observation

@@ -3,7 +3,7 @@ direction and place, and to nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from vla_rl.core.fields import ROLLOUT, arrange_fields, list_arrays
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run.selection import take_columns
+from vla_rl.core.samples import has_steps
 from vla_rl.core.types import Advantages, AdvantageScope, Array, Rollout, ValueGranularity
 from vla_rl.testing import synthetic
 from vla_rl.testing.common.findings import Findings
@@ -29,7 +31,6 @@ HUGE = 1000.0
 NOISE = 0.05
 DISCOUNT = "discount by the steps between both"
 MASK = "mask before sums, means and deviations"
-PER_COLUMN = ("groups", "success", "features")
 TENSORS = ("advantages", "weights", "counts", "returns", "value_weights", "value_counts")
 
 
@@ -41,6 +42,7 @@ class AdvantageCase:
     f: Findings
     values: ValueGranularity
     features: int
+    extras: Mapping[str, str]
 
     def make_rollout(self, won: tuple[bool, ...] = WON, ends: int | list[int] = STEPS * CHUNK) -> Rollout:
         """Episodes of these lengths; values are small, so that rewards tell."""
@@ -54,6 +56,7 @@ class AdvantageCase:
             proximal=self.algorithm.needs.proximal_log_probs,
             ends=[ends] * len(won) if isinstance(ends, int) else ends,
             won=won,
+            extras=self.extras,
         )
         if result.values is None or result.next_values is None:
             return result
@@ -237,7 +240,9 @@ def _group_scope(case: AdvantageCase) -> None:
     for g in range(len(WON) // SIZE):
         columns = np.arange(g * SIZE, (g + 1) * SIZE)
         group_rollout = take_columns(rollout, columns)
-        group_rollout = case.algorithm.shape_rewards(_cut_rollout(group_rollout, STEPS - g))
+        group_rollout = case.algorithm.shape_rewards(
+            _change_steps(group_rollout, partial(_cut_tensor, steps=STEPS - g, columns=slice(None)))
+        )
         same = torch.equal(case.algorithm.select(group_rollout), all_selected[columns])
         case.f.expect(same, "select", expected, "another choice", remedy)
         part = case.algorithm.advantages(group_rollout)
@@ -246,14 +251,16 @@ def _group_scope(case: AdvantageCase) -> None:
         case.expect_same(all_advantages, part, expected, remedy, names=names, tolerance=1e-4, pick=cut)
 
 
-def _cut_tensor(tensor: Tensor, steps: int, columns: Array) -> Tensor:
+def _cut_tensor(tensor: Tensor, steps: int, columns: Array | slice) -> Tensor:
     return tensor[:steps, columns]
 
 
-def _cut_rollout(rollout: Rollout, steps: int) -> Rollout:
-    """Return the rollout cut to its first `steps` chunk steps; later ones are not valid."""
-    fields = {name: tensor for name, tensor in attrs.asdict(rollout, recurse=False).items() if name not in PER_COLUMN}
-    return rollout.evolve(**{n: t[:steps] for n, t in fields.items() if isinstance(t, torch.Tensor)})
+def _change_steps(rollout: Rollout, change: Callable[[Tensor], Tensor]) -> Rollout:
+    """Return the rollout with each field that has a time axis changed."""
+    tensors = {
+        name: change(tensor) if has_steps(name) else tensor for name, tensor in list_arrays(rollout, ROLLOUT).items()
+    }
+    return rollout.evolve(**arrange_fields(Rollout, tensors))
 
 
 def _invalid_actions(case: AdvantageCase) -> None:
@@ -297,13 +304,7 @@ def _critic_baseline(case: AdvantageCase) -> None:
 def _longer_rollout(case: AdvantageCase) -> None:
     """The same episodes in a rollout that is two chunk steps longer, for other episodes."""
     rollout = case.make_rollout(ends=[1 + n % (STEPS * CHUNK) for n in range(len(WON))])
-    longer = rollout.evolve(
-        **{
-            name: torch.cat([tensor, torch.zeros_like(tensor[:2])])
-            for name, tensor in attrs.asdict(rollout, recurse=False).items()
-            if isinstance(tensor, Tensor) and name not in PER_COLUMN
-        }
-    )
+    longer = _change_steps(rollout, lambda tensor: torch.cat([tensor, torch.zeros_like(tensor[:2])]))
     one, other = case.compute_advantages(rollout), case.compute_advantages(longer)
     expected, names = "the same however many steps follow in which nothing is valid", ("advantages", "returns")
     case.expect_same(other, one, expected, MASK, names=names, tolerance=1e-4, pick=lambda tensor: tensor[:STEPS])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -35,7 +37,13 @@ class _Case:
     features: int
 
 
-def check_algorithm(algorithm: Algorithm | AlgorithmPlugin, config: Any = None, *, features: int = 0) -> None:
+def check_algorithm(
+    algorithm: Algorithm | AlgorithmPlugin,
+    config: Any = None,
+    *,
+    features: int = 0,
+    extras: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Run an algorithm on made-up rollouts with ragged ends. Raises CheckFailed with all findings.
 
     Advantages, weights and the loss must be finite, zero where an action is not valid, and a batch must give the same
@@ -45,6 +53,7 @@ def check_algorithm(algorithm: Algorithm | AlgorithmPlugin, config: Any = None, 
     as `off_policy` says; metrics have names that are free (`toolkit/algorithms/result_checks.py`).
     `config`: of the plugin, when an `AlgorithmPlugin` is given.
     `features`: D of `Rollout.features`, for algorithms that use them without making them of frames.
+    `extras`: numbers of a simulator or a model that the algorithm reads, as `EnvInfo.extras` declares them.
     """
     chosen: Algorithm
     chosen, name = build_component("algorithm", algorithm, config, AlgorithmContext())
@@ -73,10 +82,10 @@ def check_algorithm(algorithm: Algorithm | AlgorithmPlugin, config: Any = None, 
     for kind, options in kinds.items():
         with f.section(kind):
             proximal = chosen.needs.proximal_log_probs
-            rollout = synthetic.rollout(values=values, features=features, proximal=proximal, **options)
+            rollout = synthetic.rollout(values=values, features=features, proximal=proximal, extras=extras, **options)
             loss_cases.append(_whole_path(case, kind, rollout))
     if loss_cases and loss_cases[0] is not None:
-        advantages = AdvantageCase(chosen, f, values, features)
+        advantages = AdvantageCase(chosen, f, values, features, extras)
         check_advantages(advantages)
         check_behaviour(loss_cases[0])
         with f.section("old data"):

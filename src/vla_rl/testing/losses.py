@@ -82,22 +82,7 @@ class LossCase:
 
 def take_samples(batch: Batch, scores: Scores, rows: Tensor) -> tuple[Scores, Batch]:
     """Return these rows of the scores and of the batch."""
-
-    def take_value(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value[rows]
-        return value
-
-    changes = {
-        a.name: take_value(getattr(batch, a.name)) for a in attrs.fields(Batch) if a.name not in ("obs", "chunk")
-    }
-    chunk = attrs.evolve(
-        batch.chunk, **{n: take_value(getattr(batch.chunk, n)) for n in ("actions", "log_probs", "values")}
-    )
-    scores_of_rows = Scores(
-        log_probs=scores.log_probs[rows], entropy=scores.entropy[rows], values=take_value(scores.values)
-    )
-    return scores_of_rows, attrs.evolve(batch, obs=batch.obs.take(rows.numpy()), chunk=chunk, **changes)
+    return scores.take(rows.numpy()), batch.take(rows.numpy())
 
 
 def check_shape(case: LossCase) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
 
+from vla_rl.core.fields import Extras
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import (
     Advantages,
@@ -74,12 +76,14 @@ def rollout(
     seed: int = 0,
     ends: Sequence[int] | None = None,
     won: Sequence[bool] | None = None,
+    extras: Mapping[str, str] = MappingProxyType({}),
 ) -> Rollout:
     """A rollout with one episode a column that ends at any action, by success, failure or step limit, or not at all.
 
     T = chunk_steps, N = groups * group_size, C = chunk, M = tokens. `successes=False`: no episode succeeds. `proximal`:
     with proximal_log_probs, near the recorded ones. `ends`, `won`: the action (from 1) at which each column ends, and
     whether by success or else by failure, instead of chance; all other numbers are the same whatever these are.
+    `extras`: further numbers from 0 to 0.01, as `EnvInfo.extras` declares them.
     """
     rng = generator(seed, "synthetic rollout")
     columns, steps = groups * group_size, chunk_steps * chunk
@@ -97,6 +101,13 @@ def rollout(
 
     def draw_normals(*shape: int) -> torch.Tensor:
         return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+
+    def draw_extra(name: str, dims: Sequence[str]) -> torch.Tensor:
+        sizes = {"C": chunk, "M": tokens, "A": tokens}
+        shape = (chunk_steps, columns, *(sizes.get(one) or int(one) for one in dims))
+        drawn = 0.01 * torch.from_numpy(generator(seed, f"extra {name}").random(shape, dtype=np.float32))
+        mask = to_chunk_steps(valid) if dims[:1] == ["C"] else to_chunk_steps(valid).any(-1)
+        return drawn * mask.reshape(*mask.shape, *[1] * (drawn.ndim - mask.ndim))
 
     succeeded = (kinds == 0) & (last <= steps)
     log_probs = -draw_normals(chunk_steps, columns, chunk, tokens).abs()
@@ -131,6 +142,7 @@ def rollout(
             if last[n] <= steps
         ),
         features=draw_normals(columns, features) if features else None,
+        extras=Extras({name: draw_extra(name, dims.split()) for name, dims in extras.items()}),
         tasks=tuple(f"task-{n // group_size % 2}" for n in range(columns)),
     )
 
@@ -164,4 +176,5 @@ def batch(rolled: Rollout, advantages: Advantages, info: EnvInfo | None = None, 
         lag=torch.zeros(size, dtype=torch.int64),
         reference_log_probs=rolled.log_probs[samples] - 0.1 if reference else None,
         proximal_log_probs=of_samples(rolled.proximal_log_probs),
+        extras=Extras({name: tensor[samples] for name, tensor in {**rolled.extras, **advantages.extras}.items()}),
     )

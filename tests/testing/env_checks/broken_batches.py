@@ -605,10 +605,54 @@ class LimitForAll(SmallEnv):
         return attrs.evolve(result, truncated=result.truncated | cut)
 
 
+class Measured(SmallEnv):
+    """Simulator that reports numbers of its own; it keeps to the contract."""
+
+    def __init__(self, num_envs: int = 3, chunk: int = 4) -> None:
+        super().__init__(num_envs, chunk)
+        self.info = attrs.evolve(self.info, extras={"effort": "C", "energy": ""})
+
+    def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
+        effort = np.abs(actions).sum(-1, dtype=np.float32)
+        extras = {"effort": effort, "energy": effort.sum(-1)}
+        return attrs.evolve(super().chunk_step(actions, active, stop_at_end), extras=self.reported(extras))
+
+    def reported(self, extras: dict[str, Any]) -> dict[str, Any]:
+        return extras
+
+
+class ExtraMissing(Measured):
+    """chunk_step(stop_at_end=True): extras['energy']: expected an array, as EnvInfo.extras declares, got none"""
+
+    def reported(self, extras: dict[str, Any]) -> dict[str, Any]:
+        return {"effort": extras["effort"]}
+
+
+class ExtraUndeclared(Measured):
+    """extras: expected names of ['effort', 'energy'], got ['torque']"""
+
+    def reported(self, extras: dict[str, Any]) -> dict[str, Any]:
+        return {**extras, "torque": extras["effort"]}
+
+
+class ExtraShape(Measured):
+    """extras['energy']: expected float32 [3], got float32 [3, 4]"""
+
+    def reported(self, extras: dict[str, Any]) -> dict[str, Any]:
+        return {**extras, "energy": extras["effort"]}
+
+
+class ExtraNotFinite(Measured):
+    """extras['energy']: expected finite numbers, got NaN or inf"""
+
+    def reported(self, extras: dict[str, Any]) -> dict[str, Any]:
+        return {**extras, "energy": extras["energy"] * np.float32(np.inf)}
+
+
 BATCHES = tuple(
     kind
     for kind in vars().copy().values()
-    if isinstance(kind, type) and issubclass(kind, SmallEnv) and kind is not SmallEnv
+    if isinstance(kind, type) and issubclass(kind, SmallEnv) and kind not in (SmallEnv, Measured)
 )
 
 

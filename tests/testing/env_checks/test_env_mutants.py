@@ -149,7 +149,7 @@ def test_an_unusual_batch_passes(batch: type[SmallEnv]) -> None:
     check_env(batch(), chunk=4)
 
 
-@pytest.mark.parametrize("batch", broken_takeovers.RIGHT, ids=lambda batch: batch.__name__)
+@pytest.mark.parametrize("batch", [*broken_takeovers.RIGHT, broken_batches.Measured], ids=lambda batch: batch.__name__)
 def test_a_simulator_with_a_person_passes(batch: type[SmallEnv]) -> None:
     """The person may even act in every step."""
     check_env(batch(), chunk=4, expert=False)

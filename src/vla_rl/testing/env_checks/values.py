@@ -113,6 +113,7 @@ def check_result(f: Expects, info: EnvInfo, result: ChunkResult, active: Array, 
     valid &= check_array(f, result.success, (n,), "bool", f"{where}: success")
     if result.succeeded is not None:
         valid &= check_array(f, result.succeeded, shape, "bool", f"{where}: succeeded")
+    valid &= _check_extras(f, info, result, shape, where)
     valid &= _check_takeovers(f, info, result, shape, where)
     if info.control_hz is not None:
         valid &= check_array(f, result.late, shape, "bool", f"{where}: late")
@@ -123,6 +124,25 @@ def check_result(f: Expects, info: EnvInfo, result: ChunkResult, active: Array, 
         remedy = "set EnvInfo.control_hz, the rate at which actions are due"
         f.expect(result.late is None, f"{where}: late", "None, as EnvInfo.control_hz", "an array", remedy)
     return valid and _check_masks(f, result, active, stop, where)
+
+
+def _check_extras(f: Expects, info: EnvInfo, result: ChunkResult, shape: tuple[int, int], where: str) -> bool:
+    unknown = sorted(result.extras.keys() - info.extras.keys())
+    remedy = "declare its dimensions in EnvInfo.extras"
+    valid = f.expect(not unknown, f"{where}: extras", f"names of {sorted(info.extras)}", unknown, remedy)
+    sizes = {"C": shape[1], "A": info.action_dim}
+    for name, dims in info.extras.items():
+        what = f"{where}: extras[{name!r}]"
+        array = result.extras.get(name)
+        remedy = "report it in ChunkResult.extras after every chunk, or leave it out of EnvInfo.extras"
+        if not f.expect(array is not None, what, "an array, as EnvInfo.extras declares", "none", remedy):
+            valid = False
+        elif check_array(f, array, (shape[0], *(sizes.get(one) or int(one) for one in dims.split())), "float32", what):
+            finite = bool(np.isfinite(to_numpy(array)).all())
+            valid &= f.expect(finite, what, "finite numbers", "NaN or inf", "find the cause")
+        else:
+            valid = False
+    return valid
 
 
 def _check_takeovers(f: Expects, info: EnvInfo, result: ChunkResult, shape: tuple[int, int], where: str) -> bool:

@@ -48,6 +48,9 @@ def checked_result(env: str, info: EnvInfo, result: ChunkResult, num_envs: int, 
             f"declare their dimensions (EnvInfo.extras), which are {dict(info.extras)}"
         )
     _check_takeovers(env, info, result)
+    for name, array in result.extras.items():
+        if not np.isfinite(to_numpy(array)).all():
+            raise EnvError(f"env {env!r}: {name} of ChunkResult.extras has NaN or inf, which no loss can use")
     rewards = to_numpy(result.rewards)
     if not np.isfinite(rewards).all():
         env_id, step = (int(i) for i in np.argwhere(~np.isfinite(rewards))[0])
