@@ -240,9 +240,8 @@ def _group_scope(case: AdvantageCase) -> None:
     for g in range(len(WON) // SIZE):
         columns = np.arange(g * SIZE, (g + 1) * SIZE)
         group_rollout = take_columns(rollout, columns)
-        group_rollout = case.algorithm.shape_rewards(
-            _change_steps(group_rollout, partial(_cut_tensor, steps=STEPS - g, columns=slice(None)))
-        )
+        shorter = _change_steps(group_rollout, partial(_cut_tensor, steps=STEPS - g, columns=slice(None)))
+        group_rollout = case.algorithm.shape_rewards(shorter)
         same = torch.equal(case.algorithm.select(group_rollout), all_selected[columns])
         case.f.expect(same, "select", expected, "another choice", remedy)
         part = case.algorithm.advantages(group_rollout)

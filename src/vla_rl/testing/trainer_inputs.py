@@ -189,8 +189,11 @@ def _check_transitions(f: Findings, builder: TrainerBuilder, learns_from: Learni
     by_person = _changed(lambda t: {"source": np.full_like(t.source, ActionSource.PERSON)})
     remedy = "keep the new transitions of each update"
     answers.expect(f, "transitions of a later update", other_frames, remedy, only=2)
-    what = "transitions of a later update, where a person acted in every chunk"
-    _Answers(builder, base=by_person).expect(f, what, other_frames, "train on what a person did, too", only=2)
+    other_actions = _changed(lambda t: {"actions": _opposite_actions(info, t.actions)})
+    if learns_from is LearningSource.LABELS or answers.depend_on(other_actions):
+        # One that learns from the policy's extras alone has none of what a person did.
+        what = "transitions of a later update, where a person acted in every chunk"
+        _Answers(builder, base=by_person).expect(f, what, other_frames, "train on what a person did, too", only=2)
     if learns_from is LearningSource.LABELS:
         answers.expect(f, "expert_actions", _turned_field("expert_actions", info), "clone the labels")
         return
