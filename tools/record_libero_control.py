@@ -5,7 +5,7 @@
 
 `torques` plays random actions in tasks of the five suites, and keeps inputs and outputs of robosuite's controller at
 random sub-steps. `predicates` puts objects where predicates hold and where they do not.
-Runs where the extra `libero` or `libero-warp` is installed.
+Runs where the extra `libero-warp` is installed.
 """
 
 # ruff: noqa: SLF001 - LIBERO and robosuite offer no public way
@@ -23,7 +23,7 @@ from typing import Any
 
 import mujoco
 import numpy as np
-import torch
+import warp as wp
 from attrs import asdict
 
 from vla_rl.core.errors import UserError
@@ -34,15 +34,8 @@ from vla_rl.plugins.envs.libero.expert import Expert, ExpertRecipe, find_recipe
 from vla_rl.plugins.envs.libero.scene import CACHE_BYTES, LiberoScene
 from vla_rl.plugins.envs.libero.suites import Suite
 from vla_rl.plugins.envs.libero.warp.goals import read_goal
-from vla_rl.plugins.envs.libero.warp.predicates import (
-    InSite,
-    JointThreshold,
-    OnObject,
-    OnSite,
-    Predicate,
-    SceneView,
-    evaluate_goal,
-)
+from vla_rl.plugins.envs.libero.warp.predicates import Predicate
+from vla_rl.plugins.envs.libero.warp.success import GoalKernels
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 TASKS = 2
@@ -59,6 +52,7 @@ PACKED = 24
 """Most states of a task that are kept."""
 PLAYED = 20
 """Actions of an episode."""
+MOST_GEOMS = 2000
 
 
 def record_torques(count: int) -> dict[str, Array]:
@@ -139,8 +133,7 @@ def record_predicates(per_task: int, every: int) -> dict[str, Array]:
                 expected.append([*judged, env._check_success()])
             if recipe := _find_expert(name, task):
                 _follow_expert(scene, recipe, official[:2], states, expected)
-            view, truth = _stack_views(states), np.array(expected, bool)
-            found = torch.stack([*(each.evaluate(view) for each in goal), evaluate_goal(goal, view)], dim=1).numpy()
+            truth, found = np.array(expected, bool), _judge_states(goal, states)
             wrong = int((found != truth).sum())
             total.update({name: len(truth), f"{name} true": int(truth.sum()), "judgements": truth.size, "wrong": wrong})
             print(f"{name} {task.index}: {len(truth)} states, true {truth.sum(0).tolist()}, wrong {wrong}", flush=True)
@@ -156,27 +149,26 @@ def record_predicates(per_task: int, every: int) -> dict[str, Array]:
 
 def _is_placement(predicate: Predicate) -> bool:
     """Return whether it is about the place of an object, which is moved after drawers and doors."""
-    return not isinstance(predicate, JointThreshold)
+    return not predicate.joints
 
 
 def _bring_near(env: Any, predicate: Predicate, rng: np.random.Generator) -> None:
     """Move joints or an object to where the predicate may hold."""
     model, data = env.sim.model._model, env.sim.data._data
-    if isinstance(predicate, JointThreshold):
+    if predicate.joints:
         spread = 0.02 if rng.random() < 0.7 else 0.5
         data.qpos[list(predicate.joints)] = predicate.threshold + rng.normal(0, spread, len(predicate.joints))
     else:
-        assert isinstance(predicate, OnObject | OnSite | InSite)
         joint = model.body_jntadr[predicate.thing]
         adr = model.jnt_qposadr[joint]
-        if isinstance(predicate, OnObject):
-            place = data.xpos[predicate.support] + [*rng.normal(0, 0.02, 2), rng.uniform(-0.01, 0.05)]
+        if predicate.kind == "on object":
+            place = data.xpos[predicate.target] + [*rng.normal(0, 0.02, 2), rng.uniform(-0.01, 0.05)]
         else:
-            rotation = data.site_xmat[predicate.site].reshape(3, 3)
+            rotation = data.site_xmat[predicate.target].reshape(3, 3)
             way = rng.uniform(-1.2, 1.2, 3) * predicate.size
-            if isinstance(predicate, OnSite):
+            if predicate.kind == "on site":
                 way[2] = predicate.size[2] + rng.uniform(-0.01, 0.11)
-            place = data.site_xpos[predicate.site] + rotation.T @ way
+            place = data.site_xpos[predicate.target] + rotation.T @ way
         data.qpos[adr : adr + 3] = place
     mujoco.mj_forward(model, data)
 
@@ -216,19 +208,32 @@ def _read_view(scene: LiberoScene) -> dict[str, Array]:
     }
 
 
-def _stack_views(states: list[dict[str, Array]]) -> SceneView:
-    worlds = np.concatenate([np.full(len(state["pairs"]), i) for i, state in enumerate(states)])
-    stacked = [np.stack([state[name] for state in states]) for name in ("bodies", "sites", "site_rotations", "joints")]
-    pairs = np.concatenate([state["pairs"] for state in states])
-    return SceneView(*(torch.from_numpy(array) for array in (*stacked, pairs, worlds)))
+def _stack_views(states: list[dict[str, Array]]) -> dict[str, Array]:
+    """Return what predicates read, in 32 bits."""
+    worlds = np.concatenate([np.full(len(state["pairs"]), i, np.int32) for i, state in enumerate(states)])
+    names = ("bodies", "sites", "site_rotations", "joints")
+    stacked = {name: np.stack([state[name] for state in states]).astype(np.float32) for name in names}
+    pairs = np.concatenate([state["pairs"] for state in states]).astype(np.int32)
+    return stacked | {"pairs": pairs, "worlds": worlds}
+
+
+def _judge_states(goal: tuple[Predicate, ...], states: list[dict[str, Array]]) -> Array:
+    """Return whether each predicate holds, and all of them, bool [states, predicates + 1]."""
+    view = _stack_views(states)
+    types = (wp.vec3, wp.vec3, wp.mat33, float, wp.vec2i, int)
+    with wp.ScopedDevice("cpu"):
+        arrays = [wp.array(array, dtype=dtype) for array, dtype in zip(view.values(), types, strict=True)]
+        kernels = GoalKernels(goal, len(states), num_geoms=MOST_GEOMS)
+        kernels.evaluate(arrays[:4], *arrays[4:], wp.array([len(view["worlds"])], dtype=int))
+        held: Array = kernels.held.numpy()
+    return np.concatenate([held, held.all(1, keepdims=True)], axis=1)
 
 
 def _pack_case(name: str, goal: Sequence[Predicate], states: list[dict[str, Array]], truth: Array) -> dict[str, Array]:
     """Return the arrays of a case of the tests: a view in 32 bits, the predicates as text, and LIBERO's judgements."""
-    view = _stack_views(states)
-    arrays = {f"{name}/{part}": tensor.numpy() for part, tensor in zip(view._fields, view, strict=True)}
-    small = {key: array.astype(np.float32 if array.dtype == np.float64 else np.int16) for key, array in arrays.items()}
-    text = json.dumps([[type(each).__name__, asdict(each)] for each in goal])
+    arrays = {f"{name}/{part}": array for part, array in _stack_views(states).items()}
+    small = {key: array.astype(np.int16) if array.dtype == np.int32 else array for key, array in arrays.items()}
+    text = json.dumps([asdict(each) for each in goal])
     return small | {f"{name}/goal": np.array(text), f"{name}/truth": truth}
 
 

@@ -14,10 +14,13 @@ import warp as wp
 from torch import Tensor
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero.config import CAMERAS
+from vla_rl.plugins.envs.libero.single_env import ACTION_DIM, STATE_DIM
 from vla_rl.plugins.envs.libero.warp.buffers import BufferSizes, prepare_data
-from vla_rl.plugins.envs.libero.warp.controller import ArmGoal, ArmState, compute_torques, move_grip, set_goal
-from vla_rl.plugins.envs.libero.warp.predicates import SceneView, evaluate_goal
+from vla_rl.plugins.envs.libero.warp.controller import make_controller
+from vla_rl.plugins.envs.libero.warp.kernels import count_contacts, put_back, read_hand, report_worlds, unpack_image
+from vla_rl.plugins.envs.libero.warp.success import GoalKernels
 from vla_rl.plugins.envs.libero.warp.task_model import EpisodeStart, TaskModel
 
 wp.config.log_level = wp.LOG_ERROR  # Warp prints a line for each module that it loads
@@ -28,36 +31,23 @@ SHARED = int(mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE | mjw.Ov
 """Overflows of buffers that all worlds share."""
 OWN = int(mjw.OverflowType.NEFC | mjw.OverflowType.NJMAX_NNZ)
 """Overflows of a world's own buffers."""
-
-
-class WorldState(NamedTuple):
-    """All that the future of N worlds depends on, apart from the placement of fixtures."""
-
-    qpos: Tensor
-    qvel: Tensor
-    warm_start: Tensor
-    control: Tensor
-    goal: ArmGoal
-
-    def merge(self, other: WorldState, chosen: Tensor) -> WorldState:
-        """Return this state with the worlds `chosen` (bool [N]) of the other one."""
-
-        def merge_tensors(mine: Tensor, theirs: Tensor) -> Tensor:
-            return torch.where(chosen.view(-1, *[1] * (mine.ndim - 1)), theirs, mine)
-
-        return WorldState(
-            qpos=merge_tensors(self.qpos, other.qpos),
-            qvel=merge_tensors(self.qvel, other.qvel),
-            warm_start=merge_tensors(self.warm_start, other.warm_start),
-            control=merge_tensors(self.control, other.control),
-            goal=ArmGoal(*(merge_tensors(*pair) for pair in zip(self.goal, other.goal, strict=True))),
-        )
+MEMORY = ("goal_hand", "goal_rotation", "posture", "grip")
+"""What the controller remembers."""
+STATE = ("qpos", "qvel", "qacc_warmstart", "ctrl", *MEMORY)
+"""What an action changes."""
+STARTS = (*STATE[:4], "body_pos", "body_quat", "geom_xpos", "geom_xmat", *MEMORY)
+"""Names of an `EpisodeStart`'s fields in Warp, in their order: all that the future of a world depends on."""
+CAPTURE_FAILED = (
+    "libero_warp: the kernels of an action cannot be captured as a CUDA graph: {error}. Install a driver for CUDA 12.4 "
+    "or newer, or set env.graphs: false, which launches about 3,000 kernels an action one by one: tens of "
+    "milliseconds, whatever the number of worlds"
+)
 
 
 class ActionResult(NamedTuple):
     """Result of one action in N worlds."""
 
-    success: Tensor
+    success: Array
     """bool [N]: the goal held after the action; False where it was not applied."""
     broken: Mapping[int, str]
     """World -> why it broke. A broken world is at the start that it had first, and has to be reset."""
@@ -81,67 +71,93 @@ class WorldBatch:
         Args:
             cameras: name -> height and width in pixels.
             sizes: of the buffers of contacts and constraints.
-            graphs: on a GPU, launch the kernels of a physics step as CUDA graphs.
+            graphs: on a GPU, launch the kernels of an action, and those of an observation, as one CUDA graph.
         """
         self.task = task
         self.num_worlds = num_worlds
         self.sizes = sizes
+        self.peak_contacts = np.zeros(num_worlds, np.int32)
+        """Most contacts of each world in a sub-step of the last action."""
         self._device = torch.device(device)
         self._cameras = dict(cameras)
-        self._allocate_worlds(start)
-        self._index_model()
-        self._arm_goal = ArmGoal(
-            *(torch.zeros(num_worlds, *shape, device=self._device) for shape in ((3,), (3, 3), (7,), ()))
-        )
-        self.peak_contacts = torch.zeros(num_worlds, dtype=torch.int64, device=self._device)
-        """Most contacts of each world in a sub-step of the last action."""
-        with self._on_device():
-            self._render_context = self._make_renderer() if cameras else None
-        self._step_before = self._capture_half(mjw.step1, graphs)
-        self._step_after = self._capture_half(mjw.step2, graphs)
         self._first_start = start
+        with self._on_device():
+            self._allocate_worlds(start)
+            self._allocate_control()
+            self._allocate_results()
+        self.place(range(num_worlds), [start] * num_worlds)
+        self._act = self._capture(self._launch_action, graphs)
+        self._look = self._capture(self._launch_observation, graphs)
         self.place(range(num_worlds), [start] * num_worlds)
 
     def _allocate_worlds(self, start: EpisodeStart) -> None:
-        model, sizes = self.task.model, self.sizes
+        model, sizes, num_worlds = self.task.model, self.sizes, self.num_worlds
         poses = prepare_data(model, start)
-        with self._on_device():
-            self._model = mjw.put_model(model)
-            self._model.opt.warn_overflow = 0  # `step` reports them
-            self._data = mjw.put_data(
-                model, poses, nworld=self.num_worlds, nconmax=sizes.contacts, njmax=sizes.constraints
-            )
-            self._model.body_pos = wp.array(np.tile(start.body_pos, (self.num_worlds, 1, 1)), dtype=wp.vec3)
-            self._model.body_quat = wp.array(np.tile(start.body_quat, (self.num_worlds, 1, 1)), dtype=wp.quat)
-        data = self._data
-        of_worlds = ("qpos", "qvel", "qacc_warmstart", "ctrl", "xpos", "xquat", "geom_xpos", "geom_xmat")
-        of_physics = ("site_xpos", "site_xmat", "cdof", "subtree_com", "M", "qfrc_bias", "overflow", "nacon")
-        self._views = {name: wp.to_torch(getattr(data, name)) for name in (*of_worlds, *of_physics)}
-        self._views |= {name: wp.to_torch(getattr(self._model, name)) for name in ("body_pos", "body_quat")}
-        self._pairs = wp.to_torch(data.contact.geom)
-        self._worlds = wp.to_torch(data.contact.worldid)
-        self._contact_numbers = torch.arange(len(self._worlds), device=self._device)
+        self._model = mjw.put_model(model)
+        self._model.opt.warn_overflow = 0  # `step` reports them
+        self._data = mjw.put_data(model, poses, nworld=num_worlds, nconmax=sizes.contacts, njmax=sizes.constraints)
+        self._model.body_pos = wp.array(np.tile(start.body_pos, (num_worlds, 1, 1)), dtype=wp.vec3)
+        self._model.body_quat = wp.array(np.tile(start.body_quat, (num_worlds, 1, 1)), dtype=wp.quat)
+        of_model = {name: getattr(self._model, name) for name in ("body_pos", "body_quat")}
+        of_data = {
+            name: getattr(self._data, name) for name in (*STATE[:4], "geom_xpos", "geom_xmat", "xpos", "site_xpos")
+        }
+        self._views = {name: wp.to_torch(array) for name, array in (of_model | of_data).items()}
 
-    def _index_model(self) -> None:
-        """Read what the controller needs of the model."""
-        task, model = self.task, self.task.model
-
-        def on_device(array: Any) -> Tensor:
-            return torch.as_tensor(np.asarray(array), device=self._device)
-
-        self._positions = on_device(task.arm_positions)
-        self._velocities = on_device(task.arm_velocities)
-        self._arm_actuators = on_device(task.arm_actuators)
-        self._finger_actuators = on_device(task.finger_actuators)
-        self._fingers = on_device(task.finger_positions)
-        self._masses = on_device(_index_masses(model, task.arm_velocities))
-        self._root = int(model.body_rootid[task.hand_body])
-        low, high = model.actuator_ctrlrange[task.arm_actuators].T
-        self._torque_limits = on_device(low).float(), on_device(high).float()
+    def _allocate_control(self) -> None:
+        """Allocate what the controller remembers, and what it needs of the model."""
+        task, model, num_worlds = self.task, self.task.model, self.num_worlds
+        memory = {
+            "goal_hand": wp.zeros(num_worlds, dtype=wp.vec3),
+            "goal_rotation": wp.zeros(num_worlds, dtype=wp.mat33),
+            "posture": wp.zeros((num_worlds, 7), dtype=float),
+            "grip": wp.zeros(num_worlds, dtype=float),
+        }
+        self._views |= {name: wp.to_torch(array) for name, array in memory.items()}
+        actions = wp.zeros((num_worlds, ACTION_DIM), dtype=float)
+        self._actions = wp.to_torch(actions)
+        self._active = torch.zeros(num_worlds, dtype=torch.bool, device=self._device)
+        self._was_active = np.zeros(num_worlds, bool)
+        joints = np.stack([task.arm_positions, task.arm_velocities, task.arm_actuators]).astype(np.int32)
         low, high = model.actuator_ctrlrange[task.finger_actuators].T
-        self._finger_middle = on_device((low + high) / 2).float()
-        self._finger_range = on_device((high - low) / 2).float()
-        self._finger_signs = torch.tensor([-1.0, 1.0], device=self._device)
+        data = self._data
+        self._control_inputs = [
+            task.hand_site,
+            int(model.body_rootid[task.hand_body]),
+            wp.array(joints, dtype=int),
+            wp.array(_index_masses(model, task.arm_velocities).astype(np.int32), dtype=int),
+            wp.array(model.actuator_ctrlrange[task.arm_actuators].T.astype(np.float32), dtype=float),
+            wp.array(task.finger_actuators.astype(np.int32), dtype=int),
+            wp.array(np.stack([high + low, [-1, 1] * (high - low)]).astype(np.float32) / 2, dtype=float),
+            actions,
+            *(
+                data.cdof,
+                data.subtree_com,
+                data.M,
+                data.qfrc_bias,
+                data.qpos,
+                data.qvel,
+                data.site_xpos,
+                data.site_xmat,
+            ),
+            *memory.values(),
+            data.ctrl,
+        ]
+
+    def _allocate_results(self) -> None:
+        """Allocate what an action reports, the state before it, and what is observed."""
+        num_worlds = self.num_worlds
+        self._counts = wp.zeros((self.task.substeps, num_worlds), dtype=int)
+        self._goal = GoalKernels(self.task.goal, num_worlds, self.task.model.ngeom)
+        self._report = wp.zeros((num_worlds, 4), dtype=int)
+        self._moved = wp.zeros(num_worlds, dtype=bool)
+        self._state = {name: wp.from_torch(self._views[name].view(num_worlds, -1)) for name in STATE}
+        self._before = {name: wp.zeros_like(array) for name, array in self._state.items()}
+        self._fingers = wp.array(self.task.finger_positions.astype(np.int32), dtype=int)
+        self._proprioception = wp.zeros((num_worlds, STATE_DIM), dtype=float)
+        shapes = {name: (num_worlds, size, size, 3) for name, size in self._cameras.items()}
+        self._images = {name: wp.zeros(shape, dtype=wp.uint8) for name, shape in shapes.items()}
+        self._render_context = self._make_renderer() if shapes else None
 
     def _on_device(self) -> AbstractContextManager[Any]:
         """Return a context in which Warp allocates on the device, and launches in torch's stream."""
@@ -150,17 +166,20 @@ class WorldBatch:
             context = wp.ScopedStream(wp.stream_from_torch(torch.cuda.current_stream(self._device)))
         return context
 
-    def _capture_half(self, half: Callable[[Any, Any], None], graphs: bool) -> Callable[[], None]:
-        """Return a function that launches half of a physics step: before or after the controller."""
-        launch = partial(half, self._model, self._data)
+    def _capture(self, launch: Callable[[], None], graphs: bool) -> Callable[[], None]:
+        """Return a function that launches kernels: `launch` itself, or on a GPU one graph of all that it launches."""
         if self._device.type == "cpu" or not graphs:
             return launch
         # By name: Warp raises TypeError for a torch.device without a number, which a worker's is.
         with wp.ScopedDevice(wp.device_from_torch(str(self._device))):
             wp.synchronize_device()  # the arrays were filled in torch's stream
             launch()  # compiles the kernels, which capturing cannot
-            with wp.ScopedCapture() as capture:
-                launch()
+            try:
+                with wp.ScopedCapture() as capture:
+                    launch()
+                wp.capture_launch(capture.graph)
+            except RuntimeError as error:
+                raise UserError(CAPTURE_FAILED.format(error=error)) from error
             wp.synchronize_device()
         return partial(wp.capture_launch, capture.graph)
 
@@ -169,85 +188,49 @@ class WorldBatch:
     def place(self, worlds: Sequence[int], starts: Sequence[EpisodeStart]) -> None:
         """Put some worlds at the starts of episodes. The others are untouched."""
         rows = torch.as_tensor(list(worlds), device=self._device)
-        stacked = {
-            name: torch.from_numpy(np.stack([getattr(start, name) for start in starts])).float().to(self._device)
-            for name in EpisodeStart._fields
-        }
-        names = {
-            "qpos": "qpos",
-            "qvel": "qvel",
-            "warm_start": "qacc_warmstart",
-            "control": "ctrl",
-            "body_pos": "body_pos",
-            "body_quat": "body_quat",
-            "geom_pos": "geom_xpos",
-            "geom_mat": "geom_xmat",
-        }
-        for name, of_warp in names.items():
-            self._views[of_warp][rows] = stacked[name]
-        goals = (stacked["goal_hand"], stacked["goal_rotation"], stacked["posture"], stacked["grip"])
-        for tensor, values in zip(self._arm_goal, goals, strict=True):
-            tensor[rows] = values
-
-    def save(self) -> WorldState:
-        """Return a copy of the state of all worlds."""
-        views = self._views
-        return WorldState(
-            qpos=views["qpos"].clone(),
-            qvel=views["qvel"].clone(),
-            warm_start=views["qacc_warmstart"].clone(),
-            control=views["ctrl"].clone(),
-            goal=ArmGoal(*(tensor.clone() for tensor in self._arm_goal)),
-        )
-
-    def load(self, state: WorldState) -> None:
-        """Put all worlds into a saved state."""
-        for name, values in zip(("qpos", "qvel", "qacc_warmstart", "ctrl"), state[:4], strict=True):
-            self._views[name].copy_(values)
-        for tensor, values in zip(self._arm_goal, state.goal, strict=True):
-            tensor.copy_(values)
+        for field, name in zip(EpisodeStart._fields, STARTS, strict=True):
+            stacked = np.stack([getattr(start, field) for start in starts])
+            self._views[name][rows] = torch.from_numpy(stacked).float().to(self._device)
 
     def snapshot(self) -> dict[str, Tensor]:
         """Return everything that `restore` of another batch of the task needs, in host memory."""
-        names = ("qpos", "qvel", "qacc_warmstart", "ctrl", "body_pos", "body_quat", "geom_xpos", "geom_xmat")
-        goals = {f"goal_{name}": tensor for name, tensor in self._arm_goal._asdict().items()}
-        return {name: tensor.cpu().clone() for name, tensor in ({n: self._views[n] for n in names} | goals).items()}
+        return {name: self._views[name].cpu().clone() for name in STARTS}
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
         for name, values in snapshot.items():
-            goal = name.removeprefix("goal_")
-            (getattr(self._arm_goal, goal) if goal != name else self._views[name]).copy_(values)
+            self._views[name].copy_(values)
 
     # ------------------------------------------------------------------------------------------------ steps
 
-    def step(self, actions: Tensor, active: Tensor) -> ActionResult:
+    def step(self, actions: Tensor, active: Array) -> ActionResult:
         """Apply one action, float [N, 7], in the worlds where `active` (bool [N]) holds.
 
         A world whose numbers are not finite, or with more contacts than fit, breaks; the others do not notice: if it
         took space from them, the action is repeated without it.
         """
-        broken: dict[int, str] = {}
+        self._actions.copy_(actions)
+        if (active != self._was_active).any():
+            self._was_active = active.copy()
+            self._active.copy_(torch.from_numpy(self._was_active), non_blocking=True)
+        name, broken = self.task.task.name, dict[int, str]()
         while True:
-            before = self.save()
-            success = self._advance_worlds(actions)
-            if not (self._views["overflow"] & SHARED).any():
+            overflow, contacts, sound, success = self._apply_action().T
+            self.peak_contacts = contacts
+            if not (overflow & SHARED).any():
                 break
-            crowded = int(self.peak_contacts.argmax())
+            crowded = int(contacts.argmax())
             if crowded in broken:
                 raise UserError(broken[crowded] + ", which does not suffice for the start of an episode either")
-            broken[crowded] = self.sizes.explain_contacts(self.task.task.name, int(self.peak_contacts[crowded]))
-            self.load(before)
+            broken[crowded] = self.sizes.explain_contacts(name, int(contacts[crowded]))
+            with self._on_device():
+                for state, before in zip(self._state.values(), self._before.values(), strict=True):
+                    wp.copy(state, before)
             self.place([crowded], [self._first_start])
-        sound = self._views["qpos"].isfinite().all(1) & self._views["qvel"].isfinite().all(1)
-        tight = (self._views["overflow"] & OWN) != 0
-        moved = active & sound & ~tight
-        if broken:
-            moved[list(broken)] = False
-        if not moved.all():
-            self.load(before.merge(self.save(), moved))
-        for world in torch.nonzero(active & ~moved)[:, 0].tolist():
+        tight = (overflow & OWN) != 0
+        moved = active & (sound != 0) & ~tight
+        moved[list(broken)] = False
+        for world in (active & ~moved).nonzero()[0].tolist():
             if world not in broken:
-                name = self.task.task.name
                 broken[world] = (
                     self.sizes.explain_constraints(name)
                     if tight[world]
@@ -256,81 +239,45 @@ class WorldBatch:
         broken = {world: text for world, text in broken.items() if active[world]}
         if broken:
             self.place(list(broken), [self._first_start] * len(broken))
-        return ActionResult(success & moved, broken)
+        return ActionResult((success != 0) & moved, broken)
 
-    def _advance_worlds(self, actions: Tensor) -> Tensor:
-        """Run the sub-steps of an action in all worlds. Return where the goal holds, as LIBERO judges it: by poses and
-        contacts before the last integration, and joint positions after it."""
-        self._views["overflow"].zero_()
-        self.peak_contacts.zero_()
-        entries = torch.ones_like(self._contact_numbers)
+    def _apply_action(self) -> Array:
+        """Run the sub-steps of the present action. Return what the worlds report, int32 [N, columns]; the host waits
+        for nothing else."""
         with self._on_device():
-            for substep in range(self.task.substeps):
-                self._step_before()
-                counts = entries.new_zeros(self.num_worlds + 1).index_add(0, self._worlds_of_contacts() + 1, entries)
-                torch.maximum(self.peak_contacts, counts[1:], out=self.peak_contacts)
-                arm = self._read_arm()
-                goal = set_goal(self._arm_goal, arm, actions) if substep == 0 else self._arm_goal
-                goal = move_grip(goal, actions)
-                for tensor, values in zip(self._arm_goal, goal, strict=True):
-                    tensor.copy_(values)
-                self._command_actuators(compute_torques(arm, goal))
-                self._step_after()
-        return evaluate_goal(self.task.goal, self._view_scene())
+            self._act()
+        report: Array = wp.to_torch(self._report).cpu().numpy().copy()
+        return report
 
-    def _worlds_of_contacts(self) -> Tensor:
-        """Return the world of each entry of the contact buffer, int64 [entries], -1 for unused ones."""
-        used = self._contact_numbers < self._views["nacon"]
-        return torch.where(used, self._worlds, -1).to(torch.int64)
-
-    def _read_arm(self) -> ArmState:
-        views = self._views
-        hand = views["site_xpos"][:, self.task.hand_site]
-        axes = views["cdof"][:, self._velocities]  # rotation before translation, about the tree's centre of mass
-        turning, moving = axes[..., :3], axes[..., 3:]
-        lever = (hand - views["subtree_com"][:, self._root])[:, None].expand_as(turning)
-        jacobian = torch.cat([moving + torch.linalg.cross(turning, lever, dim=2), turning], dim=2).mT
-        return ArmState(
-            jacobian=jacobian,
-            masses=views["M"][:, self._masses],
-            bias=views["qfrc_bias"][:, self._velocities],
-            positions=views["qpos"][:, self._positions],
-            velocities=views["qvel"][:, self._velocities],
-            hand=hand,
-            rotation=views["site_xmat"][:, self.task.hand_site],
-        )
-
-    def _command_actuators(self, torques: Tensor) -> None:
-        control = self._views["ctrl"]
-        control[:, self._arm_actuators] = torques.clamp(*self._torque_limits)
-        fingers = self._arm_goal.grip[:, None] * self._finger_signs
-        control[:, self._finger_actuators] = self._finger_middle + self._finger_range * fingers
-
-    def _view_scene(self) -> SceneView:
-        views = self._views
-        return SceneView(
-            bodies=views["xpos"],
-            sites=views["site_xpos"],
-            site_rotations=views["site_xmat"],
-            joints=views["qpos"],
-            pairs=self._pairs.to(torch.int64),
-            worlds=self._worlds_of_contacts(),
-        )
+    def _launch_action(self) -> None:
+        """Launch the kernels of an action, in all worlds. The goal is judged as LIBERO does: by poses and contacts
+        before the last integration, and joint positions after it."""
+        model, data, worlds = self._model, self._data, self.num_worlds
+        data.overflow.zero_()
+        self._counts.zero_()
+        for state, before in zip(self._state.values(), self._before.values(), strict=True):
+            wp.copy(before, state)
+        control, contacts = make_controller(float), [data.nacon, data.contact.worldid]
+        for substep in range(self.task.substeps):
+            mjw.step1(model, data)
+            wp.launch(count_contacts, dim=data.naconmax, inputs=[substep, *contacts], outputs=[self._counts])
+            wp.launch(control, dim=worlds, inputs=[substep == 0, *self._control_inputs])
+            mjw.step2(model, data)
+        scene = [data.xpos, data.site_xpos, data.site_xmat, data.qpos]
+        self._goal.evaluate(scene, data.contact.geom, data.contact.worldid, data.nacon)
+        inputs = [OWN, wp.from_torch(self._active), data.overflow, self._counts, self._goal.held, data.qpos, data.qvel]
+        wp.launch(report_worlds, dim=worlds, inputs=inputs, outputs=[self._report, self._moved])
+        for state, before in zip(self._state.values(), self._before.values(), strict=True):
+            wp.launch(put_back, dim=state.shape, inputs=[self._moved, before], outputs=[state])
 
     # ------------------------------------------------------------------------------------------ observations
 
-    def observe(self, draw: bool = True) -> tuple[dict[str, Tensor], Tensor]:
+    def observe(self) -> tuple[dict[str, Tensor], Tensor]:
         """Return the images of all worlds, camera -> uint8 [N, H, W, 3], oriented as those of `libero`, and
-        proprioception, float32 [N, 8]. `draw`: False leaves the images out."""
+        proprioception, float32 [N, 8]. They are valid until the next call."""
         with self._on_device():
-            mjw.kinematics(self._model, self._data)
-            images = self._draw_images() if draw and self._render_context is not None else {}
-        views, hand = self._views, self.task.hand_body
-        w, axis = views["xquat"][:, hand, :1].clamp(-1.0, 1.0), views["xquat"][:, hand, 1:]
-        sine = (1.0 - w * w).sqrt()
-        rotation = torch.where(sine > 0, axis * 2.0 * w.acos() / torch.where(sine > 0, sine, 1.0), 0.0)
-        position = views["site_xpos"][:, self.task.hand_site]
-        return images, torch.cat([position, rotation, views["qpos"][:, self._fingers]], dim=1)
+            self._look()
+        return {name: wp.to_torch(images) for name, images in self._images.items()}, wp.to_torch(self._proprioception)
 
     def read_poses(self) -> dict[str, Tensor]:
         """Return the poses that an expert reads, after `observe`, under LIBERO's names: float32 [N, 3]."""
@@ -351,21 +298,21 @@ class WorldBatch:
             cam_active=[CAMERAS[name] for name in cameras],
         )
 
-    def _draw_images(self) -> dict[str, Tensor]:
-        context: Any = self._render_context
-        mjw.com_pos(self._model, self._data)
-        mjw.camlight(self._model, self._data)
-        mjw.refit_bvh(self._model, self._data, context)
-        mjw.render(self._model, self._data, context)
-        packed = wp.to_torch(context.rgb_data.view(wp.int32))
-        images, first = {}, 0
-        for name, size in self._cameras.items():
-            pixels = packed[:, first : first + size * size].contiguous().view(torch.uint8)
-            # The bytes of a pixel are blue, green, red and opacity. LIBERO's frames are upside down, and policies see
-            # them rotated by 180 degrees, which mirrors them.
-            images[name] = pixels.view(self.num_worlds, size, size, 4)[..., [2, 1, 0]].flip(2)
-            first += size * size
-        return images
+    def _launch_observation(self) -> None:
+        model, data, context, task = self._model, self._data, self._render_context, self.task
+        mjw.kinematics(model, data)
+        hand = [task.hand_site, task.hand_body, self._fingers, data.site_xpos, data.xquat, data.qpos]
+        wp.launch(read_hand, dim=self.num_worlds, inputs=hand, outputs=[self._proprioception])
+        if context is None:
+            return
+        mjw.com_pos(model, data)
+        mjw.camlight(model, data)
+        mjw.refit_bvh(model, data, context)
+        mjw.render(model, data, context)
+        first = 0
+        for images in self._images.values():
+            wp.launch(unpack_image, dim=images.shape[:3], inputs=[first, context.rgb_data], outputs=[images])
+            first += images.shape[1] * images.shape[2]
 
 
 def _index_masses(model: Any, velocities: Any) -> Any:

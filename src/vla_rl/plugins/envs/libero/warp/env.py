@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from attrs import evolve
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from vla_rl.core.capabilities import Offloadable
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import ChunkResult, EnvInfo, Observation, ResetState, to_numpy
+from vla_rl.core.types import Array, ChunkResult, EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.plugins.envs.libero.single_env import ACTION_DIM, STATE_DIM, describe_env, tasks_of_suites
 from vla_rl.plugins.envs.libero.suites import LiberoTask, Suite
 from vla_rl.plugins.envs.libero.warp.checks import CPU_IS_FOR_TESTS
@@ -128,13 +129,12 @@ class LiberoWarpEnv(SimEnv, Offloadable[Mapping[str, Any]]):
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         """Execute a chunk. An env whose world breaks executes nothing, keeps its last observation, and is reported by
         `faults`."""
-        actions = torch.as_tensor(actions, dtype=torch.float32).to(self._device)
-        shape = actions.shape[:2]
+        actions = torch.as_tensor(actions, dtype=torch.float32).to(self._device, non_blocking=True)
         wanted = {int(env_id) for env_id in to_numpy(active).nonzero()[0]}
         for env_id in wanted & self._broken:
             self._faults.setdefault(env_id, [])  # the fault was reported when it happened
         wanted -= self._broken
-        executed, succeeded = torch.zeros((2, *shape), dtype=torch.bool, device=self._device)
+        executed, succeeded = np.zeros((2, *actions.shape[:2]), bool)
         of_batch: dict[int, list[int]] = {}
         for env_id in sorted(wanted):
             of_batch.setdefault(self._place_of[env_id][0], []).append(env_id)
@@ -142,14 +142,14 @@ class LiberoWarpEnv(SimEnv, Offloadable[Mapping[str, Any]]):
             self._step_batch(number, env_ids, actions, stop_at_end, executed, succeeded)
         sound = [env_id for env_id in sorted(wanted) if env_id not in self._broken]
         self._observe_batches(of_batch, sound)
-        last = (executed.sum(1) - 1).clamp(min=0)
+        last = (executed.sum(1) - 1).clip(min=0)
         return ChunkResult(
             obs=self._build_observation(range(self.num_envs)),
-            rewards=succeeded.float(),
-            terminated=succeeded.clone(),
-            truncated=torch.zeros_like(succeeded),
+            rewards=succeeded.astype(np.float32),
+            terminated=succeeded.copy(),
+            truncated=np.zeros_like(succeeded),
             executed=executed,
-            success=succeeded.gather(1, last[:, None])[:, 0],
+            success=succeeded[np.arange(self.num_envs), last],
             succeeded=succeeded,
         )
 
@@ -159,26 +159,25 @@ class LiberoWarpEnv(SimEnv, Offloadable[Mapping[str, Any]]):
         env_ids: Sequence[int],
         actions: Tensor,
         stop_at_end: bool,
-        executed: Tensor,
-        succeeded: Tensor,
+        executed: Array,
+        succeeded: Array,
     ) -> None:
         """Apply a chunk to envs of one batch. Write which actions were executed and which succeeded, bool [N, C]."""
         batch = self._batches[number]
         env_of = {self._place_of[env_id][1]: env_id for env_id in env_ids}
-        worlds = torch.tensor(list(env_of), device=self._device)
-        rows = torch.tensor(list(env_of.values()), device=self._device)
-        moving = torch.zeros(batch.num_worlds, dtype=torch.bool, device=self._device)
+        worlds, rows = list(env_of), list(env_of.values())
+        moving = np.zeros(batch.num_worlds, bool)
         moving[worlds] = True
-        commands = torch.zeros(batch.num_worlds, ACTION_DIM, device=self._device)
-        for i in range(actions.shape[1]):
-            commands[worlds] = actions[rows, i]
-            success, broken = batch.step(commands, moving)
+        commands = torch.zeros(actions.shape[1], batch.num_worlds, ACTION_DIM, device=self._device)
+        commands[:, self._to_device(worlds)] = actions[self._to_device(rows)].transpose(0, 1)
+        for i, command in enumerate(commands):
+            success, broken = batch.step(command, moving)
             for world, text in broken.items():
                 self._break_env(env_of[world], text)
                 moving[world] = False
             executed[rows, i], succeeded[rows, i] = moving[worlds], success[worlds]
             if stop_at_end:
-                moving = moving & ~success
+                moving &= ~success
             if not moving.any():
                 break
         lost = [env_id for env_id in env_ids if env_id in self._broken]
@@ -204,19 +203,24 @@ class LiberoWarpEnv(SimEnv, Offloadable[Mapping[str, Any]]):
             rows = [env_id for env_id in env_ids if self._place_of[env_id][0] == number]
             if not rows:
                 continue
-            worlds = [self._place_of[env_id][1] for env_id in rows]
+            worlds = self._to_device([self._place_of[env_id][1] for env_id in rows])
+            chosen = self._to_device(rows)
             images, state = self._batches[number].observe()
             for name, of_worlds in images.items():
-                self._images[name][rows] = of_worlds[worlds]
-            self._proprioception[rows] = state[worlds]
+                self._images[name][chosen] = of_worlds[worlds]
+            self._proprioception[chosen] = state[worlds]
 
     def _build_observation(self, env_ids: Sequence[int]) -> Observation:
-        rows = list(env_ids)
+        rows = self._to_device(env_ids)
         return Observation(
             images={name: images[rows] for name, images in self._images.items()},
-            instructions=tuple(self._instructions[row] for row in rows),
+            instructions=tuple(self._instructions[row] for row in env_ids),
             state=self._proprioception[rows],
         )
+
+    def _to_device(self, numbers: Sequence[int]) -> Tensor:
+        """Return indices on the device, without waiting for it."""
+        return torch.tensor(numbers, dtype=torch.int64).to(self._device, non_blocking=True)
 
     def read_poses(self) -> dict[str, Tensor]:
         """Return the poses that an expert reads, under LIBERO's names, as float32 [N, 3], where all envs play one task

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.libero.suites import LiberoTask
-from vla_rl.plugins.envs.libero.warp.predicates import GeomContacts, InSite, JointThreshold, OnObject, OnSite, Predicate
+from vla_rl.plugins.envs.libero.warp.predicates import GeomContacts, Predicate
 
 Side = Literal["<", ">", ">="]
 
@@ -61,17 +61,17 @@ def _read_placement(env: Any, name: str, thing: Any, target: Any, task: str) -> 
         length, width, height = (float(number) for number in region.size)
         size = (length, width, height)
         if name == "in":
-            return InSite(thing=body, site=site, size=size)
+            return Predicate(kind="in site", thing=body, target=site, size=size)
         parent = env.get_object(target.parent_name)
         contact = None if parent is None else _read_contact(env, parent, env.get_object(thing.object_name))
-        return OnSite(thing=body, site=site, size=size, contact=contact)
+        return Predicate(kind="on site", thing=body, target=site, size=size, contact=contact)
     if name == "in":
         raise UserError(
             f"libero_warp: the goal of {task!r} asks for an object in the object {target.object_name!r}, which is "
             "written for regions alone. The simulator libero plays this task"
         )
     contact = _read_contact(env, env.get_object(target.object_name), env.get_object(thing.object_name))
-    return OnObject(thing=body, support=env.obj_body_id[target.object_name], contact=contact)
+    return Predicate(kind="on object", thing=body, target=env.obj_body_id[target.object_name], contact=contact)
 
 
 def _read_contact(env: Any, one: Any, other: Any) -> GeomContacts:
@@ -93,7 +93,7 @@ def _read_joints(env: Any, name: str, state: Any, task: str) -> Predicate:
             f"libero_warp: the goal of {task!r} asks {name!r} of {owner.name!r}, whose condition is not one of those "
             "that are written for batches. The simulator libero plays this task"
         )
-    return JointThreshold(joints=indices, side=side, threshold=threshold, every=name in ("close", "turnoff"))
+    return Predicate(kind=side, joints=indices, threshold=threshold, every=name in ("close", "turnoff"))
 
 
 def _find_threshold(name: str, ranges: Mapping[str, list[float]]) -> tuple[Side, float]:
