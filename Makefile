@@ -121,7 +121,7 @@ libero-warp:
 	grep -v '^mujoco==' constraints.txt > build/libero-warp.txt
 	build/libero-warp/bin/python -m pip install -q -c build/libero-warp.txt -e '.[dev,libero-warp]'
 	OMP_NUM_THREADS=1 build/libero-warp/bin/python -m pytest -v tests/plugins/envs/test_libero_warp.py \
-	  tests/plugins/envs/test_libero_warp_formulas.py \
+	  tests/plugins/envs/test_libero_warp_formulas.py tests/plugins/envs/test_libero_warp_on_cuda.py \
 	  'tests/tools/test_conventions.py::test_simulators_are_as_the_page_says[libero_warp]'
 	build/libero-warp/bin/vla-rl check-env libero_warp suite=libero_spatial 'tasks=[0]' \
 	  'cameras={agentview: 32, wrist: 32}' --num-envs 2 --chunk 2 --seconds 30

@@ -26,7 +26,7 @@ import torch
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import generator
-from vla_rl.core.types import Array
+from vla_rl.core.types import Array, to_numpy
 from vla_rl.plugins.envs.libero.expert import Expert, find_recipe
 from vla_rl.plugins.envs.libero.single_env import suite_numbers
 from vla_rl.plugins.envs.libero.suites import Suite
@@ -73,9 +73,8 @@ def measure_agreement(suite: str, task: int, states: int, device: str) -> dict[s
     sizes = choose_sizes(model.model, starts[0], None, None)
     batch = WorldBatch(model, starts[0], states, {}, device, sizes, graphs=True)
     batch.place(range(states), starts)
-    moving = torch.ones(states, dtype=torch.bool, device=device)
-    batch.step(torch.tensor(np.array(actions, np.float32), device=device), moving)
-    differences = np.abs(batch.save().qpos.cpu().numpy() - np.stack(ends))
+    batch.step(torch.tensor(np.array(actions, np.float32), device=device), np.ones(states, bool))
+    differences = np.abs(batch.snapshot()["qpos"].numpy() - np.stack(ends))
     host.close()
     return {
         "max": float(differences.max()),
@@ -119,7 +118,7 @@ def compare_expert(suite: str, task: int, states: int, device: str, limit: int) 
             ]
         )
         result = env.chunk_step(actions[:, None].astype(np.float32), running, True)
-        success = result.success.cpu().numpy()
+        success = to_numpy(result.success)
         ended[running & success] = step + 1
         running &= ~success
         if faults := env.faults():

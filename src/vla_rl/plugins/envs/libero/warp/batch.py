@@ -16,10 +16,11 @@ from torch import Tensor
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero.config import CAMERAS
-from vla_rl.plugins.envs.libero.single_env import ACTION_DIM, STATE_DIM
+from vla_rl.plugins.envs.libero.scenes import MIB
+from vla_rl.plugins.envs.libero.single_env import ACTION_DIM
 from vla_rl.plugins.envs.libero.warp.buffers import BufferSizes, prepare_data
 from vla_rl.plugins.envs.libero.warp.controller import make_controller
-from vla_rl.plugins.envs.libero.warp.kernels import count_contacts, put_back, read_hand, report_worlds, unpack_image
+from vla_rl.plugins.envs.libero.warp.kernels import count_contacts, put_back, report_worlds, unpack_image
 from vla_rl.plugins.envs.libero.warp.success import GoalKernels
 from vla_rl.plugins.envs.libero.warp.task_model import EpisodeStart, TaskModel
 
@@ -37,6 +38,11 @@ STATE = ("qpos", "qvel", "qacc_warmstart", "ctrl", *MEMORY)
 """What an action changes."""
 STARTS = (*STATE[:4], "body_pos", "body_quat", "geom_xpos", "geom_xmat", *MEMORY)
 """Names of an `EpisodeStart`'s fields in Warp, in their order: all that the future of a world depends on."""
+OF_ARMS = ("cdof", "subtree_com", "M", "qfrc_bias", "qpos", "qvel", "site_xpos", "site_xmat")
+NO_GPU = (
+    "libero_warp: Warp {warp} finds no GPU: it is built for CUDA {toolkit}, and the driver offers {driver}; install a "
+    "driver whose CUDA has the same first number at least, or a warp-lang of an older CUDA"
+)
 CAPTURE_FAILED = (
     "libero_warp: the kernels of an action cannot be captured as a CUDA graph: {error}. Install a driver for CUDA 12.4 "
     "or newer, or set env.graphs: false, which launches about 3,000 kernels an action one by one: tens of "
@@ -81,6 +87,8 @@ class WorldBatch:
         self._device = torch.device(device)
         self._cameras = dict(cameras)
         self._first_start = start
+        if self._device.type != "cpu":
+            self._check_gpu()
         with self._on_device():
             self._allocate_worlds(start)
             self._allocate_control()
@@ -90,6 +98,21 @@ class WorldBatch:
         self._look = self._capture(self._launch_observation, graphs)
         self.place(range(num_worlds), [start] * num_worlds)
 
+    def _check_gpu(self) -> None:
+        """Raise UserError where Warp finds no GPU, or the worlds do not fit its memory."""
+        if not wp.is_cuda_available():
+            versions = wp.get_cuda_toolkit_version(), wp.get_cuda_driver_version()
+            toolkit, driver = (".".join(map(str, version or ["none"])) for version in versions)
+            raise UserError(NO_GPU.format(warp=wp.config.version, toolkit=toolkit, driver=driver))
+        needed = self.sizes.predict_bytes(self.num_worlds, self._cameras)
+        free, total = torch.cuda.mem_get_info(self._device)
+        if needed > free:
+            raise UserError(
+                f"libero_warp: {self.task.task.name}: {self.num_worlds} worlds need about {needed // MIB} MiB, and "
+                f"{free // MIB} of the GPU's {total // MIB} MiB are free beside all its processes; lower env.num_envs, "
+                f"env.worlds, the cameras' sizes or env.contacts ({self.sizes.contacts} a world)"
+            )
+
     def _allocate_worlds(self, start: EpisodeStart) -> None:
         model, sizes, num_worlds = self.task.model, self.sizes, self.num_worlds
         poses = prepare_data(model, start)
@@ -98,11 +121,9 @@ class WorldBatch:
         self._data = mjw.put_data(model, poses, nworld=num_worlds, nconmax=sizes.contacts, njmax=sizes.constraints)
         self._model.body_pos = wp.array(np.tile(start.body_pos, (num_worlds, 1, 1)), dtype=wp.vec3)
         self._model.body_quat = wp.array(np.tile(start.body_quat, (num_worlds, 1, 1)), dtype=wp.quat)
-        of_model = {name: getattr(self._model, name) for name in ("body_pos", "body_quat")}
-        of_data = {
-            name: getattr(self._data, name) for name in (*STATE[:4], "geom_xpos", "geom_xmat", "xpos", "site_xpos")
-        }
-        self._views = {name: wp.to_torch(array) for name, array in (of_model | of_data).items()}
+        of_data = (*STATE[:4], "geom_xpos", "geom_xmat", "xpos", "xquat", "site_xpos")
+        self._views = {name: wp.to_torch(getattr(self._data, name)) for name in of_data}
+        self._views |= {name: wp.to_torch(getattr(self._model, name)) for name in ("body_pos", "body_quat")}
 
     def _allocate_control(self) -> None:
         """Allocate what the controller remembers, and what it needs of the model."""
@@ -114,13 +135,11 @@ class WorldBatch:
             "grip": wp.zeros(num_worlds, dtype=float),
         }
         self._views |= {name: wp.to_torch(array) for name, array in memory.items()}
-        actions = wp.zeros((num_worlds, ACTION_DIM), dtype=float)
-        self._actions = wp.to_torch(actions)
+        self._actions = torch.zeros(num_worlds, ACTION_DIM, device=self._device)
         self._active = torch.zeros(num_worlds, dtype=torch.bool, device=self._device)
         self._was_active = np.zeros(num_worlds, bool)
         joints = np.stack([task.arm_positions, task.arm_velocities, task.arm_actuators]).astype(np.int32)
         low, high = model.actuator_ctrlrange[task.finger_actuators].T
-        data = self._data
         self._control_inputs = [
             task.hand_site,
             int(model.body_rootid[task.hand_body]),
@@ -129,19 +148,10 @@ class WorldBatch:
             wp.array(model.actuator_ctrlrange[task.arm_actuators].T.astype(np.float32), dtype=float),
             wp.array(task.finger_actuators.astype(np.int32), dtype=int),
             wp.array(np.stack([high + low, [-1, 1] * (high - low)]).astype(np.float32) / 2, dtype=float),
-            actions,
-            *(
-                data.cdof,
-                data.subtree_com,
-                data.M,
-                data.qfrc_bias,
-                data.qpos,
-                data.qvel,
-                data.site_xpos,
-                data.site_xmat,
-            ),
+            wp.from_torch(self._actions),
+            *(getattr(self._data, name) for name in OF_ARMS),
             *memory.values(),
-            data.ctrl,
+            self._data.ctrl,
         ]
 
     def _allocate_results(self) -> None:
@@ -153,11 +163,10 @@ class WorldBatch:
         self._moved = wp.zeros(num_worlds, dtype=bool)
         self._state = {name: wp.from_torch(self._views[name].view(num_worlds, -1)) for name in STATE}
         self._before = {name: wp.zeros_like(array) for name, array in self._state.items()}
-        self._fingers = wp.array(self.task.finger_positions.astype(np.int32), dtype=int)
-        self._proprioception = wp.zeros((num_worlds, STATE_DIM), dtype=float)
-        shapes = {name: (num_worlds, size, size, 3) for name, size in self._cameras.items()}
-        self._images = {name: wp.zeros(shape, dtype=wp.uint8) for name, shape in shapes.items()}
-        self._render_context = self._make_renderer() if shapes else None
+        self._fingers = torch.as_tensor(self.task.finger_positions, device=self._device)
+        cameras = self._cameras.items()
+        self._images = {name: wp.zeros((num_worlds, size, size, 3), dtype=wp.uint8) for name, size in cameras}
+        self._render_context = self._make_renderer() if cameras else None
 
     def _on_device(self) -> AbstractContextManager[Any]:
         """Return a context in which Warp allocates on the device, and launches in torch's stream."""
@@ -257,11 +266,11 @@ class WorldBatch:
         self._counts.zero_()
         for state, before in zip(self._state.values(), self._before.values(), strict=True):
             wp.copy(before, state)
-        control, contacts = make_controller(float), [data.nacon, data.contact.worldid]
+        contacts = [data.nacon, data.contact.worldid, self._counts]
         for substep in range(self.task.substeps):
             mjw.step1(model, data)
-            wp.launch(count_contacts, dim=data.naconmax, inputs=[substep, *contacts], outputs=[self._counts])
-            wp.launch(control, dim=worlds, inputs=[substep == 0, *self._control_inputs])
+            wp.launch(count_contacts, dim=data.naconmax, inputs=[substep, *contacts])
+            wp.launch(make_controller(float), dim=worlds, inputs=[substep == 0, *self._control_inputs])
             mjw.step2(model, data)
         scene = [data.xpos, data.site_xpos, data.site_xmat, data.qpos]
         self._goal.evaluate(scene, data.contact.geom, data.contact.worldid, data.nacon)
@@ -274,10 +283,16 @@ class WorldBatch:
 
     def observe(self) -> tuple[dict[str, Tensor], Tensor]:
         """Return the images of all worlds, camera -> uint8 [N, H, W, 3], oriented as those of `libero`, and
-        proprioception, float32 [N, 8]. They are valid until the next call."""
+        proprioception, float32 [N, 8]. Images are valid until the next call."""
         with self._on_device():
             self._look()
-        return {name: wp.to_torch(images) for name, images in self._images.items()}, wp.to_torch(self._proprioception)
+        views, hand = self._views, self.task.hand_body
+        w, axis = views["xquat"][:, hand, :1].clamp(-1.0, 1.0), views["xquat"][:, hand, 1:]
+        sine = (1.0 - w * w).sqrt()
+        rotation = torch.where(sine > 0, axis * 2.0 * w.acos() / torch.where(sine > 0, sine, 1.0), 0.0)
+        position = views["site_xpos"][:, self.task.hand_site]
+        state = torch.cat([position, rotation, views["qpos"][:, self._fingers]], dim=1)
+        return {name: wp.to_torch(images) for name, images in self._images.items()}, state
 
     def read_poses(self) -> dict[str, Tensor]:
         """Return the poses that an expert reads, after `observe`, under LIBERO's names: float32 [N, 3]."""
@@ -286,7 +301,6 @@ class WorldBatch:
         return poses | {"robot0_eef_pos": views["site_xpos"][:, self.task.hand_site]}
 
     def _make_renderer(self) -> Any:
-        cameras = list(self._cameras)
         return mjw.create_render_context(
             self.task.model,
             nworld=self.num_worlds,
@@ -295,14 +309,12 @@ class WorldBatch:
             render_depth=False,
             render_seg=False,
             enabled_geom_groups=[DRAWN_GROUP],
-            cam_active=[CAMERAS[name] for name in cameras],
+            cam_active=[CAMERAS[name] for name in self._cameras],
         )
 
     def _launch_observation(self) -> None:
-        model, data, context, task = self._model, self._data, self._render_context, self.task
+        model, data, context = self._model, self._data, self._render_context
         mjw.kinematics(model, data)
-        hand = [task.hand_site, task.hand_body, self._fingers, data.site_xpos, data.xquat, data.qpos]
-        wp.launch(read_hand, dim=self.num_worlds, inputs=hand, outputs=[self._proprioception])
         if context is None:
             return
         mjw.com_pos(model, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import mujoco
@@ -17,6 +18,8 @@ HEADROOM = 4
 LEAST_CONTACTS = 300
 ROWS = 4
 """Rows of constraints for each contact: friction cones of most contacts have three or four."""
+OF_BATCH, OF_WORLD, OF_CONTACT, OF_PIXEL = 512 * 2**20, 400_000, 11_600, 18
+"""Bytes of a batch, of each world, of each contact it has space for (collisions of meshes), and of each pixel."""
 
 
 @frozen(kw_only=True)
@@ -25,6 +28,11 @@ class BufferSizes:
 
     contacts: int
     constraints: int
+
+    def predict_bytes(self, num_worlds: int, cameras: Mapping[str, int]) -> int:
+        """Return the memory that a batch needs on its device."""
+        pixels = sum(size * size for size in cameras.values())
+        return OF_BATCH + num_worlds * (OF_WORLD + OF_CONTACT * self.contacts + OF_PIXEL * pixels)
 
     def explain_contacts(self, task: str, needed: int) -> str:
         """Return why a world broke that has at least `needed` contacts."""

@@ -159,9 +159,9 @@ def make_controller(real: Any) -> Any:  # noqa: C901 - kernels call nothing outs
             torque = drawn[i] + bias[world, joints[1, i]]
             for k in range(6):
                 torque += jacobian[k, i] * wrench[k]
-            ctrl[world, joints[2, i]] = torque
             if not wp.isnan(torque):  # which `clamp` would hide
-                ctrl[world, joints[2, i]] = wp.clamp(torque, limits[0, i], limits[1, i])
+                torque = wp.clamp(torque, limits[0, i], limits[1, i])
+            ctrl[world, joints[2, i]] = torque
         for i in range(2):
             ctrl[world, fingers[i]] = finger_range[0, i] + finger_range[1, i] * grip[world]
 

@@ -173,7 +173,8 @@ class LiberoWarpEnv(SimEnv, Offloadable[Mapping[str, Any]]):
         for i, command in enumerate(commands):
             success, broken = batch.step(command, moving)
             for world, text in broken.items():
-                self._break_env(env_of[world], text)
+                self._broken.add(env_of[world])
+                self._faults.setdefault(env_of[world], []).append(text)
                 moving[world] = False
             executed[rows, i], succeeded[rows, i] = moving[worlds], success[worlds]
             if stop_at_end:
@@ -182,10 +183,6 @@ class LiberoWarpEnv(SimEnv, Offloadable[Mapping[str, Any]]):
                 break
         lost = [env_id for env_id in env_ids if env_id in self._broken]
         executed[lost], succeeded[lost] = False, False
-
-    def _break_env(self, env_id: int, text: str) -> None:
-        self._broken.add(env_id)
-        self._faults.setdefault(env_id, []).append(text)
 
     def faults(self) -> Mapping[int, Sequence[str]]:
         faults = self._faults

@@ -1,4 +1,4 @@
-"""Warp kernels around the physics of a batch: what an action reports and puts back, and what is observed."""
+"""Warp kernels around the physics of a batch: what an action reports and puts back, and images."""
 
 from __future__ import annotations
 
@@ -51,31 +51,6 @@ def put_back(moved: wp.array[bool], before: wp.array2d[float], state: wp.array2d
     world, i = wp.tid()
     if not moved[world]:
         state[world, i] = before[world, i]
-
-
-@wp.kernel(enable_backward=False)
-def read_hand(
-    hand_site: int,
-    hand_body: int,
-    fingers: wp.array[int],
-    site_xpos: wp.array2d[wp.vec3],
-    xquat: wp.array2d[wp.quat],
-    qpos: wp.array2d[float],
-    proprioception: wp.array2d[float],
-) -> None:
-    """Write the hand's position, its rotation vector and the fingers' positions, as robosuite computes them."""
-    world = wp.tid()
-    quat = xquat[world, hand_body]  # MuJoCo stores w first
-    w = wp.clamp(quat[0], -1.0, 1.0)
-    sine = wp.sqrt(1.0 - w * w)
-    scale = wp.float32(0.0)
-    if sine > 0.0:
-        scale = 2.0 * wp.acos(w) / sine
-    for i in range(3):
-        proprioception[world, i] = site_xpos[world, hand_site][i]
-        proprioception[world, 3 + i] = quat[1 + i] * scale
-    for i in range(2):
-        proprioception[world, 6 + i] = qpos[world, fingers[i]]
 
 
 @wp.kernel(enable_backward=False)
