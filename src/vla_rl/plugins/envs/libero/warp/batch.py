@@ -239,12 +239,8 @@ class WorldBatch:
         moved = active & (sound != 0) & ~tight
         moved[list(broken)] = False
         for world in (active & ~moved).nonzero()[0].tolist():
-            if world not in broken:
-                broken[world] = (
-                    self.sizes.explain_constraints(name)
-                    if tight[world]
-                    else f"libero_warp: {name}: positions or velocities are not finite numbers"
-                )
+            unsound = f"libero_warp: {name}: positions or velocities are not finite numbers"
+            broken.setdefault(world, self.sizes.explain_constraints(name) if tight[world] else unsound)
         broken = {world: text for world, text in broken.items() if active[world]}
         if broken:
             self.place(list(broken), [self._first_start] * len(broken))

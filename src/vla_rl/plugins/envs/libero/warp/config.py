@@ -23,7 +23,7 @@ class LiberoWarpConfig(LiberoTasksConfig):
     constraints: int | None = field(default=None, validator=A_NUMBER)
     """Rows of constraints for which a world has space; null: four for each of `contacts`."""
     graphs: bool = True
-    """On a GPU, launch the kernels of a physics step as CUDA graphs; false: one by one, which is slower."""
+    """On a GPU, launch the kernels of an action as one CUDA graph; false: one by one, which is slower."""
 
     def official(self) -> LiberoConfig:
         """Return the settings of `libero` for the same tasks and initial states, without cameras."""

@@ -154,13 +154,7 @@ class LiberoWarpEnv(SimEnv, Offloadable[Mapping[str, Any]]):
         )
 
     def _step_batch(
-        self,
-        number: int,
-        env_ids: Sequence[int],
-        actions: Tensor,
-        stop_at_end: bool,
-        executed: Array,
-        succeeded: Array,
+        self, number: int, env_ids: Sequence[int], actions: Tensor, stop_at_end: bool, executed: Array, succeeded: Array
     ) -> None:
         """Apply a chunk to envs of one batch. Write which actions were executed and which succeeded, bool [N, C]."""
         batch = self._batches[number]

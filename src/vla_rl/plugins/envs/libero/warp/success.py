@@ -35,16 +35,16 @@ class GoalKernels:
                 masks[list(predicate.contact.one)] |= bit
                 masks[list(predicate.contact.other)] |= 2 * bit
             ends = len(joints), len(joints) + len(predicate.joints)
-            kind = KINDS.index(predicate.kind)
-            numbers.append((kind, predicate.thing, predicate.target, bit, *ends, predicate.every))
+            condition = KINDS.index(predicate.kind), predicate.thing, predicate.target
+            numbers.append((*condition, bit, *ends, predicate.every))
             joints += predicate.joints
         self._masks = wp.array(masks, dtype=int)
         self._touching = wp.zeros(num_worlds, dtype=int)
         self._table = [
-            wp.array(np.array(numbers, np.int32), dtype=int),
-            wp.array(np.array([predicate.size for predicate in goal], np.float32), dtype=wp.vec3),
-            wp.array(np.array([predicate.threshold for predicate in goal], np.float32), dtype=float),
-            wp.array(np.array([*joints, 0], np.int32), dtype=int),
+            wp.array(numbers, dtype=int),
+            wp.array([predicate.size for predicate in goal], dtype=wp.vec3),
+            wp.array([predicate.threshold for predicate in goal], dtype=float),
+            wp.array([*joints, 0], dtype=int),
             self._touching,
         ]
         self.held = wp.zeros((num_worlds, len(goal)), dtype=bool)
