@@ -3,7 +3,9 @@ has the packages; elsewhere they are skipped. Its first run compiles kernels, wh
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,11 @@ import torch
 
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError
+from vla_rl.core.spec.spec import load_spec
 from vla_rl.core.types import ChunkResult
 from vla_rl.plugins.envs.libero.warp.config import LiberoWarpConfig
 from vla_rl.plugins.envs.libero.warp.env import LiberoWarpEnv, make_env
+from vla_rl.runtime.start import run
 
 pytest.importorskip("mujoco_warp", reason="mujoco_warp is not installed; make libero-warp runs this test")
 
@@ -196,3 +200,14 @@ def test_images_are_oriented_as_liberos_in_each_world() -> None:
     brightness = agentview.mean((0, 1, 3))
     assert brightness[:16].mean() > brightness[16:].mean() + 10, "the black cabinet is on the right"
     env.close()
+
+
+def test_the_example_trains(tmp_path: Path) -> None:
+    """Two worlds and two updates, as its comment says; the kernels of two cameras are compiled before."""
+    example = Path(__file__).parents[3] / "examples" / "libero_warp_ppo.yaml"
+    text = " ".join(line.lstrip("# ") for line in example.read_text("utf-8").splitlines() if line.startswith("#"))
+    short = text.partition("already: ")[2].split()
+    assert len(short) == 10
+    run(load_spec(example, short), tmp_path / "run", resume=False)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert sum("loss/value" in line for line in lines) == 2
