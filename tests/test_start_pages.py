@@ -12,14 +12,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import Result
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from vla_rl import UserError, check, clone, load_spec, report, run
+from vla_rl import UserError, check, clone, known_checkpoints, list_plugins, load_spec, report, run
 from vla_rl.cli.main import app
 
-START = Path(__file__).parents[1] / "docs" / "start"
+ROOT = Path(__file__).parents[1]
+START = ROOT / "docs" / "start"
+README = (ROOT / "README.md").read_text()
 TUTORIAL = (START / "your-model-and-simulator.md").read_text()
 PAGES = [TUTORIAL, (START / "README.md").read_text()]
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", TUTORIAL, flags=re.DOTALL)
@@ -149,3 +152,27 @@ def test_the_examples_that_the_start_page_names_are_there():
     names = set(re.findall(r"vla-rl (?:check|run|examples copy) (tabletop_\w+)", PAGES[1]))
     assert names == {"tabletop_grpo"}
     assert all((START.parents[1] / "examples" / f"{name}.yaml").exists() for name in names)
+
+
+def test_the_readme_shows_the_spec_of_the_quickstart(tmp_path):
+    """Six lines that are a whole spec, and say what the example says."""
+    (block,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
+    assert len(block.splitlines()) == 6
+    (tmp_path / "my.yaml").write_text(block)
+    shown, example = (yaml.safe_load(text) for text in (block, (ROOT / "examples" / "tabletop_grpo.yaml").read_text()))
+    example["train"].pop("checkpoint_every")
+    assert shown == {key: example[key] for key in shown}
+    assert set(example) - set(shown) == {"seed", "placement", "eval", "hooks"}
+    check(tmp_path / "my.yaml")
+
+
+def test_the_readme_is_short_and_counts_the_plugins():
+    """Two minutes to read; `vla-rl plugins` and `vla-rl models` print the numbers."""
+    assert len(README.splitlines()) <= 70
+    counted = {}
+    for kinds, numbers in re.findall(r"^\| ([a-z, ]+) \| ([\d, ]+) \|", README, flags=re.MULTILINE):
+        counted |= dict(zip(kinds.split(", "), map(int, numbers.split(", ")), strict=True))
+    own = [plugin["kind"] for plugin in list_plugins() if plugin["dist"] == "vla-rl"]
+    assert {"env", "model", "algorithm", "trainer", "data", "placement", "hook"} == set(counted)
+    assert counted == {kind: own.count(kind) for kind in counted}
+    assert f"{len(known_checkpoints())} public checkpoints" in README
