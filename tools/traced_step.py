@@ -5,7 +5,7 @@
 The second step of a fixed run is traced (PPO of OpenVLA-OFT on tabletop, on the local backend), from the collection of
 its rollout to the end of the step. Model, simulator, backend and hooks are left out. Lambdas and comprehensions count
 as functions, as `sys.setprofile` sees them; how many of them there are is printed, too. `--list` prints the functions
-of each file, most first.
+of each file, in the order in which the step comes to them.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def trace_step() -> Entered:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--list", action="store_true", help="print the functions of each file")
+    parser.add_argument("--list", action="store_true", help="print what each file has, in order of entry")
     listed = parser.parse_args().list
     entered = trace_step()
     files = Counter(file for file, _ in entered)
@@ -118,7 +118,7 @@ def main() -> None:
         f"{len(files)} files, {len(entered)} functions ({nameless} of them lambdas and comprehensions), "
         f"{count_lines(entered)} lines of functions"
     )
-    for file, count in files.most_common() if listed else ():
+    for file, count in files.items() if listed else ():
         names = [name for (at, _), name in entered.items() if at == file and not name.endswith(">")]
         print(f"{count:4} {file}: {', '.join(names)}")
 
