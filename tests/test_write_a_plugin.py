@@ -51,10 +51,12 @@ def executed(name: str) -> types.ModuleType:
 def test_every_block_of_python_is_executed_here():
     files = [text for text in PYTHON if text in FILES.values()]
     assert sorted(FILES) == [
-        "all.yaml", "dot.py", "dot.yaml", "gaussian.py", "goal.py", "line.py", "reinforce.py", "sane.py",
-        "spo.py", "still.py",
+        "all.yaml", "dot.py", "dot.yaml", "gaussian.py", "goal.py", "line.py", "nearer.py", "reinforce.py",
+        "sane.py", "spo.py", "still.py",
     ]  # fmt: skip
-    assert len(PYTHON) - len(files) == 8  # what follows each of them but sane.py, and the noise of a training loss
+    # What follows each of them but nearer.py and sane.py, two lines that are added to dot.py, and the noise of a training
+    # loss.
+    assert len(PYTHON) - len(files) == 9
 
 
 @pytest.mark.parametrize("name", ["dot.py", "line.py", "reinforce.py", "spo.py", "gaussian.py", "still.py"])
@@ -130,6 +132,32 @@ def test_the_project_trains(project):
     assert results["stop_reason"] == "success reached 0%"
     lines = [json.loads(line) for line in (project / "run" / "metrics.jsonl").read_text().splitlines()]
     assert sum("loss/policy" in line for line in lines) == 2
+
+
+def test_the_algorithm_of_the_page_is_paid_for_a_distance_that_its_simulator_declares(project):
+    """Dot with the two lines that the page adds. No episode succeeds: nothing else tells the members of a group
+    apart."""
+    (lines,) = [text for text in PYTHON if "EnvInfo(..., " in text]
+    declared, reported = re.findall(r"extras=\{.*?\}", lines)
+    dot = (
+        FILES["dot.py"]
+        .replace("tasks=(task,)", f"tasks=(task,), {declared}")
+        .replace("ated=done)", f"ated=done, {reported})")
+    )
+    (project / "dot.py").write_text(dot.replace("< 0.1", "< 0.0"))
+    changes = ["plugins=[dot.py, nearer.py]", "algorithm.type=nearer", "rollout={chunk: 1, episodes: 8, group_size: 4}"]
+    changes += [
+        "env={type: dot, num_envs: 4, processes: {apart: false}}",
+        "train={steps: 1, lr: 1.0e-3, micro_batch: 8}",
+    ]
+    changes += ["runtime.backend=local", "eval={every: 0, before: false}", "hooks=[{type: jsonl}]"]
+    norms = []
+    for coef in (0.0, 0.1):
+        folder = project / f"coef-{coef}"
+        run(load_spec(project / "dot.yaml", [*changes, f"algorithm.distance_coef={coef}"]), folder, resume=False)
+        metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        norms += [line["policy/grad_norm"] for line in metrics if "policy/grad_norm" in line]
+    assert norms[0] == 0 < norms[1]
 
 
 def test_the_class_of_the_page_has_the_promised_length():

@@ -16,6 +16,27 @@ ACME = Path(__file__).parents[2] / "examples" / "acme_env"
 
 VLA_RL = ("-m", "vla_rl.cli.main")
 
+FAR = """
+from attrs import frozen
+from vla_rl import Advantages, Algorithm, AlgorithmPlugin, Loss
+
+@frozen
+class Config: ...
+
+class Far(Algorithm):
+    def __init__(self, config, context): ...
+
+    def advantages(self, rollout):
+        return Advantages(advantages=-rollout.extras["distance"], weights=rollout.valid.float())
+
+    def loss(self, scores, batch):
+        total = -(scores.log_probs.sum(-1) * batch.advantages * batch.weights).sum()
+        return Loss(total=total, metrics={"loss/policy": total.detach()}, maxima={"far": batch.extras["distance"].max()})
+
+vla_rl_plugins = {"algorithm": {"far": AlgorithmPlugin(config=Config, build=Far, summary="reads a distance")}}
+"""
+"""An algorithm that reads a number of the simulator, in two of its lines."""
+
 pytestmark = pytest.mark.slow
 
 
@@ -61,6 +82,17 @@ def test_its_own_test_passes_with_the_fixtures_of_vla_rl(python: Path, project: 
 
 def test_its_spec_is_right(python: Path, project: Path) -> None:
     run(python, *VLA_RL, "check", "spec.yaml", cwd=project)
+
+
+def test_an_algorithm_reads_the_distance_that_it_declares(python: Path, project: Path) -> None:
+    """The puck is never farther from a beacon than the table is wide, and nearer at success."""
+    (project / "far.py").write_text(FAR)
+    overrides = ["plugins=[far.py]", "algorithm={type: far}", "rollout.episodes=8", "train.steps=1", "eval.every=0"]
+    overrides += ["bc_warmup=null", "rollout.group_size=1", "eval.before=false", "env.num_envs=8"]
+    run(python, *VLA_RL, "run", "spec.yaml", *overrides, "runtime.backend=local", "--folder", "far", cwd=project)
+    lines = (project / "far" / "metrics.jsonl").read_text().splitlines()
+    (farthest,) = [line["far"] for line in map(json.loads, lines) if "far" in line]
+    assert 0.2 < farthest < 2.9
 
 
 def test_two_steps_of_training(python: Path, project: Path) -> None:
