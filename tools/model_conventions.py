@@ -243,7 +243,7 @@ def measure_messages() -> dict[str, tuple[str, str]]:
         keys = kind.default_keys(info)
         dialect = kind(about={}, keys=keys, info=info)
         answer = unpack_frame(dialect.encode_answer(np.zeros((5, 1), np.float32), {"infer_ms": 1.0}))
-        request = ", ".join([*keys.keys_of(info).values(), *keys.state, keys.instruction])
+        request = ", ".join([*keys.camera_keys(info).values(), *keys.state, keys.instruction])
         actions = answer["payload"]["actions"] if "payload" in answer else answer["actions"]
         played = f"{len(actions)} of 5" if actions.ndim > 1 else "1 of 5, the rest kept for the next requests"
         texts[name] = f"{request} -> {', '.join(answer)}", played

@@ -72,7 +72,7 @@ def test_a_reset_and_another_instruction_begin_an_episode(policy, tmp_path):
         socket = opened(server)
         unpack_frame(socket.recv(timeout=WAIT))
         frame = {**request_of(sight(policy, 0)), "endpoint": "infer"}
-        keys = {f"observation/{camera}": key for camera, key in server._keys.keys_of(policy.info).items()}
+        keys = {f"observation/{camera}": key for camera, key in server._keys.camera_keys(policy.info).items()}
         request = {keys.get(name, name): value for name, value in frame.items()}
         request |= {"observation/joint_position": np.zeros(3), "observation/gripper_position": np.zeros(1)}
         request.pop("observation/state", None)

@@ -92,7 +92,7 @@ class RoboArena(Dialect):
         )
 
     def make_greeting(self) -> Frame:
-        keys, sizes = self.keys.keys_of(self.info).values(), set(self.info.cameras.values())
+        keys, sizes = self.keys.camera_keys(self.info).values(), set(self.info.cameras.values())
         return pack_frame(
             {
                 "image_resolution": list(sizes.pop()) if len(sizes) == 1 else None,
@@ -180,7 +180,7 @@ class VlaEval(Dialect):
             "model_server": self.about["model"],
             "capabilities": {},
             "observation_params": {
-                "send_wrist_image": any("wrist" in key for key in self.keys.keys_of(self.info).values()),
+                "send_wrist_image": any("wrist" in key for key in self.keys.camera_keys(self.info).values()),
                 "send_state": bool(self.keys.state),
                 # As robosuite and our LIBERO do; else the harness negates quaternions with w < 0, and the rotation
                 # vector is another one than in training. Benchmarks without the parameter ignore it.

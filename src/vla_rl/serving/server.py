@@ -145,7 +145,7 @@ class PolicyServer:
         self._batcher = Batcher(policy, settings.batching, lambda: len(self._clients))
         self._about = policy.about() | {
             "keys": {
-                "images": self._keys.keys_of(policy.info),
+                "images": self._keys.camera_keys(policy.info),
                 "state": list(self._keys.state),
                 "state_sizes": list(self._keys.state_sizes),
                 "instruction": self._keys.instruction,

@@ -110,11 +110,12 @@ def fit_classifier(
         on_step(step + 1, loss.item())
     model.eval().requires_grad_(False)
     measured = measure_classifier(model, frames, held_out, settings.threshold)
-    model.shape = evolve(shape, fitted={"episodes": len(frames.episode_outcomes), **vars_of(settings), **measured})
+    recorded = list_recorded_settings(settings)
+    model.shape = evolve(shape, fitted={"episodes": len(frames.episode_outcomes), **recorded, **measured})
     return model
 
 
-def vars_of(settings: ClassifierSettings) -> dict[str, Any]:
+def list_recorded_settings(settings: ClassifierSettings) -> dict[str, Any]:
     """Return the settings that `config.json` records."""
     names = ("steps", "batch", "lr", "held_out", "threshold", "seed")
     return {name: getattr(settings, name) for name in names}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reference_files import reference
 from vla_rl.plugins.models.gr00t.folder import QwenSizes
-from vla_rl.plugins.models.gr00t.head import bucket_of
+from vla_rl.plugins.models.gr00t.head import find_time_bucket
 from vla_rl.plugins.models.gr00t.network import TIED, GrootPrefix, QwenModule, empty_network, open_names, public_name
 from vla_rl.toolkit.models.checkpoints.files import find_weights
 from vla_rl.toolkit.models.flow.checkpoint import FlowShape
@@ -109,7 +109,7 @@ def test_what_the_transformer_is_shown(modules: list[QwenModule], data: dict[str
 @torch.no_grad()
 def test_velocity(data: dict[str, Tensor], rows: Rows) -> None:
     time = 1 - data["t"]
-    assert torch.equal(bucket_of(time).long(), data["t_discretized"])
+    assert torch.equal(find_time_bucket(time).long(), data["t_discretized"])
     hidden = rows.hidden(data["x_t"], time)
     assert_same_up_to(32, hidden, data["model_output"][:, -HORIZON:])
     assert_same_up_to(32, rows.velocity(hidden), -data["velocity"])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reference_files import reference
 from vla_rl.plugins.models.gr00t.folder import GrootSizes
-from vla_rl.plugins.models.gr00t.head import bucket_of
+from vla_rl.plugins.models.gr00t.head import find_time_bucket
 from vla_rl.plugins.models.gr00t.network import TIED, EagleModule, GrootPrefix, empty_network, open_names, public_name
 from vla_rl.toolkit.models.checkpoints.files import find_weights
 from vla_rl.toolkit.models.flow.checkpoint import FlowShape
@@ -98,9 +98,9 @@ def test_what_the_transformer_is_shown(modules: list[EagleModule], data: dict[st
 @torch.no_grad()
 def test_velocity_and_loss(modules: list[EagleModule], data: dict[str, Tensor], rows: Rows) -> None:
     time = 1 - data["t"]
-    assert torch.equal(bucket_of(time).long(), data["t_discretized"])
+    assert torch.equal(find_time_bucket(time).long(), data["t_discretized"])
     for i, module in enumerate(modules):
-        encoded = module.network.action_head.action_encoder(data["x_t"][[i]], bucket_of(time[[i]]), module.row)
+        encoded = module.network.action_head.action_encoder(data["x_t"][[i]], find_time_bucket(time[[i]]), module.row)
         assert_same_up_to(16, encoded, data["action_features"][[i]])
     hidden = rows.hidden(data["x_t"], time)
     assert_same_up_to(32, hidden, data["model_output"][:, -HORIZON:])
@@ -127,7 +127,7 @@ def test_the_original_counts_times_the_other_way() -> None:
     """The original's time steps are int(i / K * 1000). RLinf's formula in the original's time equals the toolkit's in
     ours."""
     for steps in range(1, 33):
-        told = bucket_of(FlowSchedule(steps, 0.5, CPU, exact=True).time)
+        told = find_time_bucket(FlowSchedule(steps, 0.5, CPU, exact=True).time)
         assert told.tolist() == [int(i / steps * 1000) for i in range(steps)]
     steps, level, rng = 4, 0.7, torch.Generator().manual_seed(0)
     x, v, after = (torch.randn(2, 3, 5, generator=rng, dtype=torch.float64) for _ in range(3))

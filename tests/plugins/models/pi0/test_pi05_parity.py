@@ -17,7 +17,7 @@ from vla_rl.plugins.models.pi0.adaptive import Pi05Module, empty_adaptive
 from vla_rl.plugins.models.pi0.architecture import PiSizes, network_config
 from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names, public_name
 from vla_rl.plugins.models.pi0.network import PiPrefix
-from vla_rl.plugins.models.pi0.prompts import bins_of, prompt_text, state_text
+from vla_rl.plugins.models.pi0.prompts import find_state_bins, prompt_text, state_text
 from vla_rl.toolkit.models.checkpoints.files import find_weights
 from vla_rl.toolkit.models.checkpoints.lerobot import FeatureScale
 from vla_rl.toolkit.models.flow.checkpoint import FlowShape
@@ -123,15 +123,15 @@ def test_prompts() -> None:
         if case["state"] is None:
             assert prompt_text(case["instruction"]) == text
         else:
-            bins = bins_of(np.array(case["state"], np.float32)).tolist()
+            bins = find_state_bins(np.array(case["state"], np.float32)).tolist()
             assert state_text(case["instruction"], bins) == text
 
 
 def test_bins_are_numpys() -> None:
     numbers = torch.cat([torch.linspace(-1.2, 1.2, 999), torch.arange(-130, 131) / 128])
     wanted = np.digitize(numbers.numpy(), np.linspace(-1, 1, 257)[:-1]) - 1
-    assert bins_of(numbers.numpy()).tolist() == wanted.tolist()
-    assert bins_of(np.array([-1.1, -1.0, 0.0, 1.0, 9.0], np.float32)).tolist() == [-1, 0, 128, 255, 255]
+    assert find_state_bins(numbers.numpy()).tolist() == wanted.tolist()
+    assert find_state_bins(np.array([-1.1, -1.0, 0.0, 1.0, 9.0], np.float32)).tolist() == [-1, 0, 128, 255, 255]
 
 
 def test_quantiles_are_openpis() -> None:

@@ -22,13 +22,13 @@ def test_a_file(tmp_path):
     file.write_text("images: {wrist: b, top: a}\nstate: s\nrotate_180: true\n")
     keys = read_key_map(str(file))
     assert keys == KeyMap(images={"wrist": "b", "top": "a"}, state=["s"], rotate_180=True)
-    assert keys.keys_of(INFO) == {"top": "a", "wrist": "b"}
+    assert keys.camera_keys(INFO) == {"top": "a", "wrist": "b"}
 
 
 def test_keys_alone_are_those_of_the_cameras_in_their_order():
-    assert PRESETS["libero"].keys_of(INFO) == {"top": "observation/image", "wrist": "observation/wrist_image"}
+    assert PRESETS["libero"].camera_keys(INFO) == {"top": "observation/image", "wrist": "observation/wrist_image"}
     assert (
-        default_key_map(INFO).keys_of(INFO) == {"top": "observation/top", "wrist": "observation/wrist"}
+        default_key_map(INFO).camera_keys(INFO) == {"top": "observation/top", "wrist": "observation/wrist"}
         and not default_key_map(INFO).state
     )
 
@@ -56,6 +56,6 @@ def test_wrong_files(tmp_path, text, message):
 
 def test_a_camera_without_a_key():
     with pytest.raises(UserError, match="no key for camera 'wrist' of the policy"):
-        KeyMap(images=["a"]).keys_of(INFO)
+        KeyMap(images=["a"]).camera_keys(INFO)
     with pytest.raises(UserError, match="did you mean 'libero'"):
         read_key_map("liber")

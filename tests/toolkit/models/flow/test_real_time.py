@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
-from vla_rl.toolkit.models.flow.real_time import guide_velocity, weights_of
+from vla_rl.toolkit.models.flow.real_time import guidance_weights, guide_velocity
 
 
 @pytest.mark.parametrize(("left", "delay"), [(6, 2), (8, 0), (5, 5), (1, 1), (10, 3)])
 def test_weights_are_those_of_equation_5(left, delay):
     horizon = 10
-    found = weights_of(left, delay, horizon)
+    found = guidance_weights(left, delay, horizon)
     for i in range(horizon):
         c = (left - i) / (left - delay + 1)
         wanted = 1.0 if i < delay else c * (math.exp(c) - 1) / (math.e - 1) if i < left else 0.0
@@ -75,7 +75,7 @@ def test_a_chunk_continues_the_last_one():
     last = (torch.randn(rows, horizon, generator=random, dtype=torch.float64) @ root.T)[..., None]
     start = torch.randn(rows, horizon, 1, generator=random, dtype=torch.float64)
     chunks = {}
-    for name, weights in (("guided", weights_of(left, delay, horizon)), ("free", torch.zeros(horizon))):
+    for name, weights in (("guided", guidance_weights(left, delay, horizon)), ("free", torch.zeros(horizon))):
         x = start
         for i in range(steps):
             t = 1 - i / steps

@@ -245,7 +245,7 @@ def _key_map_in(about: Mapping[str, Any], env: EnvInfo) -> KeyMap | None:
     """Return the key map in the metadata of a vla-rl server; None if it has none."""
     try:
         keys = KeyMap(**about["keys"])
-        names = [*keys.keys_of(env).values(), *keys.state, keys.instruction]
+        names = [*keys.camera_keys(env).values(), *keys.state, keys.instruction]
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
     return keys if all(isinstance(name, str) for name in names) else None

@@ -44,7 +44,8 @@ class Texture:
         model.vis.quality.shadowsize = model.vis.quality.offsamples = 0
         model.vis.global_.offwidth = model.vis.global_.offheight = 1
         faces = 1 if model.tex_type[0] == mujoco.mjtTexture.mjTEXTURE_2D else 6
-        self.memory = faces * int(model.tex_width[0]) * int(model.tex_height[0]) * 4 * 4 // 3  # RGBA, with mipmaps
+        # RGBA; the smaller copies of a texture (mipmaps) take a third more.
+        self.memory_bytes = faces * int(model.tex_width[0]) * int(model.tex_height[0]) * 4 * 4 // 3
         gl_context().make_current()
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
         self.number = int(self._context.texture[0])

@@ -181,8 +181,8 @@ class LiberoScene:
         self._state_of_data: SensorView | None = None
 
     @property
-    def memory(self) -> int:
-        """Estimated memory in bytes without textures: the model, its meshes as they are drawn, Python objects."""
+    def memory_bytes(self) -> int:
+        """Estimated memory without textures: the model, its meshes as they are drawn, Python objects."""
         return 2 * int(mujoco.mj_sizeModel(self._rendered_model)) + OTHER_BYTES
 
     @property

@@ -93,9 +93,9 @@ class SceneCache:
         tasks_in_use = {episode.task for episode in self._episodes_of.values()}
         for task in [task for task in self._built if task not in tasks_in_use]:
             textures = {texture for scene in self._built.values() for texture in scene.textures}
-            scene_sizes = [scene.memory for scene in self._built.values()]
+            scene_sizes = [scene.memory_bytes for scene in self._built.values()]
             if (
-                sum(scene_sizes) + max(scene_sizes) + sum(texture.memory for texture in textures)
+                sum(scene_sizes) + max(scene_sizes) + sum(texture.memory_bytes for texture in textures)
                 > self._config.memory_mib * MIB
             ):
                 self._close_scene(task)

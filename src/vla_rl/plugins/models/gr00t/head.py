@@ -81,7 +81,7 @@ def make_frequencies(count: int, divisor: int) -> Tensor:
     return torch.exp(-torch.arange(count, dtype=torch.float32) * (math.log(10_000.0) / divisor))
 
 
-def bucket_of(time: Tensor) -> Tensor:
+def find_time_bucket(time: Tensor) -> Tensor:
     """Return the time bucket as the original counts it, from noise (0) to actions, in whole thousandths. 1e-3 is added
     before rounding down, more than float32 may be off."""
     return ((1 - time.float()) * BUCKETS + 1e-3).floor()

@@ -18,7 +18,7 @@ from transformers import Qwen3Config, Qwen3Model, SiglipVisionConfig, SiglipVisi
 from transformers.initialization import no_init_weights
 
 from vla_rl.plugins.models.gr00t.folder import GrootSizes, QwenSizes
-from vla_rl.plugins.models.gr00t.head import ActionHead, CategoryLinear, Pair, Source, bucket_of
+from vla_rl.plugins.models.gr00t.head import ActionHead, CategoryLinear, Pair, Source, find_time_bucket
 from vla_rl.plugins.models.gr00t.qwen import FRAMES, QwenTowers
 from vla_rl.toolkit.models.decoder import run_layers
 from vla_rl.toolkit.models.flow.checkpoint import FlowShape
@@ -128,7 +128,7 @@ class GrootModule(FlowModule):
 
     def run_expert(self, prefix: GrootPrefix, state: Tensor, x: Tensor, time: Tensor) -> Any:
         """Return the head's output for noisy actions x at `time`. `state` is unused: the prefix contains it."""
-        head, horizon, bucket = self.groot.action_head, self.shape[0], bucket_of(time)
+        head, horizon, bucket = self.groot.action_head, self.shape[0], find_time_bucket(time)
         tokens = [prefix.state, head.action_encoder(x, bucket, self.row) + head.position_embedding.weight[:horizon]]
         if head.future_tokens is not None:
             tokens.insert(1, head.future_tokens.weight.expand(len(x), -1, -1))

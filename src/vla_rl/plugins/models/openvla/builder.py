@@ -13,7 +13,7 @@ from vla_rl.core.randomness import derived_seed
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
 from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts
 from vla_rl.plugins.models.openvla.checkpoint import DEVIATION, read_part
-from vla_rl.plugins.models.openvla.checks import decoding_of, uses_l1_head
+from vla_rl.plugins.models.openvla.checks import find_decoding, uses_l1_head
 from vla_rl.plugins.models.openvla.codec import EPSILON, ActionCodec, ActionScaler
 from vla_rl.plugins.models.openvla.config import (
     ActionAttentionHeadConfig,
@@ -58,16 +58,16 @@ def build_policy(config: OpenVLAOFTConfig, context: ModelContext) -> OFTPolicy |
     if uses_l1_head(config) and config.deviation is None:
         return L1Policy(parts)  # it scores nothing, also not under a reference
     kind: type[OFTPolicy | SampledL1Policy] = SampledL1Policy if uses_l1_head(config) else OFTPolicy
-    return combine_classes(kind, *_capabilities_of(config))(parts)
+    return combine_classes(kind, *_list_capabilities(config))(parts)
 
 
 def build_autoregressive(config: OpenVLAARConfig, context: ModelContext) -> ARPolicy:
     """Build the plain OpenVLA policy. Raise errors as `build_policy`."""
-    kind = combine_classes(ARPolicy, *_capabilities_of(config))
+    kind = combine_classes(ARPolicy, *_list_capabilities(config))
     return kind(_build_parts(config, context, ARModule), over_full_vocabulary(config))
 
 
-def _capabilities_of(config: FamilyConfig) -> tuple[type, ...]:
+def _list_capabilities(config: FamilyConfig) -> tuple[type, ...]:
     """Return the classes of what the settings let the policy do in addition."""
     return () if config.lora is None else (AdaptedPolicy,)
 
@@ -78,7 +78,7 @@ def _build_parts(config: FamilyConfig, context: ModelContext, kind: type[M]) -> 
     module = construct_module(lambda: _build_module(config, context, fit, kind, device, dtype), device)
     autoregressive = kind is ARModule
     fit.config.policy_setup = {
-        "decoding": decoding_of(config),
+        "decoding": find_decoding(config),
         "cameras": list(fit.cameras),
         "chunk": fit.chunk,
         "state_dim": 0 if fit.state is None else len(fit.state.q01),
@@ -134,7 +134,7 @@ def _build_module(
     in float32."""
     checkpoint = fit.checkpoint
     vla = _build_network(config, context, fit, device, dtype)
-    check_network(vla, decoding_of(config) == "autoregressive", config.checkpoint or f"preset {config.preset}")
+    check_network(vla, find_decoding(config) == "autoregressive", config.checkpoint or f"preset {config.preset}")
     width = fit.config.text_config.hidden_size
     projector = None if fit.state is None else ProprioProjector(len(fit.state.q01), width)
     if projector is not None:

@@ -234,7 +234,7 @@ def find_part(folder: Path, name: str) -> Path | None:
     return files[0] if files else None
 
 
-def decoding_of(config: FamilyConfig) -> str:
+def find_decoding(config: FamilyConfig) -> str:
     """Return how action tokens are decoded: "autoregressive" or "parallel"."""
     return "autoregressive" if isinstance(config, OpenVLAARConfig) else "parallel"
 
@@ -251,7 +251,7 @@ def check_decoding(folder: Path, setup: Mapping[str, Any], config: FamilyConfig,
         setup: settings of the policy's training, as far as the folder records them.
         spec_chunk: actions per chunk in the spec.
     """
-    expected = decoding_of(config)
+    expected = find_decoding(config)
     trained = setup.get("decoding", "parallel" if "chunk" in setup else expected)
     if trained != expected:
         raise MismatchError(

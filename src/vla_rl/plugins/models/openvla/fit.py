@@ -12,7 +12,7 @@ from vla_rl.core.contexts import ModelContext
 from vla_rl.core.types import EnvInfo
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, preset_config
 from vla_rl.plugins.models.openvla.checkpoint import OpenVLACheckpoint, open_checkpoint
-from vla_rl.plugins.models.openvla.checks import PLUGINS, check_decoding, check_head, check_parts, decoding_of
+from vla_rl.plugins.models.openvla.checks import PLUGINS, check_decoding, check_head, check_parts, find_decoding
 from vla_rl.plugins.models.openvla.codec import ActionScale
 from vla_rl.plugins.models.openvla.config import RANGES, FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig, no_rl
 from vla_rl.plugins.models.openvla.prompts import train_tokenizer
@@ -69,7 +69,7 @@ def over_full_vocabulary(config: FamilyConfig) -> bool:
 
 
 def _name_plugin(config: FamilyConfig) -> str:
-    return PLUGINS[decoding_of(config)]
+    return PLUGINS[find_decoding(config)]
 
 
 def _fit_preset(config: FamilyConfig, context: ModelContext, env: EnvInfo) -> OpenVLAIOAdapter:
@@ -201,7 +201,7 @@ def _read_state_scale(
 
 def _select_cameras(config: FamilyConfig, env: EnvInfo, setup: dict[str, Any]) -> tuple[str, ...]:
     available, trained = tuple(env.cameras), tuple(setup.get("cameras", ()))
-    single = decoding_of(config) == "autoregressive"
+    single = find_decoding(config) == "autoregressive"
     chosen = choose_cameras(_name_plugin(config), env, config.cameras, trained, available[:1] if single else available)
     check_camera_count(trained, chosen)
     if single and not trained and config.checkpoint is not None and len(chosen) > 1:

@@ -15,7 +15,7 @@ from vla_rl.plugins.models.pi0.layout import open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module, empty_network, stays_float32
 from vla_rl.plugins.models.pi0.policy import Pi0Policy, Pi05Policy
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, prompt_text, state_text
-from vla_rl.plugins.models.pi0.statistics import check_model_of, read_config, read_state_kind, read_statistics
+from vla_rl.plugins.models.pi0.statistics import check_stored_model, read_config, read_state_kind, read_statistics
 from vla_rl.toolkit.models.checkpoints.files import read_sizes
 from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
 from vla_rl.toolkit.models.checkpoints.lerobot import check_actions
@@ -60,7 +60,7 @@ class Pi0Builder(FlowBuilder):
             slots=self.slots,
             open_names=open_names,
         )
-        check_model_of(folder, model, opened.weights.shapes if opened.weights else ())
+        check_stored_model(folder, model, opened.weights.shapes if opened.weights else ())
         return opened
 
     def prompt_text(self, instruction: str) -> str:

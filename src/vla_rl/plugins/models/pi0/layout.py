@@ -50,6 +50,6 @@ def open_names(names: Collection[str]) -> dict[str, str]:
     }
 
 
-def model_of(names: Collection[str]) -> str:
+def detect_model(names: Collection[str]) -> str:
     """Return the model, "pi0" or "pi05", that has tensors of these names."""
     return "pi05" if any(ADAPTIVE in name for name in names) else "pi0"

@@ -15,7 +15,7 @@ from vla_rl.plugins.models.pi0.adaptive import AdaptiveLayer, Pi05Module
 from vla_rl.plugins.models.pi0.architecture import name_variants
 from vla_rl.plugins.models.pi0.layout import public_name
 from vla_rl.plugins.models.pi0.network import LastLayer, Pi0Module
-from vla_rl.plugins.models.pi0.prompts import PiPrompts, bins_of
+from vla_rl.plugins.models.pi0.prompts import PiPrompts, find_state_bins
 from vla_rl.plugins.models.pi0.statistics import NEW_LINE_STEP, STATE_KIND, STATE_STEP
 from vla_rl.toolkit.models.checkpoints.lerobot import PREPROCESSOR
 from vla_rl.toolkit.models.flow.policy import FlowPolicy
@@ -72,7 +72,7 @@ class Pi05Policy(Pi0Policy):
         # From the recorded state and not from `state`, for which the host would wait.
         width = state.shape[1] if self.state_in_prompt == "padded" else self._state_scaler.dim
         shown_state = self._state_scaler.normalise_on_host(to_numpy(obs.state), width)
-        return self.prompts.state_rows(obs.instructions, bins_of(shown_state).tolist())
+        return self.prompts.state_rows(obs.instructions, find_state_bins(shown_state).tolist())
 
     def _count_missing_tokens(self, ids: Tensor) -> int:
         return 0 if self._state_scaler is None else self.prompts.limit - ids.shape[1]

@@ -29,7 +29,7 @@ BINS, ROUND = 256, 16
 EDGES = np.arange(BINS, dtype=np.float32) / (BINS / 2) - 1
 
 
-def bins_of(state: Array) -> Array:
+def find_state_bins(state: Array) -> Array:
     """Return the bins of normalised numbers, int64 0..255 for 256 equal parts of [-1, 1]; -1 below and 255 above the
     range."""
     bins: Array = np.searchsorted(EDGES, state, side="right") - 1
@@ -52,8 +52,8 @@ class PiPrompts(PaddedPrompts):
         return [self._bos, *self.tokenizer.encode(prompt_text(instruction), add_special_tokens=False).ids]
 
     def state_rows(self, instructions: Sequence[str], bins: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Return ids and mask of prompts that contain the state (`bins_of`), like `rows`, padded to the next multiple
-        of 16."""
+        """Return ids and mask of prompts that contain the state's bins, like `rows`, padded to the next multiple of
+        16."""
         tokens = []
         for instruction, row in zip(instructions, bins, strict=True):
             ids = self.tokenizer.encode(state_text(instruction, row), add_special_tokens=False).ids

@@ -16,7 +16,7 @@ from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import EnvInfo
 from vla_rl.plugins.models.pi0.config import STATE_KINDS, Pi05Config, PiConfig
-from vla_rl.plugins.models.pi0.layout import model_of, open_names
+from vla_rl.plugins.models.pi0.layout import detect_model, open_names
 from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.checkpoints import lerobot, openpi_layout
 from vla_rl.toolkit.models.checkpoints.files import (
@@ -79,13 +79,14 @@ def _refuse_trainers(folder: Path) -> None:
             f"{folder} is a checkpoint of openpi's PyTorch trainer, which writes no config.json; write it with the "
             f"action_horizon of its training config (50 unless that says otherwise; pi05_libero has 10):\n"
             f'  echo \'{{"action_dim": {width}, "action_horizon": 50}}\' > {folder / "config.json"}\n'
-            f"and set model.type: {model_of(find_weights(folder).shapes)}; optimizer.pt and metadata.pt are not needed"
+            f"and set model.type: {detect_model(find_weights(folder).shapes)}; optimizer.pt and metadata.pt are not "
+            "needed"
         )
 
 
-def check_model_of(folder: Path, model: str, names: Collection[str]) -> None:
+def check_stored_model(folder: Path, model: str, names: Collection[str]) -> None:
     """Raise CheckpointError for weights of the other one of the two models."""
-    stored = model_of(names)
+    stored = detect_model(names)
     if stored != model:
         raise CheckpointError(
             f"the weights in {folder} are those of {stored}, not of {model}; set model.type: {stored}"
@@ -175,7 +176,7 @@ def relative_actions(config: PiConfig, env: EnvInfo) -> References:
     MismatchError."""
 
     def read_folder(folder: Path) -> References | None:
-        raw = read_config(folder, name_of(config))
+        raw = read_config(folder, model_name(config))
         if is_openpi(raw.data):
             return openpi_layout.read_references(raw)
         return lerobot.read_references(folder, raw.data, env.action_dim)
@@ -187,7 +188,7 @@ def check_checkpoint(config: PiConfig, context: CheckContext) -> None:
     """Check that the folder is complete, of this model, and has chunks as long as the spec's."""
     if config.checkpoint is None:
         return
-    model = name_of(config)
+    model = model_name(config)
     with at("checkpoint"):
         folder = folder_of(config.checkpoint)
     if folder is None:
@@ -196,7 +197,7 @@ def check_checkpoint(config: PiConfig, context: CheckContext) -> None:
     with at("checkpoint"):
         raw = read_config(folder, model)
         check_horizon(folder, read_chunk_horizon(raw), context.chunk)
-        check_model_of(folder, model, find_weights(folder).shapes)
+        check_stored_model(folder, model, find_weights(folder).shapes)
     with at("checkpoint" if config.asset_id is None else "asset_id"):
         if context.scaling is None:
             read_statistics(folder, raw, config.asset_id, model)
@@ -208,7 +209,7 @@ def check_checkpoint(config: PiConfig, context: CheckContext) -> None:
             read_state_kind(folder, raw, config.state_in_prompt)
 
 
-def name_of(config: PiConfig) -> str:
+def model_name(config: PiConfig) -> str:
     return "pi05" if isinstance(config, Pi05Config) else "pi0"
 
 
@@ -224,7 +225,7 @@ def action_width(raw: Record) -> int:
 
 def action_dim(config: PiConfig) -> int | None:
     """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_number`)."""
-    model = name_of(config)
+    model = model_name(config)
 
     def read_action_dim(folder: Path) -> int:
         return read_statistics(folder, read_config(folder, model), config.asset_id, model).action.dim
@@ -235,4 +236,6 @@ def action_dim(config: PiConfig) -> int | None:
 def default_chunk(config: PiConfig) -> int | None:
     """Return `n_action_steps` of the checkpoint's config.json, where it is known (`known_number`): in lerobot's
     layout."""
-    return known_number(config.checkpoint, lambda folder: lerobot.read_executed(read_config(folder, name_of(config))))
+    return known_number(
+        config.checkpoint, lambda folder: lerobot.read_executed(read_config(folder, model_name(config)))
+    )

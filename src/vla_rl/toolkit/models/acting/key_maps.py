@@ -45,7 +45,7 @@ class KeyMap:
     action_space: str = field(default="joint_position", validator=in_(ACTION_SPACES))
     """Meaning of actions, for RoboArena's clients."""
 
-    def keys_of(self, info: EnvInfo) -> dict[str, str]:
+    def camera_keys(self, info: EnvInfo) -> dict[str, str]:
         """Return camera -> key for each camera of the policy. Raise UserError if one has none."""
         if isinstance(self.images, Mapping):
             key_of = {camera: self.images[camera] for camera in info.cameras if camera in self.images}
@@ -109,7 +109,7 @@ def read_request(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> tup
     """Return the images, state and instruction of a request (None: it has no instruction), for `Policy.observation`.
     Keys that the policy does not need are neither used nor decoded. Raise FrameError, or UserError that lists what is
     expected."""
-    wanted = keys.keys_of(info)
+    wanted = keys.camera_keys(info)
     missing = [key for key in (*wanted.values(), *keys.state) if _find_entry(request, key) is None]
     if missing:
         present = ", ".join(repr(key[:100]) for key in list(request)[:20]) or "nothing"
@@ -134,13 +134,13 @@ def read_request(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> tup
 
 def has_encoded(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> bool:
     """Return whether one of the needed images is compressed, so that reading the request takes long."""
-    return any(isinstance(_find_entry(request, key), EncodedImage) for key in keys.keys_of(info).values())
+    return any(isinstance(_find_entry(request, key), EncodedImage) for key in keys.camera_keys(info).values())
 
 
 def write_request(keys: KeyMap, info: EnvInfo, obs: Observation, row: int) -> dict[str, Any]:
     """Build the request for one sample of observations in host memory. Raise UserError if the state cannot be split."""
     request: dict[str, Any] = {}
-    for camera, key in keys.keys_of(info).items():
+    for camera, key in keys.camera_keys(info).items():
         image = np.asarray(obs.images[camera][row])
         image = image[::-1, ::-1] if keys.rotate_180 else image
         _put_entry(request, key, np.ascontiguousarray(image.transpose(2, 0, 1) if keys.channels_first else image))

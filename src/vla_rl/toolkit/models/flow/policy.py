@@ -27,7 +27,7 @@ from vla_rl.toolkit.models.flow.config import FlowNoise, FlowSDE
 from vla_rl.toolkit.models.flow.inputs import FlowInputs, FlowParts
 from vla_rl.toolkit.models.flow.matching import FlowSchedule, gaussian_entropy, log_density, training_times
 from vla_rl.toolkit.models.flow.network import RECORDED, BackboneFeatures
-from vla_rl.toolkit.models.flow.real_time import guide_velocity, weights_of
+from vla_rl.toolkit.models.flow.real_time import guidance_weights, guide_velocity
 from vla_rl.toolkit.models.heads import HorizonValueHead, PrefixValueHead
 from vla_rl.toolkit.models.networks import as_tensor, same_name
 
@@ -189,7 +189,7 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
             left = len(unexecuted.actions)
             actions = as_tensor(unexecuted.actions, self._device)  # absolute: the last chunk had another state
             last[row, :left] = self._normalise_actions(actions, None if offset is None else offset[row]).cpu()
-            weights[row, :, : self._actions.dim] = weights_of(left, unexecuted.delay, horizon)[:, None]
+            weights[row, :, : self._actions.dim] = guidance_weights(left, unexecuted.delay, horizon)[:, None]
         last, weights = last.to(self._device), weights.to(self._device)
         x = self._unscored_start(prefix, state, noise, greedy)
         for i in range(self._schedule.steps):

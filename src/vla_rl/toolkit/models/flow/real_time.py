@@ -20,7 +20,7 @@ LIMIT = 5.0
 """Limit of the guidance (the paper's beta): with few denoising steps more overshoots."""
 
 
-def weights_of(left: int, delay: int, horizon: int) -> Tensor:
+def guidance_weights(left: int, delay: int, horizon: int) -> Tensor:
     """Return how strongly each of the horizon's actions is tied to the last chunk, float32 [H]: 1 until the new chunk
     arrives, then falling to 0 at the last chunk's end (equation 5)."""
     index = torch.arange(horizon, dtype=torch.float64)
