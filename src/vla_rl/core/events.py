@@ -135,6 +135,7 @@ def wilson_interval(successes: int, n: int, z: float = 1.959963984540054) -> Rat
     p = successes / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    # At 0 and n successes the bounds are 0 and 1, which rounding misses.
     return Rate(
         rate=p, n=n, low=0.0 if successes == 0 else centre - half, high=1.0 if successes == n else centre + half
     )

@@ -85,6 +85,7 @@ def open_text(path: Path, longest: int = LONGEST_TEXT) -> TextIO:
         if begin == b"":
             raise OSError(errno.EPIPE, "it is a pipe, and no process writes to it", str(path))
         os.set_blocking(descriptor, True)
+        # A character is at most 4 bytes: enough for one more than `longest`, which tells that the text is too long.
         content = (begin or b"") + io.BufferedReader(pipe).read(4 * longest + 4)
     return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
 

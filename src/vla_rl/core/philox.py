@@ -32,6 +32,7 @@ def philox_words(key: Array, counters: Array, first: int, count: int) -> Array:
     a = np.broadcast_to(blocks, shape)
     b, c, d = (np.broadcast_to(counters[:, column, None], shape) for column in (1, 2, 3))
     low_key, high_key = key
+    # Keys are added modulo 2**64; NumPy warns of scalars that wrap.
     with np.errstate(over="ignore"):
         for _ in range(ROUNDS):
             a_high, a_low = _multiply_words(MULTIPLIERS[0], a)

@@ -108,6 +108,7 @@ class Noise:
 
 def _philox_uniforms(key: Array, counters: Array, first: int, count: int) -> Array:
     """Return numbers `first` to `first + count` of each counter's stream of float32 uniforms, [B, count]."""
+    # Two float32 numbers come of one word, so an odd `first` is the second half of one.
     first_word, end_word = first // 2, -(-(first + count) // 2)
     words = philox_words(key, counters, first_word, end_word - first_word)
     # A generator takes the lower half of a 64-bit word first, and the upper 24 bits of a half.

@@ -42,6 +42,7 @@ class ReinforcementLearning(Session):
         events = self.events
         if self.spec.bc_warmup is not None and not state.bc_warmup_done:
             self.bc_warmup()
+        # Checkpoints are without replayed samples, so a resumed run fills its buffer again.
         state.refilled += RunShape.from_spec(self.spec).has_replay and state.step > 0
         while self.pass_milestone():
             start = perf_counter()
@@ -97,6 +98,7 @@ class ReinforcementLearning(Session):
         spec = self.spec
         step = self.state.step
         evaluate = spec.eval.before if step == 0 else bool(spec.eval.every and step % spec.eval.every == 0)
+        # Without `checkpoint_every` the last step saves.
         return evaluate, step % (spec.train.checkpoint_every or spec.train.steps or 1) == 0
 
 

@@ -39,6 +39,7 @@ class Channel:
                 try:
                     rest = rest[self.connection.send(rest, socket.MSG_DONTWAIT) :]
                 except BlockingIOError:
+                    # Nothing tells when there is room: the wait for messages is short, then sending is tried again.
                     if wait_for_readable([self], 0.01):
                         while_full()
 

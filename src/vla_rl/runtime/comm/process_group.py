@@ -66,6 +66,7 @@ def open_store(
         is_master=rank == 0,
         timeout=timeout,
         wait_for_workers=False,
+        # Detached, since the store closes it.
         master_listen_fd=None if listener is None else listener.detach(),
     )
 

@@ -188,6 +188,7 @@ class Pool:
             block = self.blocks.popleft()
             if getrefcount(block) > UNUSED:
                 self.blocks.append(block)
+            # A much larger block would keep memory that nobody needs.
             elif size <= block.nbytes <= 2 * size:
                 self.blocks.append(block)
                 return block

@@ -219,6 +219,7 @@ def _build_profile(
         ),
         publish=weights / gpu.link_bytes_per_s,
         offload={
+            # Twice: to the host after a phase, and back before the next one.
             "policy": 2 * weights / PINNED,
             "learner": 2 * (weights + memory.masters + memory.optimizer_state) / PINNED,
         },
@@ -253,6 +254,7 @@ def _update_seconds(
     share = samples / ranks
     seconds = pass_seconds.total
     if train.sharding == "full" and ranks > 1:
+        # Weights are gathered in the forward pass and again in the backward pass, gradients are reduced once.
         gathered = (2 * memory.total_weights + memory.gradients) / gpu.link_bytes_per_s
         seconds = max(seconds, gathered)
         guesses.append(f"weights of sharded layers travel at {gpu.link_gb_per_s:g} GB/s while others compute")
@@ -260,6 +262,7 @@ def _update_seconds(
     optimizer_steps = train.epochs * math.ceil(samples / (train.global_batch or samples))
     each = optimizer_seconds(memory.gradients / (ranks if train.sharding == "full" else 1), gpu)
     if ranks > 1 and train.sharding != "full":
+        # An all-reduce sums the parts and then distributes the sums: each gradient travels twice.
         each += 2 * memory.gradients / gpu.link_bytes_per_s
     total = passes * seconds + optimizer_steps * each
     needs = build_algorithm(spec).needs

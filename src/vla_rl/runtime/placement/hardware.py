@@ -35,6 +35,7 @@ def own_device(kind: str) -> WorkerDevice:
         return WorkerDevice()
     number = torch.cuda.current_device()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    # torch counts the visible devices alone, from 0; others know a GPU by the machine's number.
     outside = visible[number] if number < len(visible) else ""
     return WorkerDevice(int(outside) if outside.isdigit() else number, torch.cuda.get_device_name(number))
 

@@ -210,6 +210,7 @@ class TicketQueue:
         streams go to the lanes that have their envs.
         """
         with self._changed:
+            # A waiting ticket cannot move to another lane, so a lane takes half of its share of those that are left.
             spare = self._left if self.lanes == 1 else (self._left - free) // (2 * self.lanes)
             needed = free + max(ending, min(lane.slice.num_envs - free, spare)) - waiting
             loaded_tasks = self._loaded_tasks.setdefault(lane.slice.index, deque(maxlen=lane.slice.num_envs))

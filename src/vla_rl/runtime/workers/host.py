@@ -250,6 +250,7 @@ class WorkerHost(HostInterface):
             self.roles["policy"].close()
         if "sim" not in self.roles:
             return []
+        # A call that still runs in a lane ends first.
         with self._calls.locks.all_lanes():
             sim: EnvWorker = self.roles["sim"]
             return sim.close()

@@ -63,6 +63,7 @@ class Offload:
                 moved += self._offload_role(role)
         if not self._device.startswith("cuda"):
             return moved
+        # Cycles hold tensors until they are collected, and the cache holds them after that.
         gc.collect()
         torch.cuda.empty_cache()
         return before - self._allocated_bytes()

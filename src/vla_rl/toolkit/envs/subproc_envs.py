@@ -80,6 +80,7 @@ class SubprocEnvs(SimEnv):
         self._process_of = [process for process in self._env_processes for _ in process.env_ids]
         self._instructions = [info.tasks[0].instruction] * self.num_envs
         dummy_images = {name: np.zeros((h, w, 3), np.uint8) for name, (h, w) in info.cameras.items()}
+        # What an env shows that breaks in its first reset.
         self._views = [View(dummy_images, np.zeros(info.state_dim, np.float32))] * self.num_envs
         self._faults: dict[int, list[str]] = {}
         self._has_worked = False

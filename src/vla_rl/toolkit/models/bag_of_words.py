@@ -44,5 +44,6 @@ class BagOfWords:
         words = re.findall(r"\w+", text.lower())
         terms = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
         rows = torch.tensor([crc32(term.encode()) % self._rows for term in terms], dtype=torch.int64)
+        # Of length 1 where no word comes twice, however long the text is.
         bag: Tensor = torch.bincount(rows, minlength=self._rows) / max(len(terms), 1) ** 0.5
         return bag

@@ -88,6 +88,7 @@ def filter_taps(before: int, after: int, kind: Filter) -> tuple[npt.NDArray[np.i
     weights = np.zeros((after, math.ceil(reach) * 2 + 1), np.int32)
     for x in range(after):
         centre = (x + 0.5) * scale
+        # Pillow truncates after adding one half, where round() would choose even numbers.
         low = max(int(centre - reach + 0.5), 0)
         high = min(int(centre + reach + 0.5), before)
         raw = [kernel.weight((i - centre + 0.5) * (1.0 / widen)) for i in range(low, high)]

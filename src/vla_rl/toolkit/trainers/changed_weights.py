@@ -14,6 +14,7 @@ from vla_rl.toolkit.trainers.parallel import ParallelStrategy
 
 SAMPLED = 2**20
 """Weights of a rank that are compared at most."""
+# Prime factors of the usual widths of layers.
 WIDTH_FACTORS = 2 * 3 * 5 * 7 * 11 * 13
 
 

@@ -184,6 +184,7 @@ class GradientAccumulator:
         for name, tensor in expected.items():
             value = tensor.double()
             half = metrics[name].double() if name in metrics else torch.full_like(value, torch.inf)
+            # 1e-6, as terms that cancel leave rounding errors where the sum is 0.
             tolerance = LINEAR * (sizes[name].double().abs() + value.abs()) + 1e-6
             differs = (half - value).abs() > tolerance
             self._not_linear[name] = differs | self._not_linear.get(name, torch.zeros_like(differs))

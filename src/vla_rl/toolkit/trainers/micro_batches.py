@@ -63,6 +63,7 @@ class MicroBatches:
         arrays = {
             name: None if array is None else array[indices]
             for name, array in fields.items()
+            # The driver has summed them, in the step's divisors.
             if name not in ("counts", "value_counts")
         }
         return self._copies.copy_samples(rows.take(indices), arrays)

@@ -36,6 +36,7 @@ def build_optimizer(
 def set_rates(optimizer: torch.optim.Optimizer, train: TrainSpec, factor: float) -> None:
     """Set the learning rates of an RL training step: `factor` times the spec's rates of actor and critic."""
     rates = (train.lr, train.lr if train.value_lr is None else train.value_lr)
+    # A model without a critic has one group.
     for group, rate in zip(optimizer.param_groups, rates, strict=False):
         group["lr"] = rate * factor
 
@@ -100,7 +101,9 @@ def clip_and_step(
     the norm before clipping, on the device.
     """
     strategy.reduce(parameters)
+    # Without a limit the norm is measured all the same.
     max_norm = limit if limit is not None else float("inf")
     norm: torch.Tensor = strategy.unshard_tensor(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
+    # One number for both: the sum is not finite if either is not.
     guard.guard_step(optimizer, norm + loss, where)
     return norm

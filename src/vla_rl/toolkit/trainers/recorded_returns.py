@@ -64,6 +64,7 @@ def read_returns(recording: Demonstrations, discount: float, trainer: str) -> Re
         raise UserError(f"trainer {trainer!r} needs recordings with rewards; give imitation.data ({exc})") from exc
     chunk = recording.read_samples(everything[:1])[1].shape[1]
     returns = read.rewards.astype(np.float64)
+    # Backwards: the return of what follows is complete by then.
     for i in everything[::-1]:
         if read.following[i] >= 0:
             returns[i] += discount**chunk * returns[read.following[i]]

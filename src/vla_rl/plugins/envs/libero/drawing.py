@@ -92,6 +92,7 @@ class CameraModel:
         self.textures = tuple(texture for texture in textures if texture is not None)
         with simplify_meshes(model, cells_for(largest)) if simple else nullcontext():
             self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
+        # Put back before the context is freed, which would free the shared textures otherwise.
         self._own = self._context.texture.copy()
         for number, texture in enumerate(textures):
             if texture is not None:

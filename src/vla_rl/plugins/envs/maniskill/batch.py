@@ -61,6 +61,7 @@ class BatchEnv(SimEnv):
         shape = actions.shape[:2]
         rewards = torch.zeros(shape, device=device)
         succeeded, terminated, executed = torch.zeros((3, *shape), dtype=torch.bool, device=device)
+        # ManiSkill steps all envs: those that are to stand still are put back afterwards.
         still = None if moving.all() else self._scene.save()
         for i in range(shape[1]):
             result = self._scene.step(actions[:, i] * moving[:, None])

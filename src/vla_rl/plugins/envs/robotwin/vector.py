@@ -87,6 +87,7 @@ class VectorRobotwin(SimEnv):
             executed[env_id] = True
             first = 0 if before[env_id] else solved_at
             if first is not None:
+                # RoboTwin ignores actions after success, which without `stop_at_end` count as executed.
                 executed[env_id, first + 1 :] = not stop_at_end
                 succeeded[env_id, first:] = executed[env_id, first:]
             truncated[env_id, -1] = cut and first is None

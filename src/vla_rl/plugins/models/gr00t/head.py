@@ -194,6 +194,7 @@ class TimestepEmbedding(nn.Module):
         super().__init__()
         self.linear_1 = nn.Linear(CLOCK, width)
         self.linear_2 = nn.Linear(width, width)
+        # The last frequency is 1 / 10,000 here (diffusers' `downscale_freq_shift=1`), and not in ActionEncoder.
         self.frequencies = nn.Buffer(make_frequencies(CLOCK // 2, CLOCK // 2 - 1), persistent=False)
 
     def forward(self, bucket: Tensor) -> Any:
@@ -224,6 +225,7 @@ class DiffusionTransformer(nn.Module):
         clock = F.silu(self.timestep_encoder["timestep_embedder"](bucket))
         blocks = self.transformer_blocks
         for i, block in enumerate(blocks):
+            # Even blocks attend to the sources, odd ones to the tokens themselves.
             context = (None, None) if i % 2 else (pairs[i // 2], masks[i // 2])
             x = block(x, clock, *context, last if i == len(blocks) - 1 else x.shape[1])
         shift, scale = self.proj_out_1(clock)[:, None].chunk(2, dim=2)

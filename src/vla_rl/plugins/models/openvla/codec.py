@@ -53,6 +53,7 @@ class ActionScaler:
     def __init__(self, scale: ActionScale, device: torch.device, epsilon: float = EPSILON) -> None:
         self.low = torch.tensor(scale.q01, dtype=torch.float64, device=device)
         distance = torch.tensor(scale.q99, dtype=torch.float64, device=device) - self.low
+        # Two ranges, as OpenVLA restores actions without the epsilon with which it was trained.
         self.span = distance + EPSILON
         self._restored = distance + epsilon
         self.mask = torch.tensor(scale.mask, device=device)
@@ -93,6 +94,7 @@ class ActionCodec:
 
     def normalise_actions(self, actions: Tensor) -> Tensor:
         """Return actions [..., A] in the simulator's units as float64 [..., A]; scaled dimensions are in [-1, 1]."""
+        # In the data an open gripper is 1; in the simulator it is -1 (rlds) or 1 (widowx).
         if self._gripper == "rlds":
             actions = torch.cat([actions[..., :-1], (1 - actions[..., -1:]) / 2], dim=-1)
         elif self._gripper == "widowx":

@@ -181,6 +181,7 @@ class Deviation(nn.Module):
     def __init__(self, chunk: int, action_dim: int, kind: str, start: float, temperature: float) -> None:
         super().__init__()
         self.laplace = kind == "laplace"
+        # The density to the power 1 / T is a Laplace of T times the scale, or a Gaussian of T times the variance.
         self.spread = temperature if self.laplace else temperature**0.5
         self.log_scale = nn.Parameter(torch.full((chunk, action_dim), math.log(start)))
 

@@ -219,6 +219,7 @@ class SmolVLAModule(FlowModule):
         """Return embeddings [B, P, D] of images [B, cameras, 3, S, S] in [-1, 1] and prompts int64 [B, L]."""
         text = self.smolvla.vlm_with_expert.vlm.model.text_model.embed_tokens(ids)
         features = self.embed_images(pixels.flatten(0, 1)).reshape(len(ids), -1, text.shape[2])
+        # lerobot scales embeddings of images and of text alike.
         result: Tensor = torch.cat([features, text], dim=1) * text.shape[2] ** 0.5
         return result
 

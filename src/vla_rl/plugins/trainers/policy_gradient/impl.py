@@ -136,6 +136,7 @@ class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
         for _ in range(trained.dummy_passes(step.passes, len(step.micro_batches))):
             self._heartbeat()
             batch = self.batches.build_dummy(data.fields, step, data.version)
+            # Weight 0 changes no gradient; the other ranks wait for this one's part of each gather and reduction.
             self._algorithm.loss(trained.scores(batch), batch).total.backward()
         return total
 

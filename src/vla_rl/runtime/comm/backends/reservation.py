@@ -138,6 +138,7 @@ def rounded_down(cpus: float) -> float:
     """Round down to Ray's resolution of one ten-thousandth, so that shares of all CPUs never add up to more than
     all.
     """
+    # 0.57 * 10,000 is 5,699.999999999999 in floating point, and stays 0.57.
     return math.floor(cpus * 10_000 + 1e-3) / 10_000
 
 

@@ -115,6 +115,7 @@ class Collector:
 
     def wait_for(self, references: Sequence[Ref[T]]) -> list[T]:
         """Wait for results, as the fleet does; collected tickets are passed to `on_collected` meanwhile."""
+        # Without a callback nothing has to happen meanwhile: the fleet waits for all at once.
         pending = list(references) if self.on_collected else []
         while pending and (self._rollouts or self._reports):
             self._wait_and_dispatch((), pending)

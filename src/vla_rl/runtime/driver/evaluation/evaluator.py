@@ -150,6 +150,7 @@ def split_over_policies(
 ) -> list[tuple[Handle[PolicyInterface], Sequence[EpisodeRequest]]]:
     """Split episodes over the policies in proportion to their envs. Return (policy, its share) of those with any."""
     envs = np.array([policy.assignment.envs_served for policy in fleet.policies])
+    # Rounding the sums, not the shares, leaves no episode over.
     ends = (np.cumsum(envs) * len(requests) // envs.sum()).tolist()
     return [
         (policy, requests[start:end])

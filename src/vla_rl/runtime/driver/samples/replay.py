@@ -57,6 +57,7 @@ class ReplayIndex:
         groups = list(self.groups)
         if self.section.capacity is None:
             return groups
+        # One of the `uses` times that a group is trained on is when it is new.
         drawn = generator(self.seed, "replay", step).permutation(len(groups))[: (self.section.uses - 1) * new]
         return [groups[i] for i in sorted(drawn.tolist())]
 

@@ -189,6 +189,7 @@ def split_into_minibatches(
         shuffled = generator(seed, "mini-batches", step, epoch).permutation(count)
         for start in range(0, count, size):
             members = shuffled[start : start + size]
+            # In lockstep the others make up the difference to the rank with most samples by dummy batches.
             passes = -(-int(np.bincount(ranks[members]).max()) // micro_batch)
             for rank, shard in enumerate(shards):
                 shard_members = position[members[ranks[members] == rank]]
@@ -198,6 +199,7 @@ def split_into_minibatches(
                             shard_members[i : i + micro_batch] for i in range(0, len(shard_members), micro_batch)
                         ),
                         passes=passes,
+                        # Where no action counts, all weights are 0: the loss is 0 then, and not 0 / 0.
                         divisor=max(float(counts[members].sum()), 1e-8),
                         value_divisor=max(float(value_counts[members].sum()), 1e-8),
                     )

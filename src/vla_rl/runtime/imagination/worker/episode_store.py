@@ -83,6 +83,7 @@ class EpisodeStore:
         success = [self._is_success(entry) for entry in entries]
         successes = [entry for entry, won in zip(entries, success, strict=True) if won]
         failures = [entry for entry, won in zip(entries, success, strict=True) if not won]
+        # More than half where there are too few failures.
         wins = min(len(successes), max(count // 2, count - len(failures)))
         chosen = [*_newest_entries(successes, wins), *_newest_entries(failures, count - wins)]
         return np.array(sorted(entry.serial for entry in chosen), np.int64) * self.shape.longest

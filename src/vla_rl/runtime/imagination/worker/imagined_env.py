@@ -170,6 +170,7 @@ class ImaginedEnv(SimEnv):
         drawn: Array = chances.argmax(1)
         if self._outcome == "sample":
             bounds = chances.cumsum(1)
+            # Scaled by the sum, which rounding may leave beside 1.
             drawn = (uniforms[:, None] * bounds[:, -1:] >= bounds).sum(1).clip(max=chances.shape[1] - 1)
         width = actions.shape[1]
         last = np.where(drawn > 0, (drawn - 1) % width, width - 1)

@@ -170,6 +170,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         kept_actions: list[Array] = []
         sort_keys: list[Array] = []
         good = tried = 0
+        # An expert may fail: up to three times as many attempts as demonstrations.
         for round_index in range(3 * -(-count // lane_slice.num_envs)):
             if good >= count:
                 break
@@ -214,6 +215,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         if not kept_obs:
             return None, (0, 0, tried)
         observations, actions = Observation.concat(kept_obs), np.concatenate(kept_actions)
+        # lexsort sorts by its last key first: by round, then chunk, then env.
         order = np.lexsort(np.concatenate(sort_keys, axis=1)[::-1])
         if np.any(np.diff(order) < 0):  # an env that broke ran later than the others
             observations, actions = observations.take(order), actions[order]

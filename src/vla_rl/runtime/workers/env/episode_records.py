@@ -115,8 +115,10 @@ class EpisodeStatistics:
         if self.ignore_terminations:
             terminated = np.zeros_like(terminated)
         limit = active[:, None] & (remaining[:, None] == np.arange(1, width + 1))
+        # An episode that terminates with the last action before its limit is not cut off.
         truncated = (truncated | limit) & ~terminated
         ended = terminated | truncated
+        # The action that ends an episode counts, and none after it.
         valid = executed & ((np.cumsum(ended, 1) - ended) == 0)
         valid[~active] = False
 
@@ -132,6 +134,7 @@ class EpisodeStatistics:
         self.once |= solved & active
         self.at_end = success
         if result.succeeded is not None:
+            # argmax finds the first True of the mirrored mask, which is the last one of the mask.
             last_valid = np.maximum(valid.shape[1] - 1 - valid[:, ::-1].argmax(1), 0)
             self.at_end = to_numpy(result.succeeded).astype(bool)[np.arange(self.num_envs), last_valid]
         self.steps += valid.sum(1)

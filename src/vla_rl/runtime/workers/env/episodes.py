@@ -193,6 +193,7 @@ class Episodes:
             expert_step = self.expert.advise_envs(env_ids, requests, self.statistics.chunks[env_ids])
             chosen = expert_step.mix_actions(chosen)
         remaining = self.statistics.remaining_actions(self.active)
+        # No env has more actions left before its step limit.
         width = min(self.chunk, int(remaining.max()))
         result = self.simulator.chunk_step(chosen[:, :width], self.active, remaining)
         if expert_step is not None:
@@ -208,6 +209,7 @@ class Episodes:
         if self.chunk_steps is not None:
             last = self.active & (self.trajectories.ticket_lengths(self.all_envs) == self.chunk_steps)
         truncated = np.asarray(record["truncated"].any(1))
+        # A ticket may be over in the middle of an episode, whose return goes on.
         cut = (ends if self.bootstrap == "ended" else truncated) | (last & ~ends)
         cut[broken] = False
         valued = np.flatnonzero(cut & self.active) if self.bootstrap != "none" else NO_ENVS

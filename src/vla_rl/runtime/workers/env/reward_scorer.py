@@ -91,6 +91,7 @@ class RewardScorer:
         terminated = terminated.copy()
         terminated[ended, last[ended]] = True
         truncated = truncated.copy()
+        # Judged as an end, and not cut off.
         truncated[ended, last[ended]] = False
         return evolve(
             result, rewards=rewards, terminated=terminated, truncated=truncated, success=success, succeeded=None

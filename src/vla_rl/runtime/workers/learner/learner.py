@@ -204,6 +204,7 @@ class Learner(LearnerInterface):
 
     def forget_demonstrations(self) -> None:
         self._demonstrations = None
+        # RL begins with moments of its own.
         self.trained.optimizer.state.clear()
 
     # -------------------------------------------------------------------------------------- weights and state

@@ -52,6 +52,7 @@ class ScatteredSamples(Generic[T]):
         parts: list[Any] = [self.batches[int(batch_of[group[0]])].take(rows[group]) for group in groups]
         if len(parts) == 1:
             return parts[0]  # type: ignore[no-any-return]
+        # From the order of the batches back to that of the samples.
         return type(parts[0]).concat(parts).take(np.argsort(order))  # type: ignore[no-any-return]
 
 

@@ -59,6 +59,7 @@ def load_state(trained: TrainedModel, trainers: Mapping[str, Trainer[Any]], file
     optimizer["state"] = _convert_state(
         lambda value, index: strategy.local_shard(value, parameters[index]), optimizer["state"]
     )
+    # How this machine steps (fused, foreach) is its own, whatever machine saved the state.
     for saved, group in zip(optimizer["param_groups"], trained.optimizer.param_groups, strict=False):
         saved.update({name: group[name] for name in IMPLEMENTATION})
     trained.optimizer.load_state_dict(optimizer)

@@ -108,6 +108,7 @@ class PolicyWorker(PolicyInterface):
             for request in requests:
                 for ticket, remaining in request.again:
                     self.samples.forget_ticket(ticket, remaining)
+            # Before anything is inferred, as final observations belong to the newest chunk step of their tickets.
             self._value_finals(requests)
         actions: dict[int, Array] = {}
         busy = [(lane, request) for lane, request in zip(lanes, requests, strict=True) if request.obs is not None]

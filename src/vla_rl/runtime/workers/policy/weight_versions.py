@@ -53,6 +53,7 @@ class WeightVersions:
         past = dict(self._past)
         results = []
         try:
+            # The newest first, which is loaded.
             for version in np.unique(wanted)[::-1].tolist():
                 if version != self.version:
                     self._load_version(version, past[version])

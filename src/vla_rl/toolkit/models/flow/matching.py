@@ -59,6 +59,7 @@ class FlowSchedule:
 def _compute_sde(grid: Tensor, level: float) -> tuple[Tensor, Tensor]:
     """Return Flow-SDE's standard deviation and drift of each step between the times of the grid."""
     time, delta = grid[:-1], 1.0 / (len(grid) - 1)
+    # The first step, from pure noise, would divide by 0: it takes the next time, as RLinf's does.
     remaining = torch.where(time == 1, 1 - grid[1], 1 - time)
     sigma = level * (time / remaining).sqrt()
     return sigma * math.sqrt(delta), sigma**2 * delta / (2 * time)
@@ -72,6 +73,7 @@ def _compute_cps(grid: Tensor, level: float) -> tuple[Tensor, Tensor]:
 
 def training_times(rng: np.random.Generator, count: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     """Draw times for flow-matching training, float32 [count], denser near the noise (Black et al. 2024)."""
+    # As in openpi, no time is 0, where nothing is left to denoise.
     return (rng.beta(1.5, 1.0, count) * 0.999 + 0.001).astype(np.float32)
 
 

@@ -48,5 +48,6 @@ def guide_velocity(
         clean = x - t * free
         error = (weights * (last - clean)).detach()
         (pull,) = torch.autograd.grad(clean, x, error)
+    # Infinite at both ends of the time, where the limit holds.
     strength = (((1 - t) ** 2 + t**2) / (t * (1 - t)).clamp(min=torch.finfo(t.dtype).tiny)).clamp(max=limit)
     return free.detach() - strength * pull
