@@ -1,7 +1,5 @@
-"""The counter-based generator Philox-4x64-10 (Salmon et al. 2011) for many streams at once.
-
-Equal to `numpy.random.Philox` bit for bit, which has one stream for each object and needs microseconds to enter it.
-"""
+"""Philox-4x64-10 (Salmon et al. 2011) for many streams at once, equal to `numpy.random.Philox` bit for bit. NumPy has one
+object for each stream and needs microseconds to enter it."""
 
 from __future__ import annotations
 

@@ -62,9 +62,8 @@ class Noise:
     """Random numbers for B samples. Sample b draws from its own keyed stream, and successive calls continue each
     stream.
 
-    Uniform numbers of many samples are computed for all of them at once. Otherwise one generator per thread takes the
-    state of each sample in turn. Up to 1,000 numbers of earlier calls are drawn again then, which is faster than
-    reading the generator's state.
+    Uniform numbers of many samples are computed at once. Otherwise one generator per thread takes each sample's state
+    in turn, and draws up to 1,000 numbers of earlier calls again, which is faster than reading its state.
     """
 
     def __init__(self, seed: int, purpose: str, numbers: Sequence[int], episodes: Sequence[int], chunks: Sequence[int]):

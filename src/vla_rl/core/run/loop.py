@@ -1,10 +1,8 @@
 """The reinforcement learning loop, top down: collect tickets, compute advantages from rewards, train, publish.
 
-The flow (`core/run/flow.py`) decides how far rollouts run ahead of training; the loop is the same for all. Parts that a
-run can do without follow each rollout (`Runtime.parts`).
-
-The runtime decides where the work happens (one process, Ray workers, which devices). The session owns the run folder,
-listeners, evaluations, checkpoints, resume and a clean stop.
+The flow (`core/run/flow.py`) decides how far rollouts run ahead, the runtime where the work happens. Parts that a run
+can do without follow each rollout (`Runtime.parts`). The session owns the run folder, listeners, evaluations,
+checkpoints, resume and a clean stop.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """Rendezvous of learners, and of the ends of a weight transfer: torch's store and the connections between ranks, on one
-address of the machine.
-
-torch itself would listen on all addresses.
-"""
+address of the machine, where torch itself would listen on all."""
 
 from __future__ import annotations
 

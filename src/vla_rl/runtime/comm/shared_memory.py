@@ -1,8 +1,7 @@
 """Shared memory for requests from a simulator's process to a policy's.
 
-Ray's object store suits data with many readers, or data that is read later; putting one 2 MB observation there takes
-milliseconds. A request has one reader, who answers before the next request is made. So small requests go as one pickled
-string, and the arrays of larger ones through memory that both processes have mapped.
+Putting a 2 MB observation into Ray's object store takes milliseconds. A request has one reader, who answers before the
+next one is made: small requests go as one pickled string, arrays of larger ones through memory that both have mapped.
 """
 
 from __future__ import annotations
@@ -161,10 +160,8 @@ class SharedMemoryReader:
 
 
 class Pool:
-    """Memory blocks for copies, reused when nothing refers to their content any more. Filling pages that are new to a
-    process takes several times as long as copying into old ones, and what a rollout frees at its end goes back to the
-    system.
-    """
+    """Memory blocks for copies, reused when nothing refers to their content any more: filling pages that are new to a
+    process takes several times as long."""
 
     def __init__(self) -> None:
         self.blocks: deque[Array] = deque()

@@ -203,12 +203,9 @@ class TicketQueue:
     # -------------------------------------------------------------------------------------------- by whoever rolls out
 
     def take_tickets(self, lane: Lane, free: int, ending: int, waiting: int) -> list[EpisodeRequest]:
-        """Return tickets for a lane.
-
-        They are for envs that are free or will be after their next chunk, and a few wait in the lane for envs that end
-        early. The fewer tickets are left, the fewer wait, so that no lane holds what another could roll out. Tickets of
-        streams go to the lanes that have their envs.
-        """
+        """Return tickets for a lane: for its envs that are free or will be after their next chunk, and a few more for
+        envs that end early, the fewer the fewer tickets are left. Tickets of streams go to the lanes that have their
+        envs."""
         with self._changed:
             # A waiting ticket cannot move to another lane, so a lane takes half of its share of those that are left.
             spare = self._left if self.lanes == 1 else (self._left - free) // (2 * self.lanes)

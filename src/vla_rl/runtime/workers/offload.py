@@ -1,8 +1,8 @@
 """Offload: roles move from their device to host memory while they have nothing to do, and are restored exactly.
 
-There are two phases. In `act` simulators and policies work, in `learn` learners do. Methods declare the phase that they
-need (`comm/remote.py`), so the fleet knows from a call which phase begins. All workers then first free what the phase
-does not need, and only then bring back what it needs, so that workers on one device never need both at once.
+In the phase `act` simulators and policies work, in `learn` learners. Methods declare their phase (`comm/remote.py`).
+When one begins, all workers first free what it does not need and then bring back what it needs, so that workers on one
+device never need both.
 """
 
 from __future__ import annotations

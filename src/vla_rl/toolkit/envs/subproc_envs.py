@@ -1,10 +1,9 @@
 """A vector env for simulators with one scene: a plugin writes a `SingleEnv`, and `SubprocEnvs` makes N of them a
 `SimEnv`.
 
-Envs live in processes: one env in each, or several that take turns. A process is gymnasium's vector environment of size
-one, started from a fork server, so nothing is ever forked after GL was initialised. An env that raises or returns
-garbage is replaced by a fresh one; if a process dies or hangs, all its envs are. `faults` says what broke, and core
-runs the episodes again.
+Each process has one env, or several that take turns; it comes from a fork server, so nothing is forked after GL was
+initialised. An env that raises or returns garbage is replaced, and so are all envs of a process that dies or hangs.
+`faults` says what broke, and core runs the episodes again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Vector API of RoboTwin: `robotwin.envs.vector_env.VectorEnv`, whose env instances are threads and whose call is a
 whole chunk.
 
-`VectorEnv.step` moves every instance. So an instance is stepped through the `SubEnv` that the vector environment holds
-for it, in its thread pool, which is what `VectorEnv.step` does for all of them: inactive instances stay as they are.
-RoboTwin does not say at which action of a chunk success came, so a chunk's result is reported at its last action.
+`VectorEnv.step` moves every instance. So an instance is stepped through its `SubEnv` in the thread pool of the vector
+environment, as `VectorEnv.step` does, and inactive ones stay as they are. RoboTwin does not say at which action of a
+chunk success came, so a chunk's result is reported at its last action.
 """
 
 from __future__ import annotations

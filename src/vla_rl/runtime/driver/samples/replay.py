@@ -30,10 +30,9 @@ class _Group:
 class ReplayIndex:
     """Groups that were trained on and may be used again.
 
-    Where the settings give no capacity, a step trains on all of them: each group is in the buffer for `uses - 1`
-    trained steps after its own. So each is used exactly `uses` times, and the buffer holds at most `(uses - 1) *
-    per_step` groups, whatever filters leave of single steps. With a capacity a step draws `uses - 1` times as many
-    groups as are new, without replacement, with randomness keyed by (seed, step).
+    Without a capacity a step trains on all of them, and each is in the buffer for `uses - 1` trained steps after its
+    own: it is used exactly `uses` times. With one a step draws `uses - 1` times as many groups as are new, without
+    replacement, by random numbers of (seed, step).
     """
 
     section: ReplaySpec

@@ -27,10 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepUpdate:
-    """Prepares what a step trains on, runs the update, and frees the samples: the `Samples` of a runtime.
-
-    The update begins when all samples of the step are there; that of `StreamingUpdate` begins earlier.
-    """
+    """The `Samples` of a runtime: prepares what a step trains on, updates when all of it is there, and frees it."""
 
     def __init__(
         self, spec: Spec, rollouts: StepRollouts, router: SampleRouter, parts: Sequence[StepPart], trace: Trace

@@ -74,11 +74,9 @@ class EpisodeStore:
         )
 
     def held_out(self, count: int) -> Array:
-        """Return the ids of the first windows of at most `count` held-out episodes, int64, the oldest first.
-
-        They are the newest ones, half successes and half failures if enough of both are available, so that failures do
-        not run out as a policy improves.
-        """
+        """Return the ids of the first windows of at most `count` held-out episodes, int64, the oldest first: the newest
+        ones, half successes and half failures if there are enough, so that failures do not run out as a policy
+        improves."""
         entries = self.index.split_entries(held_out=True)
         success = [self._is_success(entry) for entry in entries]
         successes = [entry for entry, won in zip(entries, success, strict=True) if won]
@@ -117,10 +115,7 @@ class EpisodeStore:
 
     def read_windows(self, ids: Array, *, history: int, rollout: int = 0) -> Windows:
         """Return the windows with these ids (int64 [B]): `history` frames, and the frames after the `rollout` chunks
-        that followed.
-
-        Raises UserError for an id whose episode is no longer in the store.
-        """
+        that followed. Raises UserError for an id whose episode is no longer in the store."""
         entry_of = {entry.serial: entry for entry in self.index.entries}
         serials, newest = np.divmod(np.asarray(ids, np.int64), self.shape.longest)
         dropped = [int(serial) for serial in serials if int(serial) not in entry_of]

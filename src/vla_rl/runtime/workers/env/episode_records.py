@@ -185,8 +185,8 @@ class EpisodeStatistics:
 class RunningTrajectories:
     """Trajectories of the running tickets of N envs.
 
-    A chunk step is one row of an array for each field, and holds all envs. So a chunk step costs as many copies as
-    there are fields, whatever N is, and the record of an env's ticket is a slice of rows in its column.
+    A chunk step of all envs is one row of each field's array, so it costs as many copies as there are fields, whatever
+    N is. The record of an env's ticket is a slice of its column.
     """
 
     def __init__(self, num_envs: int) -> None:

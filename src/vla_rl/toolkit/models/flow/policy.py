@@ -215,9 +215,8 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Return the flow-matching loss (Black et al. 2024): the mean squared error of the velocity at a random time.
 
-        Actions after the C demonstrated ones repeat the last one and do not count. Times and noise are keyed by the
-        run's seed, the demonstrated actions and the weights, so that they are new at every optimiser step and the same
-        after a resume.
+        Actions after the C demonstrated ones repeat the last one and do not count. Times and noise are keyed by seed,
+        demonstrated actions and weights: new at every optimiser step, and the same after a resume.
         """
         return self._imitation_errors(obs, actions).mean()
 
