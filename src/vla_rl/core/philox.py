@@ -1,5 +1,5 @@
-"""Philox-4x64-10 (Salmon et al. 2011) for many streams at once, equal to `numpy.random.Philox` bit for bit. NumPy has one
-object for each stream and needs microseconds to enter it."""
+"""Philox-4x64-10 (Salmon et al. 2011) for many streams at once, equal to `numpy.random.Philox` bit for bit. NumPy has
+one object for each stream and needs microseconds to enter it."""
 
 from __future__ import annotations
 
