@@ -32,7 +32,6 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_I
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
 
-ROOT = Path(__file__).parents[1]
 SECONDS = {"slow": 20.0, "ray": 10.0, "sim": 4.0}
 """About how long a test of this mark takes."""
 
@@ -44,25 +43,12 @@ EXHAUSTIVE = {
 }
 
 
-CASES = pytest.StashKey[Counter[str]]()
-
-
-def name_case(item: pytest.Item) -> tuple[str, str]:
-    """Return the name of a test and what tells its cases apart, except for files of the repository: a test that is run
-    for every file of a folder has one case, so that files can be removed."""
-    name, _, case = item.nodeid.partition("[")
-    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    files = [key for key, value in parameters.items() if isinstance(value, Path) and value.is_relative_to(ROOT)]
-    return name, repr([value for key, value in parameters.items() if key not in files]) if files else case
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--part",
         metavar="K/N",
         help="only the K-th of N parts of the tests, K from 0; by names, so that a part stays the same",
     )
-    parser.addoption("--write-cases", action="store_true", help="write tests/cases.txt: see tests/test_cases.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,7 +58,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    config.stash[CASES] = Counter(name for name, _ in set(map(name_case, items)))
     if part := config.getoption("part"):
         chosen, parts = map(int, part.split("/"))
         items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts == chosen]
@@ -102,12 +87,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_sessionfinish() -> None:
     stop_shared_ray()
-
-
-@pytest.fixture(scope="session")
-def collected_cases(pytestconfig: pytest.Config) -> Counter[str]:
-    """Number of cases of every test that was collected, those that `-m` left out included."""
-    return pytestconfig.stash[CASES]
 
 
 @pytest.fixture(scope="session")

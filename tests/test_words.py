@@ -6,7 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
+
+from vla_rl.core.catalogue import KINDS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
@@ -97,7 +100,9 @@ def test_a_public_class_name_is_used_once():
 
 GLOSSARY = next((ROOT / "docs").rglob("glossary.md"))
 TERMS = ROOT / "tests" / "field_terms.txt"
-"""Words of the field and plain English that names are made of, grouped by where they come from."""
+"""Further words of the field and plain English that names are made of, grouped by where they come from, without
+inflections of a word that is known."""
+ENDINGS = ("s", "es", "d", "ed", "ing", "ings", "er", "ers", "ly", "al")
 
 PRIVATE = {
     "accounts": "statistics",
@@ -224,31 +229,60 @@ def private_words() -> dict[str, list[str]]:
     return occurrences
 
 
+def base_forms(word: str) -> set[str]:
+    """Return what a word may be an inflection of: `batch` of `batching`, `sample` of `sampled`, `clip` of `clipping`."""
+    stems = {word.removesuffix(ending) for ending in ENDINGS if word.endswith(ending) and len(word) > len(ending) + 2}
+    doubled = {stem[:-1] for stem in stems if stem[-1] == stem[-2]}
+    return stems | doubled | {stem + letter for stem in stems for letter in "ey"}
+
+
+@cache
+def known_words() -> frozenset[str]:
+    """Return the words of the glossary and of the names of plugins."""
+    plugins = {entry.name for kind in KINDS.values() for entry in entry_points(group=kind.group)}
+    return frozenset(words_of(" ".join([GLOSSARY.read_text("utf-8"), *plugins])))
+
+
+def read_terms() -> list[list[str]]:
+    """Return the groups of `field_terms.txt`."""
+    return [group.split() for group in re.split(r"^#.*$", TERMS.read_text("utf-8"), flags=re.MULTILINE)]
+
+
 def test_public_names_are_made_of_the_fields_words():
-    """A name is in the glossary, or each of its words is a term there or one of `field_terms.txt`."""
-    glossary = GLOSSARY.read_text("utf-8")
-    names = {name for code in re.findall(r"`([^`\n]+)`", glossary) for name in re.findall(r"\w+", code)}
-    headings = re.findall(r"^#+ (.+)$", glossary, flags=re.MULTILINE)
-    known = {word for heading in headings for word in words_of(heading)}
-    known |= {line for line in TERMS.read_text("utf-8").splitlines() if not line.startswith("#")}
+    """A name is in the glossary, or each of its words, or what it is an inflection of, is in the glossary, the name of
+    a plugin or one of `field_terms.txt`."""
+    codes = re.findall(r"`([^`\n]+)`", GLOSSARY.read_text("utf-8"))
+    names = {name for code in codes for name in re.findall(r"\w+", code)}
+    known = known_words().union(*read_terms())
     wrong = [
         f"{file.relative_to(SOURCE)}:{line}: {name}: {' '.join(unknown)}"
         for file in FILES
         for line, name in public_names(file)
         if name not in names and f"{file.relative_to(SOURCE)}: {name}" not in FIELD_NAMES
-        if (unknown := [w for w in words_of(name) if w not in known])
+        if (unknown := [w for w in words_of(name) if known.isdisjoint({w, *base_forms(w)})])
     ]
     advice = f"\nuse the field's word; or add it to {GLOSSARY.relative_to(ROOT)} or {TERMS.relative_to(ROOT)}"
     assert not wrong, "\n".join(wrong) + advice
 
 
+def test_a_word_that_no_list_has_is_found():
+    assert "accounts" not in known_words()
+    assert base_forms("sampled") >= {"sample"} and base_forms("clipping") >= {"clip"}
+    assert not base_forms("bus") & known_words()
+
+
 def test_field_terms_are_sorted_and_not_private():
-    lines = TERMS.read_text("utf-8").splitlines()
-    groups = [group.split() for group in re.split(r"^#.*$", "\n".join(lines), flags=re.MULTILINE)]
+    groups = read_terms()
     assert all(group == sorted(group) for group in groups)
     words = [word for group in groups for word in group]
     assert len(words) == len(set(words))
     assert not set(words) & {*PRIVATE, *PRIVATE_IN_PUBLIC_NAMES}
+
+
+def test_field_terms_are_not_known_otherwise():
+    terms = {word for group in read_terms() for word in group}
+    known = sorted(word for word in terms if {word, *base_forms(word)} & (known_words() | terms - {word}))
+    assert not known, f"the glossary, a plugin's name or another term covers these; delete them in {TERMS.name}"
 
 
 def test_private_words_are_not_used():
