@@ -92,11 +92,7 @@ def test_a_broken_link_is_found(link, broken):
     assert len(result) == bool(broken) and broken in "".join(result)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if page.name != "changelog-archive.md"],
-    ids=lambda page: str(page.relative_to(ROOT)),
-)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_are_named_are_there(page):
     """Paths in the repository, in the package, or next to the page."""
     for path in FILE.findall(prose(page)):

@@ -119,7 +119,7 @@ class House:
         found = []
         files = [file for folder in TURN_FOLDERS for file in sorted((self.root / folder).rglob("*"))]
         for file in files:
-            if file.suffix not in TEXT_FILES or "archive" in file.name:
+            if file.suffix not in TEXT_FILES:
                 continue
             for number, line in enumerate(self.read_text(file).splitlines(), 1):
                 for turn, pattern in TURNS.items():
