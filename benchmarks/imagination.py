@@ -13,7 +13,6 @@ counted, for any arm.
 | B | tuned for few episodes: 64 a step, a scan of learning rates, the best of which all arms below have too |
 | C | B, and practice in `edm`, preset `tiny`, from zero |
 | D | B, and practice in `oracle`, the simulator itself: what a perfect model would be worth |
-| E | C with a sabotaged `edm` and the gates off: the actions of another row, or a constant outcome (drawn) |
 
 A run is in FOLDER/ARM/seed-N. It ends once N90 is known; finished runs are not repeated, and interrupted runs continue
 from their last checkpoint. Each has a core, or as many as OMP_NUM_THREADS says.
@@ -35,13 +34,11 @@ from statistics import median
 from attrs import frozen
 
 from vla_rl.core.events import wilson_interval
-from vla_rl.core.spec.sections import ImaginationSpec
 from vla_rl.core.spec.spec import load_spec
 from vla_rl.runtime.start import run
 from vla_rl.toolkit.processes import leave_with_parent
 
-HERE = Path(__file__).parent
-SHIPPED = HERE.parent / "examples" / "tabletop_grpo.yaml"
+SHIPPED = Path(__file__).parents[1] / "examples" / "tabletop_grpo.yaml"
 REACHED = 0.9
 EPISODES = 64
 """Real ones a training step, in all arms but A."""
@@ -61,20 +58,15 @@ FEW = [
 LOCAL = ["runtime.backend=local", "placement={type: collocated}", "hooks=[{type: jsonl}]"]
 WHOLE = "start: first, horizon: 4"
 """GRPO has no critic: whole episodes."""
-LIKELY = "outcome: most likely"
-EDM = ["world_model={type: edm, preset: tiny}", f"imagination={{{WHOLE}, {LIKELY}}}"]
+EDM = ["world_model={type: edm, preset: tiny}", f"imagination={{{WHOLE}, outcome: most likely}}"]
 UNFITTED = "fit_updates_below_threshold: 0, quality_thresholds: null"
 ORACLE = [
     "world_model={type: oracle, env: tabletop, history: 5, num_envs: 64}",
     f"imagination={{{WHOLE}, warm_start: 0, fit_updates: 0, {UNFITTED}}}",
 ]
-OPEN = f"fit_updates_below_threshold: {ImaginationSpec().fit_updates}, quality_thresholds: null"
-"""Fitted as much as a model whose gates are open."""
 ARMS: Mapping[str, Sequence[str]] = {
     "C": EDM,
     "D": ORACLE,
-    "E-actions": ["world_model={type: sabotaged, what: actions}", f"imagination={{{WHOLE}, {LIKELY}, {OPEN}}}"],
-    "E-outcome": ["world_model={type: sabotaged, what: outcome}", f"imagination={{{WHOLE}, {OPEN}}}"],
 }
 
 
@@ -106,7 +98,7 @@ def play(arm: str, seed: int, lr: float | None, steps: int, folder: Path, extra:
     if arm == "A":
         keys += ["eval.every=5", "eval.before=true"]
     else:
-        keys += [*FEW, f"train.lr={lr}", f"plugins=[{HERE / 'sabotaged.py'}]", *ARMS.get(arm, ())]
+        keys += [*FEW, f"train.lr={lr}", *ARMS.get(arm, ())]
     if arm in ARMS:
         keys += extra
     shipped = load_spec(SHIPPED).train.steps
@@ -196,34 +188,31 @@ def figures(outcomes: Mapping[str, Sequence[Outcome]], tuned: str) -> dict[str, 
     """For `--json`. Where 90 % was not reached, the episodes played count: a ratio is at most this with those of B, and
     at least this with those of another arm; None where that one was broken off before B, as nothing is known then."""
 
-    def over(arms: Sequence[str]) -> float | None:
-        there = [outcomes[arm] for arm in arms if arm in outcomes]
-        if tuned not in outcomes or not there:
+    def over(arm: str) -> float | None:
+        if tuned not in outcomes or arm not in outcomes:
             return None
         base = median(outcome.at_least for outcome in outcomes[tuned])
-        best = min(there, key=lambda found: median(outcome.at_least for outcome in found))
-        least = median(outcome.at_least for outcome in best)
-        reached = median(inf if outcome.n90 is None else outcome.n90 for outcome in best) < inf
+        least = median(outcome.at_least for outcome in outcomes[arm])
+        reached = median(inf if outcome.n90 is None else outcome.n90 for outcome in outcomes[arm]) < inf
         return least / base if reached or least >= base else None
 
     fits = [outcome.fit_minutes for outcome in outcomes.get("C", ())]
     known = [minutes for minutes in fits if minutes is not None]
     return {
-        "oracle_over_tuned": over(["D"]),
-        "edm_over_tuned": over(["C"]),
-        "sabotaged_over_tuned": over(["E-actions", "E-outcome"]),
+        "oracle_over_tuned": over("D"),
+        "edm_over_tuned": over("C"),
         "fit_minutes": median(known) if known and len(known) == len(fits) else None,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arms", nargs="+", default=list("ABCDE"), choices=list("ABCDE"))
+    parser.add_argument("--arms", nargs="+", default=list("ABCD"), choices=list("ABCD"))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=200, help="training steps at most, of all arms but A")
     parser.add_argument("--lrs", nargs="+", type=float, default=[1e-4, 2e-4, 4e-4], help="that B scans")
-    parser.add_argument("--lr", type=float, help="of C, D and E; by default the best of B")
-    parser.add_argument("--set", nargs="*", default=[], help="other keys of C, D and E, as in `vla-rl run`")
+    parser.add_argument("--lr", type=float, help="of C and D; by default the best of B")
+    parser.add_argument("--set", nargs="*", default=[], help="other keys of C and D, as in `vla-rl run`")
     parser.add_argument("--folder", type=Path, default=Path("runs/imagination"))
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     parser.add_argument("--image", type=Path, help="PNG: success and inflation over real episodes")
@@ -249,9 +238,9 @@ def main() -> None:
     tried = [name for name in scan if name in outcomes]
     tuned = min(tried, key=lambda n: median(o.at_least - o.best for o in outcomes[n])) if tried else ""
     lr = options.lr or (scan[tuned][1] if tuned else options.lrs[len(options.lrs) // 2])
-    play_all({arm: (arm, lr) for arm in ARMS if arm[0] in options.arms})
+    play_all({arm: (arm, lr) for arm in ARMS if arm in options.arms})
     show(outcomes)
-    print(f"tuned: {tuned or 'not run'}; C, D and E have lr {lr:g}")
+    print(f"tuned: {tuned or 'not run'}; C and D have lr {lr:g}")
     found = figures(outcomes, tuned)
     print(json.dumps(found))
     if options.image:
