@@ -15,7 +15,9 @@ from vla_rl.core.randomness import generator
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.trainers import ModelInputs, UpdateMetrics
 from vla_rl.core.types import Array, EnvInfo, Rollout
+from vla_rl.plugins.trainers.behaviour_cloning.config import BehaviourCloningConfig
 from vla_rl.plugins.trainers.behaviour_cloning.impl import BehaviourCloning
+from vla_rl.plugins.trainers.policy_gradient.config import PolicyGradientConfig
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, all_samples
 from vla_rl.runtime.driver.training.update import RankShard, split_into_minibatches
@@ -34,7 +36,10 @@ def policy_gradient(algorithm: Algorithm, compare_acting: bool = False) -> Calla
         training = TrainerContext(
             trained=trained, algorithm=algorithm, heartbeat=lambda: None, compare_acting=compare_acting
         )
-        return Trainers(collected=PolicyGradient(training), demonstrations=BehaviourCloning(training))
+        return Trainers(
+            collected=PolicyGradient(PolicyGradientConfig(), training),
+            demonstrations=BehaviourCloning(BehaviourCloningConfig(), training),
+        )
 
     return make
 

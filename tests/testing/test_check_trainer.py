@@ -42,14 +42,14 @@ class NoKeys:
 
 def plugin_of(trainer):
     data = TrainingData.DEMONSTRATIONS if issubclass(trainer, BehaviourCloning) else TrainingData.TRAJECTORIES
-    return TrainerPlugin(config=NoKeys, build=lambda config, context: trainer(context), summary="test", trains_on=data)
+    return TrainerPlugin(config=NoKeys, build=trainer, summary="test", trains_on=data)
 
 
 class WithHead(PolicyGradient):
     """A trainer with its own network, optimiser, target and counter; it keeps to the contract."""
 
-    def __init__(self, training):
-        super().__init__(training)
+    def __init__(self, config, training):
+        super().__init__(config, training)
         self.head = nn.Linear(3, 1)
         with torch.no_grad():
             for p in self.head.parameters():
@@ -107,8 +107,8 @@ class TrainedTarget(WithHead):
 
 @found_by("float32 weights in optimisers and targets, where small steps add up, got torch.bfloat16")
 class NarrowTarget(WithHead):
-    def __init__(self, training):
-        super().__init__(training)
+    def __init__(self, config, training):
+        super().__init__(config, training)
         self.target.bfloat16()
 
     def update(self, data):

@@ -137,15 +137,15 @@ class RestartKeepsGradients(PolicyGradient):
 
 @found_by("an optimiser step with the gradients of its samples alone")
 class GradientsOfEarlierSteps(PolicyGradient):
-    def __init__(self, training):
-        super().__init__(training)
+    def __init__(self, config, training):
+        super().__init__(config, training)
         training.trained.optimizer.zero_grad = lambda set_to_none=True: None
 
 
 @found_by("a policy that stays as it is while the critic warms up")
 class NoCriticWarmUp(PolicyGradient):
-    def __init__(self, training):
-        super().__init__(training)
+    def __init__(self, config, training):
+        super().__init__(config, training)
         training.trained.train = attrs.evolve(training.trained.train, critic_warmup_steps=0)
 
 
@@ -221,16 +221,16 @@ class ImagesAsTheyAre(BehaviourCloning):
 
 @found_by(LEAVES)
 class Ascends(BehaviourCloning):
-    def __init__(self, training):
-        super().__init__(training)
+    def __init__(self, config, training):
+        super().__init__(config, training)
         loss = training.trained.imitation_loss
-        training.trained.imitation_loss = lambda *given: -loss(*given)
+        training.trained.imitation_loss = lambda *arguments: -loss(*arguments)
 
 
 @found_by("an optimiser step with the gradients of its samples alone")
 class GradientsPileUp(BehaviourCloning):
-    def __init__(self, training):
-        super().__init__(training)
+    def __init__(self, config, training):
+        super().__init__(config, training)
         training.trained.optimizer.zero_grad = lambda set_to_none=True: None
 
 
@@ -246,8 +246,8 @@ class FirstStepOnly(BehaviourCloning):
 class OfRewards(Offline):
     """Reads something else than the recorded rewards."""
 
-    def _read_returns(self, recording):
-        return self.changed(super()._read_returns(recording))
+    def make_steps(self, recorded, *arguments):
+        super().make_steps(self.changed(recorded), *arguments)
 
 
 @found_by("other weights after other data (rewards)")
@@ -287,9 +287,9 @@ class UntrainedValues(Offline):
 class StandingTargetsOffline(Offline):
     algorithm = IQL()
 
-    def _make_step(self, *arguments):
+    def make_steps(self, *arguments):
         kept = {name: tensor.clone() for name, tensor in self._target_q.state_dict().items()}
-        super()._make_step(*arguments)
+        super().make_steps(*arguments)
         self._target_q.load_state_dict(kept)
 
 
@@ -587,8 +587,8 @@ class StateOfObjects(WithHead):
 
 @found_by("a heartbeat before each pass")
 class NoHeartbeats(PolicyGradient):
-    def __init__(self, training):
-        super().__init__(attrs.evolve(training, heartbeat=lambda: None))
+    def __init__(self, config, training):
+        super().__init__(config, attrs.evolve(training, heartbeat=lambda: None))
 
 
 @found_by("metrics of names that are free, got ['step']")

@@ -48,6 +48,7 @@ def recorded_of(rewards, following, chunk_discount):
         if following[i] >= 0:
             returns[i] += chunk_discount * returns[following[i]]
     return RecordedReturns(
+        recording=None,
         rewards=np.array(rewards, np.float32),
         following=np.array(following),
         returns=returns.astype(np.float32),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,6 +13,8 @@ from vla_rl.core.types import Array, Observation
 from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.demonstration_reader import read_ahead, read_samples
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
+
+T = TypeVar("T")
 
 
 def imitate_demonstrations(
@@ -38,19 +40,29 @@ def imitate_demonstrations(
             return *read_samples(demonstrations, step, start, size), recorded
 
         samples = read_ahead(read, steps, size)
+
+    def compute_loss(sample: tuple[Observation, Any, Array | None]) -> torch.Tensor:
+        return trained.imitation_loss(*sample) * len(sample[0])
+
     with trained.released():
-        losses += [_make_step(trained, step, samples, heartbeat) for step in steps]
+        losses += [make_policy_step(trained, step, samples, compute_loss, heartbeat) for step in steps]
         trained.check_finite()
     return torch.stack(losses).sum()
 
 
-def _make_step(
+def make_policy_step(
     trained: TrainedModel,
     step: ImitationStep,
-    samples: Iterator[tuple[Observation, Any, Array | None]],
+    samples: Iterator[T],
+    compute_loss: Callable[[T], torch.Tensor],
     heartbeat: Callable[[], None],
 ) -> torch.Tensor:
-    """Make one optimiser step on the next samples. Return the sum of their losses."""
+    """Make one optimiser step of the policy on the next micro-batches. Return the sum of their losses.
+
+    Args:
+        compute_loss: returns the sum of the losses of a micro-batch.
+        heartbeat: called before each pass.
+    """
     passes, most_passes = (-(-count // trained.train.micro_batch) for count in (len(step.indices), step.most))
     optimizer.set_rate(trained.optimizer, step.lr)
     trained.optimizer.zero_grad(set_to_none=True)
@@ -58,8 +70,7 @@ def _make_step(
     with trained.adapters_cast_once():
         for _ in range(passes):
             heartbeat()
-            obs, actions, recorded = next(samples)
-            loss = trained.imitation_loss(obs, actions, recorded) * len(obs)
+            loss = compute_loss(next(samples))
             (loss / step.total).backward()
             total = total + loss.detach()
     for _ in range(trained.dummy_passes(most_passes, passes)):

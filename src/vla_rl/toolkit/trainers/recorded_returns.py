@@ -15,6 +15,7 @@ from vla_rl.toolkit.trainers.demonstrated_actions import refuse_masked_actions
 class RecordedReturns:
     """What followed each of n samples of a recording. Rewards are scaled so that returns span a range of 1."""
 
+    recording: Demonstrations
     rewards: Array
     """float32 [n]: discounted rewards until the next sample."""
     following: Array
@@ -75,6 +76,7 @@ def read_returns(recording: Demonstrations, discount: float, trainer: str) -> Re
             f"from bad ones; record successes and failures, or use behaviour_cloning"
         )
     return RecordedReturns(
+        recording=recording,
         rewards=(read.rewards / span).astype(np.float32),
         following=read.following,
         returns=(returns / span).astype(np.float32),

@@ -6,7 +6,7 @@ from vla_rl.core.declarations import TrainerPlugin, TrainingData
 
 plugin = TrainerPlugin(
     config="vla_rl.plugins.trainers.behaviour_cloning.config:BehaviourCloningConfig",
-    build="vla_rl.plugins.trainers.behaviour_cloning.impl:make_trainer",
+    build="vla_rl.plugins.trainers.behaviour_cloning.impl:BehaviourCloning",
     summary="imitates demonstrations",
     trains_on=TrainingData.DEMONSTRATIONS,
 )

@@ -14,15 +14,10 @@ from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.imitation import imitate_demonstrations
 
 
-def make_trainer(config: BehaviourCloningConfig, context: TrainerContext) -> BehaviourCloning:
-    """Return the trainer of this learner rank."""
-    return BehaviourCloning(context)
-
-
 class BehaviourCloning(Trainer[DemonstrationsData]):
     """Trainer of the policy that imitates demonstrations."""
 
-    def __init__(self, context: TrainerContext) -> None:
+    def __init__(self, config: BehaviourCloningConfig, context: TrainerContext) -> None:
         self._trained = context.trained
         self._heartbeat = context.heartbeat
 

@@ -19,7 +19,7 @@ from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.randomness import generator
 from vla_rl.core.trainers import ImitationStep, Trainer, Transitions, TransitionsData, UpdateMetrics
 from vla_rl.core.types import ActionSource, Array
-from vla_rl.plugins.trainers.dagger.config import AggregationSettings, DaggerConfig, HGDaggerConfig
+from vla_rl.plugins.trainers.dagger.config import AggregationSettings, HGDaggerConfig
 from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.demonstrated_actions import check_demonstrated_actions
 from vla_rl.toolkit.trainers.imitation import imitate_demonstrations
@@ -139,9 +139,6 @@ class Dagger(AggregatingTrainer):
     """Trainer that clones the simulator's expert on every observation of the run."""
 
     name = "dagger"
-
-    def __init__(self, config: DaggerConfig, context: TrainerContext) -> None:
-        super().__init__(config, context)
 
     def select_labelled(self, transitions: Transitions) -> tuple[Array, Array]:
         if transitions.expert_actions is None:

@@ -6,7 +6,7 @@ from vla_rl.core.declarations import TrainerPlugin, TrainingData
 
 plugin = TrainerPlugin(
     config="vla_rl.plugins.trainers.policy_gradient.config:PolicyGradientConfig",
-    build="vla_rl.plugins.trainers.policy_gradient.impl:make_trainer",
+    build="vla_rl.plugins.trainers.policy_gradient.impl:PolicyGradient",
     summary="takes the loss of the spec's algorithm",
     trains_on=TrainingData.TRAJECTORIES,
 )

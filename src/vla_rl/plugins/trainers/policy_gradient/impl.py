@@ -28,15 +28,10 @@ from vla_rl.toolkit.trainers.gradient_accumulator import GradientAccumulator
 from vla_rl.toolkit.trainers.micro_batches import MicroBatches
 
 
-def make_trainer(config: PolicyGradientConfig, context: TrainerContext) -> PolicyGradient:
-    """Return the trainer of this learner rank."""
-    return PolicyGradient(context)
-
-
 class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
     """Trainer of the policy by an algorithm's loss."""
 
-    def __init__(self, context: TrainerContext) -> None:
+    def __init__(self, config: PolicyGradientConfig, context: TrainerContext) -> None:
         self.batches = MicroBatches(context.trained, context.algorithm)
         self._trained = context.trained
         self._algorithm = context.algorithm

@@ -6,7 +6,7 @@ from vla_rl.core.declarations import TrainerPlugin, TrainingData
 
 plugin = TrainerPlugin(
     config="vla_rl.plugins.trainers.world_model.config:WorldModelTrainerConfig",
-    build="vla_rl.plugins.trainers.world_model.impl:make_trainer",
+    build="vla_rl.plugins.trainers.world_model.impl:WorldModelTrainer",
     summary="fits the world model to recorded windows",
     trains_on=TrainingData.WINDOWS,
 )

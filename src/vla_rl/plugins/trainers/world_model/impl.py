@@ -10,20 +10,14 @@ from torch import nn
 
 from vla_rl.core.contexts import WorldModelTrainerContext
 from vla_rl.core.trainers import Trainer, UpdateMetrics, WindowData
-from vla_rl.core.world_models import WorldModel
 from vla_rl.plugins.trainers.world_model.config import WorldModelTrainerConfig
-
-
-def make_trainer(config: WorldModelTrainerConfig, context: WorldModelTrainerContext) -> WorldModelTrainer:
-    """Return the trainer of the world model in the context."""
-    return WorldModelTrainer(context.world_model)
 
 
 class WorldModelTrainer(Trainer[WindowData]):
     """Trainer of a world model by its own `fit`."""
 
-    def __init__(self, model: WorldModel) -> None:
-        self._model = model
+    def __init__(self, config: WorldModelTrainerConfig, context: WorldModelTrainerContext) -> None:
+        self._model = context.world_model
 
     def modules(self) -> Mapping[str, nn.Module]:
         module = self._model.module
