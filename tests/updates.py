@@ -15,9 +15,7 @@ from vla_rl.core.randomness import generator
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.trainers import ModelInputs, UpdateMetrics
 from vla_rl.core.types import Array, EnvInfo, Rollout
-from vla_rl.plugins.trainers.behaviour_cloning.config import BehaviourCloningConfig
 from vla_rl.plugins.trainers.behaviour_cloning.impl import BehaviourCloning
-from vla_rl.plugins.trainers.policy_gradient.config import PolicyGradientConfig
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, all_samples
 from vla_rl.runtime.driver.training.update import RankShard, split_into_minibatches
@@ -25,6 +23,7 @@ from vla_rl.runtime.messages.learning import SampleBatch, SampleRefs
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.no_settings import NoSettings
 from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
@@ -37,8 +36,8 @@ def policy_gradient(algorithm: Algorithm, compare_acting: bool = False) -> Calla
             trained=trained, algorithm=algorithm, heartbeat=lambda: None, compare_acting=compare_acting
         )
         return Trainers(
-            collected=PolicyGradient(PolicyGradientConfig(), training),
-            demonstrations=BehaviourCloning(BehaviourCloningConfig(), training),
+            collected=PolicyGradient(NoSettings(), training),
+            demonstrations=BehaviourCloning(NoSettings(), training),
         )
 
     return make

@@ -8,12 +8,12 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from vla_rl.plugins.hooks.tensorboard import plugin
-from vla_rl.plugins.hooks.tensorboard.config import TensorboardConfig
 from vla_rl.testing.events import a_run, an_evaluation
+from vla_rl.toolkit.no_settings import NoSettings
 
 
 def train(folder: Path, first_step: int, last_step: int, offset: float = 0.0) -> None:
-    hook: Any = plugin.build(TensorboardConfig())
+    hook: Any = plugin.build(NoSettings())
     hook.on_run_start(run=a_run(folder, first_step))
     for step in range(first_step + 1, last_step + 1):
         hook.on_update_end(step=step, metrics={"loss/policy": step + offset, "env/success_rate": 0.5})

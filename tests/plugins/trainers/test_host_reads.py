@@ -25,12 +25,12 @@ from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
 from vla_rl.plugins.models.pi0 import pi05
 from vla_rl.plugins.models.pi0 import plugin as pi0
 from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
-from vla_rl.plugins.trainers.policy_gradient.config import PolicyGradientConfig
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.algorithms.policy_gradient import Decoupled, KLSettings, VTrace
 from vla_rl.toolkit.algorithms.statistics import MetricAccumulator
 from vla_rl.toolkit.models.adapters import LoRAConfig
+from vla_rl.toolkit.no_settings import NoSettings
 from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
@@ -132,4 +132,4 @@ def _update(model: str, algorithm: str) -> tuple[PolicyGradient, ModelInputs, di
     train = TrainSpec(steps=4, lr=1e-4, micro_batch=MICRO_BATCH, value_lr=1e-3)
     trained = TrainedModel(policy, train, name=model, device="cpu", info=ENV, acting=True)
     training = TrainerContext(chunk=CHUNK, trained=trained, algorithm=trains, heartbeat=lambda: None)
-    return PolicyGradient(PolicyGradientConfig(), training), inputs, fields
+    return PolicyGradient(NoSettings(), training), inputs, fields

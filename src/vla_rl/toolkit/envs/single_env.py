@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -128,3 +129,12 @@ def make_result(obs: Observation, records: Array) -> ChunkResult:
 MakeEnv = Callable[[int], SingleEnv]
 """Factory: env number within the run -> its simulator. Must be picklable: a module-level function or an attrs
 instance."""
+
+
+def env_factory(kind: Callable[..., SingleEnv], *arguments: Any) -> MakeEnv:
+    """Return a factory of simulators that all get the same arguments."""
+    return partial(_create_env, kind, arguments)
+
+
+def _create_env(kind: Callable[..., SingleEnv], arguments: Sequence[Any], number: int) -> SingleEnv:
+    return kind(*arguments)

@@ -16,7 +16,6 @@ from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.plugins.engines.torch.config import TorchEngineConfig
 from vla_rl.plugins.engines.torch.engine import make_engine
 from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
 from vla_rl.runtime.checks.plan import check_plan
@@ -35,6 +34,7 @@ from vla_rl.toolkit.models.adapters import (
     has_adapters,
     merge_state,
 )
+from vla_rl.toolkit.no_settings import NoSettings
 
 ROWS = 16
 MOST_KL = 1e-4
@@ -85,7 +85,7 @@ class StrictRecorder:
 def engine(model, mode, role):
     config = OpenVLAOFTConfig(preset="fast", lora=LoRAConfig(rank=4, merge_for_acting=mode))
     return make_engine(
-        TorchEngineConfig(),
+        NoSettings(),
         EngineContext(env=env_info(), role=role, model_config=config, make_model=lambda: model),
     )
 

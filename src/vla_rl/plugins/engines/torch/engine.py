@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from vla_rl.core.capabilities import ContinuesChunks, HasCritic, require_capability
 from vla_rl.core.contexts import EngineContext
 from vla_rl.core.hookspecs import PolicyEngine, VLAModel
-from vla_rl.plugins.engines.torch.config import TorchEngineConfig
 from vla_rl.toolkit.models.adapters import MergedAdapters, merge_mode
+from vla_rl.toolkit.no_settings import NoSettings
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, UnexecutedActions
 
 
-def make_engine(config: TorchEngineConfig, context: EngineContext) -> TorchEngine:
+def make_engine(config: NoSettings, context: EngineContext) -> TorchEngine:
     """Build the run's model, if its learner has not built it in this process, and return the engine around it."""
     assert context.make_model is not None
     model = context.make_model()

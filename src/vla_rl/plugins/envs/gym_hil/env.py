@@ -6,7 +6,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from attrs import frozen
 
 from vla_rl.core.contexts import CheckContext, EnvContext
 from vla_rl.core.errors import UserError
@@ -19,13 +18,14 @@ from vla_rl.plugins.envs.gymnasium import single_env
 from vla_rl.plugins.envs.gymnasium.config import STATES, CameraSettings, GymnasiumConfig, InterventionSettings, Wrapper
 from vla_rl.plugins.envs.gymnasium.simulator import wrapper_layers
 from vla_rl.toolkit.envs.meshes import cells_for, simplify_meshes, turn_effects_off
+from vla_rl.toolkit.envs.single_env import env_factory
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 
 def make_envs(config: GymHilConfig, context: EnvContext) -> SubprocEnvs:
     """Return the env instances. Raise UserError for what is missing, and for a device that several envs would share."""
     check_device_sharing(config, CheckContext(num_envs=context.num_envs))
-    return single_env.make_envs(gymnasium_config(config), context, MakeHilEnv(config))
+    return single_env.make_envs(gymnasium_config(config), context, env_factory(HilEnv, config))
 
 
 def try_out(config: GymHilConfig) -> None:
@@ -74,16 +74,6 @@ def gymnasium_config(config: GymHilConfig) -> GymnasiumConfig:
 
 def _choose_source(person: PersonSettings) -> Any:
     return "expert" if isinstance(person, ScriptSettings) else "person"
-
-
-@frozen
-class MakeHilEnv:
-    """Factory that creates env instances in their processes."""
-
-    config: GymHilConfig
-
-    def __call__(self, number: int) -> HilEnv:
-        return HilEnv(self.config)
 
 
 class HilEnv(single_env.GymnasiumEnv):

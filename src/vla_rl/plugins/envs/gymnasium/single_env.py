@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve
 
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError, did_you_mean
@@ -25,7 +25,7 @@ from vla_rl.plugins.envs.gymnasium.simulator import Environment, Generators, mak
 from vla_rl.toolkit.envs.mujoco_installation import require_whole_mujoco
 from vla_rl.toolkit.envs.real_time import RealTime
 from vla_rl.toolkit.envs.rendering import FIXES, require_rendering
-from vla_rl.toolkit.envs.single_env import MakeEnv, Outcome, SingleEnv, View
+from vla_rl.toolkit.envs.single_env import MakeEnv, Outcome, SingleEnv, View, env_factory
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 HALF = 2**30
@@ -73,7 +73,7 @@ def make_envs(config: GymnasiumConfig, context: EnvContext, make_env: MakeEnv | 
         takeovers=config.interventions is not None,
         control_hz=config.control_hz,
     )
-    return SubprocEnvs(info, states, make_env or MakeGymnasiumEnv(config), context, config.processes)
+    return SubprocEnvs(info, states, make_env or env_factory(GymnasiumEnv, config), context, config.processes)
 
 
 def try_out(config: GymnasiumConfig) -> None:
@@ -102,16 +102,6 @@ def try_out(config: GymnasiumConfig) -> None:
         if interface in FIXES and {"mujoco", "OpenGL"} & sys.modules.keys():
             require_rendering(interface, config.id)  # adds the fix to the message, if drawing is what fails
         raise
-
-
-@frozen
-class MakeGymnasiumEnv:
-    """Factory that creates env instances in their processes."""
-
-    config: GymnasiumConfig
-
-    def __call__(self, number: int) -> GymnasiumEnv:
-        return GymnasiumEnv(self.config)
 
 
 class GymnasiumEnv(SingleEnv):

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-from attrs import frozen
 
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.randomness import derived_seed
@@ -16,7 +15,7 @@ from vla_rl.core.types import Array, ResetState
 from vla_rl.plugins.envs.metaworld.config import MetaWorldConfig
 from vla_rl.plugins.envs.metaworld.info import ACTION_DIM, describe_env
 from vla_rl.plugins.envs.metaworld.tasks import INSTRUCTIONS
-from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
+from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View, env_factory
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 IDS_PER_TASK, FIRST_TRAIN, EVAL_STATES = 10_000, 1000, 50
@@ -35,17 +34,7 @@ def make_env(config: MetaWorldConfig, context: EnvContext) -> SubprocEnvs:
         first = order.index(name) * IDS_PER_TASK
         states["eval"] += [ResetState(id=first + i, task=name) for i in range(EVAL_STATES)]
         states["train"] += [ResetState(id=first + FIRST_TRAIN + i, task=name) for i in range(config.train_states)]
-    return SubprocEnvs(describe_env(config), states, MakeMetaWorldEnv(config), context, config.processes)
-
-
-@frozen
-class MakeMetaWorldEnv:
-    """Factory that creates env instances in their processes."""
-
-    config: MetaWorldConfig
-
-    def __call__(self, number: int) -> MetaWorldEnv:
-        return MetaWorldEnv(self.config)
+    return SubprocEnvs(describe_env(config), states, env_factory(MetaWorldEnv, config), context, config.processes)
 
 
 class MetaWorldEnv(SingleEnv):

@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 import numpy as np
-from attrs import frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import derived_seed
@@ -19,17 +18,6 @@ from vla_rl.plugins.envs.robotwin.installation import NO_LIMIT, Installation
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness, suppress_prints
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
-
-
-@frozen(kw_only=True)
-class MakeRobotwinEnv:
-    """Factory that creates env instances in their processes."""
-
-    robotwin: Installation
-    book: SeedBook
-
-    def __call__(self, number: int) -> RobotwinEnv:
-        return RobotwinEnv(self.robotwin, self.book)
 
 
 class RobotwinEnv(SingleEnv):

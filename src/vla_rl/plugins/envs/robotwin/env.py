@@ -7,12 +7,13 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import EnvInfo, TaskInfo
 from vla_rl.plugins.envs.robotwin.camera_sizes import camera_sizes
-from vla_rl.plugins.envs.robotwin.classic import MakeRobotwinEnv
+from vla_rl.plugins.envs.robotwin.classic import RobotwinEnv
 from vla_rl.plugins.envs.robotwin.config import STATE_DIM, RobotwinConfig
 from vla_rl.plugins.envs.robotwin.installation import Installation, find_installation
 from vla_rl.plugins.envs.robotwin.seeds import SPLITS, SeedBook
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS, task_names
 from vla_rl.plugins.envs.robotwin.vector import VectorRobotwin
+from vla_rl.toolkit.envs.single_env import env_factory
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 
@@ -43,7 +44,7 @@ def make_env(config: RobotwinConfig, context: EnvContext) -> SimEnv:
     )
     if robotwin.api == "classic":
         states = {split: book.list_states(split) for split in SPLITS}
-        return SubprocEnvs(info, states, MakeRobotwinEnv(robotwin=robotwin, book=book), context, config.processes)
+        return SubprocEnvs(info, states, env_factory(RobotwinEnv, robotwin, book), context, config.processes)
     if config.processes.recycle_episodes is not None or config.processes.recycle_mib is not None:
         raise UserError("processes.recycle_episodes and recycle_mib have no effect with RoboTwin's vector API")
     return VectorRobotwin(info, book, robotwin, context)

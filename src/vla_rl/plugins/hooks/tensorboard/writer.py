@@ -11,7 +11,7 @@ from vla_rl.core.events import Evaluation, Run
 from vla_rl.toolkit.hooks.tracking import scalars_of
 
 if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.tensorboard.config import TensorboardConfig
+    from vla_rl.toolkit.no_settings import NoSettings
 
 FLUSH_SECONDS = 30
 """Longest time that a written number stays in memory. A killed run loses at most this much of its curves, which its
@@ -22,7 +22,7 @@ class TensorboardWriter:
     """Writes one event file per start of the run; a resumed run purges what the killed one wrote after its
     checkpoint."""
 
-    def __init__(self, config: TensorboardConfig) -> None:
+    def __init__(self, config: NoSettings) -> None:
         self._writer: SummaryWriter | None = None
 
     def on_run_start(self, run: Run) -> None:

@@ -8,5 +8,5 @@ plugin = RewardModelPlugin(
     config="vla_rl.plugins.reward_models.classifier.config:ClassifierConfig",
     build="vla_rl.plugins.reward_models.classifier.impl:ClassifierRewards",
     summary="success learnt from camera images",
-    check="vla_rl.plugins.reward_models.classifier.checks:check_folder",
+    check="vla_rl.plugins.reward_models.classifier.config:check_folder",
 )

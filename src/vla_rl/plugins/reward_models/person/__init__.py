@@ -8,5 +8,5 @@ plugin = RewardModelPlugin(
     config="vla_rl.plugins.reward_models.person.config:PersonConfig",
     build="vla_rl.plugins.reward_models.person.impl:PersonRewards",
     summary="a person judges success, resets the scene and stops the robot",
-    check="vla_rl.plugins.reward_models.person.checks:check_one_env",
+    check="vla_rl.plugins.reward_models.person.config:check_one_env",
 )

@@ -8,8 +8,7 @@ from vla_rl.core.contexts import CheckContext, RewardModelContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.types import Array, Observation, to_numpy
-from vla_rl.plugins.reward_models.person.checks import check_one_env
-from vla_rl.plugins.reward_models.person.config import PersonConfig
+from vla_rl.plugins.reward_models.person.config import PersonConfig, check_one_env
 from vla_rl.toolkit.people.panel import Answer, Panel
 from vla_rl.toolkit.people.questions import ask_person, check_stop, open_panel
 

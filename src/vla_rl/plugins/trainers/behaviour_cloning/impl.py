@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vla_rl.core.trainers import DemonstrationsData, Trainer, UpdateMetrics
-from vla_rl.plugins.trainers.behaviour_cloning.config import BehaviourCloningConfig
+from vla_rl.toolkit.no_settings import NoSettings
 from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.imitation import imitate_demonstrations
 
@@ -17,7 +17,7 @@ from vla_rl.toolkit.trainers.imitation import imitate_demonstrations
 class BehaviourCloning(Trainer[DemonstrationsData]):
     """Trainer of the policy that imitates demonstrations."""
 
-    def __init__(self, config: BehaviourCloningConfig, context: TrainerContext) -> None:
+    def __init__(self, config: NoSettings, context: TrainerContext) -> None:
         self._trained = context.trained
         self._heartbeat = context.heartbeat
 

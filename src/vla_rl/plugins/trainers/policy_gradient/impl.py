@@ -19,9 +19,9 @@ from vla_rl.core.trainers import (
     UpdateMetrics,
 )
 from vla_rl.core.types import Batch, Scores
-from vla_rl.plugins.trainers.policy_gradient.config import PolicyGradientConfig
 from vla_rl.toolkit.algorithms.policy_gradient import recompute_kl
 from vla_rl.toolkit.algorithms.statistics import MetricAccumulator
+from vla_rl.toolkit.no_settings import NoSettings
 from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.gradient_accumulator import GradientAccumulator
@@ -31,7 +31,7 @@ from vla_rl.toolkit.trainers.micro_batches import MicroBatches
 class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
     """Trainer of the policy by an algorithm's loss."""
 
-    def __init__(self, config: PolicyGradientConfig, context: TrainerContext) -> None:
+    def __init__(self, config: NoSettings, context: TrainerContext) -> None:
         self.batches = MicroBatches(context.trained, context.algorithm)
         self._trained = context.trained
         self._algorithm = context.algorithm

@@ -10,13 +10,13 @@ from torch import nn
 
 from vla_rl.core.contexts import WorldModelTrainerContext
 from vla_rl.core.trainers import Trainer, UpdateMetrics, WindowData
-from vla_rl.plugins.trainers.world_model.config import WorldModelTrainerConfig
+from vla_rl.toolkit.no_settings import NoSettings
 
 
 class WorldModelTrainer(Trainer[WindowData]):
     """Trainer of a world model by its own `fit`."""
 
-    def __init__(self, config: WorldModelTrainerConfig, context: WorldModelTrainerContext) -> None:
+    def __init__(self, config: NoSettings, context: WorldModelTrainerContext) -> None:
         self._model = context.world_model
 
     def modules(self) -> Mapping[str, nn.Module]:
