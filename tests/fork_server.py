@@ -42,7 +42,7 @@ PRELOADED = (
     "vla_rl.plugins.engines.torch.engine",
     "vla_rl.plugins.hooks.console.screen",
     "vla_rl.plugins.hooks.jsonl.writer",
-    "vla_rl.plugins.placement.collocated.impl",
+    "vla_rl.plugins.placement.fixed.impl",
     "vla_rl.plugins.trainers.behaviour_cloning.impl",
     "vla_rl.plugins.trainers.policy_gradient.impl",
     "vla_rl.runtime.gpu_memory.checks",

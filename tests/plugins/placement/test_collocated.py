@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from vla_rl.core.plan import Cluster, DoesNotFit, Job
-from vla_rl.plugins.placement.collocated import plugin
-from vla_rl.plugins.placement.collocated.config import CollocatedConfig
-from vla_rl.plugins.placement.collocated.impl import Collocated
+from vla_rl.plugins.placement.fixed import collocated as plugin
+from vla_rl.plugins.placement.fixed.config import CollocatedConfig
+from vla_rl.plugins.placement.fixed.impl import Collocated
 from vla_rl.testing import check_placement
 
 JOB = Job(num_envs=8, group_size=2, env="sim", env_memory=2**30)

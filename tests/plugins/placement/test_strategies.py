@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vla_rl.core.plan import Cluster, DoesNotFit, Job
-from vla_rl.plugins.placement.disaggregated.config import DisaggregatedConfig
-from vla_rl.plugins.placement.disaggregated.impl import Disaggregated
-from vla_rl.plugins.placement.hybrid.config import HybridConfig
-from vla_rl.plugins.placement.hybrid.impl import Hybrid
+from vla_rl.plugins.placement.fixed.config import DisaggregatedConfig, HybridConfig
+from vla_rl.plugins.placement.fixed.impl import Disaggregated, Hybrid
 
 JOB = Job(num_envs=64, group_size=8, env="sim", global_batch=256)
 GPUS8 = Cluster(cpus=96, gpus=8, memory=2**40)
