@@ -169,7 +169,7 @@ def test_swanlab_takes_a_run_offline(tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_missing_is_named_with_its_extra(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    store = f"vla_rl.plugins.hooks.{name}.store"
+    store = f"vla_rl.plugins.hooks.trackers.{name}_store"
     monkeypatch.delitem(sys.modules, store, raising=False)
     plugin = load("hook", name)
     monkeypatch.setitem(vars(plugin), "build", f"{store}:make_tracker")  # not resolved yet

@@ -26,20 +26,20 @@ class Journal:
             raise ConnectionError(f"no route to host, in {what}")
         self.told.append((what, *rest))
 
-    def open(self, run, known):
+    def open_run(self, run, known):
         self._note("open", known)
         return known or "id-1", "somewhere"
 
-    def scalars(self, step, values):
+    def log_metrics(self, step, values):
         self._note("scalars", step, len(values))
 
-    def video(self, step, file):
+    def upload_video(self, step, file):
         self._note("video", step, file.name)
 
-    def checkpoint(self, step, folder):
+    def upload_checkpoint(self, step, folder):
         self._note("checkpoint", step, (folder / "model" / "weights").read_text())
 
-    def close(self, finished):
+    def close_run(self, finished):
         self._note("close", finished)
 
 

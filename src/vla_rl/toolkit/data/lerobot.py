@@ -225,7 +225,7 @@ class LeRobotWriter:
             rows = np.concatenate([episode[name] for episode in self._rows]).astype(np.float64)
             quantiles = np.quantile(rows, list(QUANTILES.values()), axis=0)  # episodes' own cannot be merged
             numbers[name] |= dict(zip(QUANTILES, quantiles.tolist(), strict=True))
-        _write_text(self.folder / "meta" / "stats.json", json.dumps(numbers))
+        paths.write_whole(self.folder / "meta" / "stats.json", json.dumps(numbers))
         info = {
             "codebase_version": VERSION,
             "robot_type": self.robot,
@@ -241,7 +241,7 @@ class LeRobotWriter:
             "video_path": None,
             "features": self.features,
         }
-        _write_text(self.folder / "meta" / "info.json", json.dumps(info, indent=1))
+        paths.write_whole(self.folder / "meta" / "info.json", json.dumps(info, indent=1))
 
     def _read_rows(self) -> None:
         """Read the numeric features of episodes whose files were not read yet."""
@@ -411,10 +411,4 @@ def _write_table(file: Path, table: Any) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.partial")
     pq.write_table(table, arrow_name(partial))
-    os.replace(partial, file)
-
-
-def _write_text(file: Path, text: str) -> None:
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(text, encoding="utf-8")
     os.replace(partial, file)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -24,7 +23,7 @@ from typing import Any, Literal, Protocol
 from attrs import field, frozen, validators
 
 from vla_rl.core.events import Evaluation, Run, robot_metrics
-from vla_rl.core.paths import link_or_copy
+from vla_rl.core.paths import link_or_copy, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -54,26 +53,26 @@ class TrackerSettings:
 class Store(Protocol):
     """Interface to one tracker. One thread calls all methods; their exceptions never reach the run."""
 
-    def open(self, run: Run, known: str | None) -> tuple[str, str]:
+    def open_run(self, run: Run, known: str | None) -> tuple[str, str]:
         """Open the tracker's run; called first. `known` is the id of the run to resume; None: begin one. Return (its
         id, where people can see it)."""
         ...
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Log numbers at a step. Steps that a killed run had already logged may come again."""
         ...
 
-    def video(self, step: int, file: Path) -> None:
+    def upload_video(self, step: int, file: Path) -> None:
         """Upload an mp4 of an episode of the evaluation at a step."""
         ...
 
-    def checkpoint(self, step: int, folder: Path) -> None:
+    def upload_checkpoint(self, step: int, folder: Path) -> None:
         """Upload a checkpoint folder, which is deleted after this returns."""
         ...
 
-    def close(self, finished: bool) -> None:
-        """Close the tracker's run; called last, after `open` succeeded. `finished` is false if the run was stopped or
-        failed."""
+    def close_run(self, finished: bool) -> None:
+        """Close the tracker's run; called last, after `open_run` succeeded. `finished` is false if the run was stopped
+        or failed."""
         ...
 
 
@@ -102,11 +101,11 @@ class Tracker:
 
     def on_update_end(self, step: int, metrics: dict[str, float]) -> None:
         self._upload_videos()
-        self._enqueue_call("metrics", lambda: self._store.scalars(step, metrics))
+        self._enqueue_call("metrics", lambda: self._store.log_metrics(step, metrics))
 
     def on_eval_end(self, step: int, evaluation: Evaluation) -> None:
         values = scalars_of(evaluation)
-        self._enqueue_call("an evaluation", lambda: self._store.scalars(step, values))
+        self._enqueue_call("an evaluation", lambda: self._store.log_metrics(step, values))
         self._evaluated = step
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
@@ -151,7 +150,7 @@ class Tracker:
         if step is None or self._run is None or not self._settings.videos:
             return
         for file in sorted((Path(self._run.folder) / "videos").glob(f"step_{step:06d}_ep*.mp4")):
-            self._enqueue_call("a video", lambda file=file: self._store.video(step, file))  # type: ignore[misc]
+            self._enqueue_call("a video", lambda file=file: self._store.upload_video(step, file))  # type: ignore[misc]
 
     def _upload_checkpoint(self) -> None:
         """Hand in the last checkpoint as a copy, since the run may remove it before its upload."""
@@ -168,7 +167,7 @@ class Tracker:
 
         def upload_copy() -> None:
             try:
-                self._store.checkpoint(step, copied)
+                self._store.upload_checkpoint(step, copied)
             finally:
                 shutil.rmtree(copied, ignore_errors=True)
                 with suppress(OSError):  # not empty
@@ -202,17 +201,15 @@ class Tracker:
                 self._failing = True
                 self._warn_once(what, exc)
         try:
-            self._store.close(self._finished)
+            self._store.close_run(self._finished)
         except BaseException as exc:
             self._warn_once("the end of the run", exc)
 
     def _open_run(self, run: Run) -> None:
         file = Path(run.folder) / FILE
         run_ids: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        name, where = self._store.open(run, run_ids.get(self._name) if run.first_step else None)
-        temporary = file.with_suffix(f".{self._name}.tmp")
-        temporary.write_text(json.dumps(run_ids | {self._name: name}, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, file)
+        name, where = self._store.open_run(run, run_ids.get(self._name) if run.first_step else None)
+        write_whole(file, json.dumps(run_ids | {self._name: name}, indent=1) + "\n")
         print(f"{self._name}: {where}", file=sys.stderr, flush=True)
 
     def _warn_once(self, what: str, exc: BaseException) -> None:

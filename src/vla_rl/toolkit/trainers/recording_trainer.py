@@ -23,7 +23,7 @@ from vla_rl.toolkit.trainers.recorded_returns import RecordedReturns, read_retur
 
 
 @frozen(eq=False)
-class RecordedSamples:
+class RecordingBatch:
     """Micro-batch of B samples of a recording."""
 
     indices: Array
@@ -103,12 +103,12 @@ class RecordingTrainer(Trainer[DemonstrationsData]):
 
     def read_steps(
         self, recorded: RecordedReturns, steps: Sequence[ImitationStep], bootstraps: bool = False
-    ) -> Iterator[RecordedSamples]:
+    ) -> Iterator[RecordingBatch]:
         """Return the micro-batches of optimiser steps, which are read ahead. `bootstraps`: the observations that follow
         are needed."""
         size = self._trained.train.micro_batch
 
-        def read_batch(step: ImitationStep, start: int) -> RecordedSamples:
+        def read_batch(step: ImitationStep, start: int) -> RecordingBatch:
             indices = step.indices[start : start + size]
             obs, actions = read_samples(recorded.recording, step, start, size)
             next_samples = recorded.following[indices]
@@ -116,7 +116,7 @@ class RecordingTrainer(Trainer[DemonstrationsData]):
             following = None
             if bootstraps and len(rows):
                 following, _ = recorded.recording.read_samples(next_samples[rows])
-            return RecordedSamples(indices, step.first + start, obs, actions, rows, following)
+            return RecordingBatch(indices, step.first + start, obs, actions, rows, following)
 
         return read_ahead(read_batch, steps, size)
 

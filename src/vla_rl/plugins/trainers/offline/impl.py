@@ -36,7 +36,7 @@ from vla_rl.toolkit.trainers.critics import (
 )
 from vla_rl.toolkit.trainers.imitation import make_policy_step
 from vla_rl.toolkit.trainers.recorded_returns import RecordedReturns
-from vla_rl.toolkit.trainers.recording_trainer import RecordedSamples, RecordingTrainer
+from vla_rl.toolkit.trainers.recording_trainer import RecordingBatch, RecordingTrainer
 
 CRITICS = 2
 """Q-networks, of which the lower value counts (clipped double Q-learning, Fujimoto et al. 2018)."""
@@ -75,7 +75,7 @@ class Offline(RecordingTrainer):
     def make_steps(self, recorded: RecordedReturns, steps: Sequence[ImitationStep], metrics: MetricAccumulator) -> None:
         samples = self.read_steps(recorded, steps, bootstraps=self._q is not None)
 
-        def compute_loss(batch: RecordedSamples) -> torch.Tensor:
+        def compute_loss(batch: RecordingBatch) -> torch.Tensor:
             loss, sums = self._compute_loss(batch, recorded)
             metrics.add_sums(sums)
             return loss
@@ -89,7 +89,7 @@ class Offline(RecordingTrainer):
             self._updates += 1
 
     def _compute_loss(
-        self, samples: RecordedSamples, recorded: RecordedReturns
+        self, samples: RecordingBatch, recorded: RecordedReturns
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the sum of the losses of these samples, and sums for metrics."""
         config = self._config
@@ -129,7 +129,7 @@ class Offline(RecordingTrainer):
         return self._q(inputs), lowest
 
     @torch.no_grad()
-    def _bootstrap_targets(self, samples: RecordedSamples, recorded: RecordedReturns) -> torch.Tensor:
+    def _bootstrap_targets(self, samples: RecordingBatch, recorded: RecordedReturns) -> torch.Tensor:
         """Return rewards + discount^C V(s'), [B]; V is 0 after the end of an episode."""
         targets = as_tensor(recorded.rewards[samples.indices], self._device).clone()
         if samples.following is not None:

@@ -32,7 +32,7 @@ from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.imitation import make_policy_step
 from vla_rl.toolkit.trainers.recorded_returns import RecordedReturns
-from vla_rl.toolkit.trainers.recording_trainer import RecordedSamples, RecordingTrainer
+from vla_rl.toolkit.trainers.recording_trainer import RecordingBatch, RecordingTrainer
 
 
 class Recap(RecordingTrainer):
@@ -94,7 +94,7 @@ class Recap(RecordingTrainer):
     def _value_step(
         self,
         step: ImitationStep,
-        samples: Iterator[RecordedSamples],
+        samples: Iterator[RecordingBatch],
         recorded: RecordedReturns,
         metrics: MetricAccumulator,
     ) -> None:
@@ -137,13 +137,13 @@ class Recap(RecordingTrainer):
 
     # -------------------------------------------------------------------------------------------------- policy
 
-    def _policy_step(self, step: ImitationStep, samples: Iterator[RecordedSamples], metrics: MetricAccumulator) -> None:
+    def _policy_step(self, step: ImitationStep, samples: Iterator[RecordingBatch], metrics: MetricAccumulator) -> None:
         """Make one optimiser step of the policy on the next samples."""
         assert self._labels is not None
         positive = self._labels
         dropped = generator(self._seed, "recap/dropout", step.number).random(step.total) < self._config.dropout
 
-        def compute_loss(batch: RecordedSamples) -> torch.Tensor:
+        def compute_loss(batch: RecordingBatch) -> torch.Tensor:
             labels = positive[batch.indices]
             without = dropped[batch.first : batch.first + len(batch.indices)]
             obs = condition_on_labels(batch.obs, labels, without)

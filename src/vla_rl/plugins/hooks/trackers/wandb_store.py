@@ -14,7 +14,7 @@ from vla_rl.core.events import Run
 from vla_rl.toolkit.hooks.tracking import Tracker
 
 if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.wandb.config import WandbConfig
+    from vla_rl.plugins.hooks.trackers.config import WandbConfig
 
 STEP = "step"
 """Metric that is the x axis of all curves. wandb's own step only grows, and refuses steps that a resumed run
@@ -34,7 +34,7 @@ class WandbStore:
         self._run: Any = None
         self._offline = False
 
-    def open(self, run: Run, known: str | None) -> tuple[str, str]:
+    def open_run(self, run: Run, known: str | None) -> tuple[str, str]:
         config = self._config
         mode: Any = config.mode or os.environ.get("WANDB_MODE", "online")  # wandb refuses other words
         self._offline = mode != "online"
@@ -60,14 +60,14 @@ class WandbStore:
         folder = Path(self._run.dir).parent
         return self._run.id, f"`wandb sync {folder}` uploads it" if self._offline else str(self._run.url)
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({**values, STEP: step})
 
-    def video(self, step: int, file: Path) -> None:
+    def upload_video(self, step: int, file: Path) -> None:
         name = file.stem.split("_")[2]  # "ep0" of step_000020_ep0_success
         self._run.log({f"videos/{name}": wandb.Video(str(file), caption=file.stem, format="mp4"), STEP: step})
 
-    def checkpoint(self, step: int, folder: Path) -> None:
+    def upload_checkpoint(self, step: int, folder: Path) -> None:
         artifact = wandb.Artifact(f"checkpoint-{self._run.id}", type="checkpoint", metadata={STEP: step})
         for file in sorted(file for file in folder.rglob("*") if file.is_file()):  # like add_dir, which prints
             artifact.add_file(str(file), name=str(file.relative_to(folder)))
@@ -75,5 +75,5 @@ class WandbStore:
         if not self._offline:
             logged.wait()
 
-    def close(self, finished: bool) -> None:
+    def close_run(self, finished: bool) -> None:
         self._run.finish(exit_code=0 if finished else 1)

@@ -19,7 +19,7 @@ from vla_rl.core.events import Run
 from vla_rl.toolkit.hooks.tracking import Tracker, flatten_spec
 
 if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.mlflow.config import MlflowConfig
+    from vla_rl.plugins.hooks.trackers.config import MlflowConfig
 
 BATCH, LONGEST = 100, 6000
 """Most parameters in a request, and most characters of a parameter's value; servers refuse more."""
@@ -38,7 +38,7 @@ class MlflowStore:
         self._client: Any = None
         self._id = ""
 
-    def open(self, run: Run, known: str | None) -> tuple[str, str]:
+    def open_run(self, run: Run, known: str | None) -> tuple[str, str]:
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # else it logs each table that it creates
         configured_uri = self._config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         runs_folder = Path(run.folder).resolve().parent
@@ -62,19 +62,19 @@ class MlflowStore:
         )
         return self._id, address
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time() * 1000)
         self._client.log_batch(
             self._id, metrics=[Metric(_clean_name(name), float(value), now, step) for name, value in values.items()]
         )
 
-    def video(self, step: int, file: Path) -> None:
+    def upload_video(self, step: int, file: Path) -> None:
         self._client.log_artifact(self._id, str(file), "videos")
 
-    def checkpoint(self, step: int, folder: Path) -> None:
+    def upload_checkpoint(self, step: int, folder: Path) -> None:
         self._client.log_artifacts(self._id, str(folder), f"checkpoints/{folder.name}")
 
-    def close(self, finished: bool) -> None:
+    def close_run(self, finished: bool) -> None:
         self._client.set_terminated(self._id, "FINISHED" if finished else "KILLED")
 
     def _find_experiment(self, artifacts: str | None) -> str:

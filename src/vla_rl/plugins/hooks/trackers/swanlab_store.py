@@ -17,7 +17,7 @@ from vla_rl.core.paths import link_or_copy
 from vla_rl.toolkit.hooks.tracking import Tracker
 
 if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.swanlab.config import SwanlabConfig
+    from vla_rl.plugins.hooks.trackers.config import SwanlabConfig
 
 
 def make_tracker(config: SwanlabConfig) -> Tracker:
@@ -32,7 +32,7 @@ class SwanlabStore:
         self._config = config
         self._run: Any = None
 
-    def open(self, run: Run, known: str | None) -> tuple[str, str]:
+    def open_run(self, run: Run, known: str | None) -> tuple[str, str]:
         config = self._config
         log_folder = Path(run.folder) / "swanlog"
         log_folder.mkdir(exist_ok=True)
@@ -53,17 +53,17 @@ class SwanlabStore:
         )
         return self._run.id, str(self._run.url if mode == "online" else self._run.dir)
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({name: float(value) for name, value in values.items()}, step=step)
 
-    def video(self, step: int, file: Path) -> None:
+    def upload_video(self, step: int, file: Path) -> None:
         """Upload a video as GIF: SwanLab takes no mp4."""
         frames, fps = imageio.imread(file), imageio.immeta(file)["fps"]
         gif = imageio.imwrite("<bytes>", frames, extension=".gif", duration=1000 / fps, loop=0)
         name = file.stem.split("_")[2]  # "ep0" of step_000020_ep0_success
         self._run.log({f"videos/{name}": swanlab.Video(BytesIO(gif), caption=file.stem)}, step=step)
 
-    def checkpoint(self, step: int, folder: Path) -> None:
+    def upload_checkpoint(self, step: int, folder: Path) -> None:
         """Copy a checkpoint next to SwanLab's files, where it has to stay until it is uploaded."""
         copied = Path(self._run.dir).resolve() / "checkpoints" / folder.name
         shutil.copytree(folder, copied, copy_function=link_or_copy)
@@ -71,5 +71,5 @@ class SwanlabStore:
         for file in files:
             self._run.save(str(file), base_path=str(copied.parents[1]), policy="now")
 
-    def close(self, finished: bool) -> None:
+    def close_run(self, finished: bool) -> None:
         self._run.finish(state="success" if finished else "aborted")
