@@ -142,7 +142,7 @@ def _check_demonstrations(f: Findings, builder: TrainerBuilder) -> None:
         answers.expect(f, "rewards", _changed_recording("rewards", -ROW, lambda x: x + 0.5), remedy)
         earlier = _changed_recording("following", ROW, lambda x: -1)
         answers.expect(f, "the ends of episodes, by `following`", earlier, remedy)
-    remedy = "read samples by `read_samples` of vla_rl.toolkit.trainers.demonstration_reader"
+    remedy = "read samples by `read_samples` of vla_rl.toolkit.trainers.reader"
     augmented = _changed_steps(lambda step: {"augment": AugmentSpec(random_brightness=0.5)})
     _Answers(builder, from_images=True).expect(f, "ImitationStep.augment", augmented, remedy)
 

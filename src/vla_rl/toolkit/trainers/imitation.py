@@ -11,7 +11,7 @@ from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.trainers import ImitationStep
 from vla_rl.core.types import Array, Observation
 from vla_rl.toolkit.trainers import optimizer
-from vla_rl.toolkit.trainers.demonstration_reader import read_ahead, read_samples
+from vla_rl.toolkit.trainers.reader import read_ahead, read_samples
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 T = TypeVar("T")

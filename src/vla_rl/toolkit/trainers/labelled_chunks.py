@@ -11,8 +11,7 @@ import numpy as np
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 from vla_rl.toolkit.trainers.frame_records import FrameRecords, concat_observations, frame_dtype
-from vla_rl.toolkit.trainers.record_buffer import RecordBuffer
-from vla_rl.toolkit.trainers.record_log import FILE_BYTES
+from vla_rl.toolkit.trainers.record_log import FILE_BYTES, RecordBuffer
 
 
 class LabelledChunks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +21,8 @@ OPEN_FILES = 16
 """Files that are kept open for reading."""
 VERIFIED_BYTES = 4 << 20
 """Bytes that are read at a time where all records are verified."""
+PROTECTED = 2
+"""Checkpoints whose records are not deleted: the last one may be damaged."""
 NAME = re.compile(r"(\d{8,})\.bin")
 
 
@@ -224,6 +227,52 @@ class RecordLog:
         named = {match[1]: p for p in self.folder.iterdir() if (match := NAME.fullmatch(p.name)) and p.is_file()}
         files = {int(text): path for text, path in named.items() if path == self._file_path(int(text))}
         return {number: files[number].stat().st_size for number in sorted(files)}
+
+
+class RecordBuffer(RecordLog):
+    """Records of which the newest count. Files hold these, those that the last two checkpoints need, and the rest of
+    the files that they are in.
+    """
+
+    def __init__(self, folder: Path, dtype: np.dtype[np.void], capacity: int, file_bytes: int = FILE_BYTES) -> None:
+        """Open a buffer without records; `go_on` continues an earlier process's.
+
+        Args:
+            folder: folder for the files of this buffer alone.
+            capacity: most records that count.
+        """
+        super().__init__(folder, dtype, file_bytes)
+        self.capacity = capacity
+        self._protected: deque[int] = deque(maxlen=PROTECTED)
+        """First records of the last checkpoints."""
+
+    def __len__(self) -> int:
+        return self.count - self.oldest_record
+
+    @property
+    def oldest_record(self) -> int:
+        """Number of the oldest record that counts."""
+        return self._first_of(self.count)
+
+    @property
+    def oldest_needed(self) -> int:
+        """Number of the oldest record that counts or that a checkpoint needs."""
+        return min([self.oldest_record, *self._protected])
+
+    def protect_records(self) -> None:
+        """Keep the records that count for a checkpoint. Raises UserError where they cannot be written to the disk."""
+        self.sync()
+        if not self._protected or self._protected[-1] != self.oldest_record:
+            self._protected.append(self.oldest_record)
+
+    def go_on(self, count: int) -> None:
+        """Continue from the checkpoint that was made at this `count`. Raises UserError if records are missing."""
+        self.truncate(self._first_of(count), count)
+        self._protected.clear()
+        self._protected.append(self.oldest_record)
+
+    def _first_of(self, count: int) -> int:
+        return max(0, count - self.capacity)
 
 
 def _record_bytes(records: Array) -> Array:

@@ -17,8 +17,8 @@ from vla_rl.core.trainers import DemonstrationsData, ImitationStep, Trainer, Upd
 from vla_rl.core.types import Array, Observation
 from vla_rl.toolkit.algorithms.statistics import MetricAccumulator
 from vla_rl.toolkit.trainers.context import TrainerContext
-from vla_rl.toolkit.trainers.demonstration_reader import read_ahead, read_samples
 from vla_rl.toolkit.trainers.optimizer import FiniteGuard
+from vla_rl.toolkit.trainers.reader import read_ahead, read_samples
 from vla_rl.toolkit.trainers.recorded_returns import RecordedReturns, read_returns
 
 

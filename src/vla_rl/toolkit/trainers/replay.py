@@ -18,8 +18,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.trainers import Transitions
 from vla_rl.core.types import Array, EnvInfo, Observation
 from vla_rl.toolkit.trainers.frame_records import FrameRecords, concat_observations, frame_dtype
-from vla_rl.toolkit.trainers.record_buffer import RecordBuffer
-from vla_rl.toolkit.trainers.record_log import FILE_BYTES, RecordLog
+from vla_rl.toolkit.trainers.record_log import FILE_BYTES, RecordBuffer, RecordLog
 
 
 @frozen(kw_only=True, eq=False)

@@ -10,7 +10,7 @@ plugin = EnvPlugin(
     build="vla_rl.plugins.envs.gym_hil.env:make_envs",
     summary="a Franka lifts a cube in MuJoCo, and a person or a script may take over (gym-hil)",
     preflight="vla_rl.plugins.envs.gym_hil.env:try_out",
-    check="vla_rl.plugins.envs.gym_hil.checks:check_device_sharing",
+    check="vla_rl.plugins.envs.gym_hil.config:check_device_sharing",
     lacks="vla_rl.plugins.envs.gym_hil.interpreter:find_missing",
     action_dim=lambda config: 4,
 )

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from attrs import field, frozen, validators
 
+from vla_rl.core.contexts import CheckContext
+from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.gymnasium.config import STATES, check_rate
 from vla_rl.toolkit.envs.settings import LARGEST, SMALLEST, Processes
 
@@ -85,3 +87,12 @@ class GymHilConfig:
     """Number of initial states (seeds) in the eval split, 1 to 1,000,000; training never uses them."""
     processes: Processes = field(factory=Processes)
     """Processes of the env instances."""
+
+
+def check_device_sharing(config: GymHilConfig, context: CheckContext) -> None:
+    """Raise UserError for a device that several envs would share."""
+    if isinstance(config.person, DeviceSettings) and context.num_envs > 1:
+        raise UserError(
+            f"person.type: {config.person.type} with {context.num_envs} envs, and a person holds one "
+            "robot at a time; give env.num_envs: 1"
+        )

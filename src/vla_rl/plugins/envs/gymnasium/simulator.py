@@ -15,7 +15,9 @@ import gymnasium
 import numpy as np
 from gymnasium import wrappers
 
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.spec.structure import at
 from vla_rl.plugins.envs.gymnasium.config import LEROBOT, GymnasiumConfig, Wrapper
 from vla_rl.plugins.envs.gymnasium.lerobot_envs import register_environments
 from vla_rl.plugins.envs.gymnasium.observations import uses_render
@@ -58,6 +60,17 @@ class Generators:
             np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]  # NumPy's stub leaves it out
             if numpy_state["has_gauss"]:  # a cached second normal number, which the exchange lost
                 np.random.set_state(numpy_state)
+
+
+def check_environment(config: GymnasiumConfig, context: CheckContext) -> None:
+    """Raise UserError for an environment id or a wrapper that does not exist."""
+    with at("imports"):
+        import_all(config)
+    with at("id"):
+        check_registered(config.id)
+    for i, wrapper in enumerate(config.wrappers):
+        with at("wrappers", i, "name"):
+            wrapper_class(wrapper)
 
 
 def make_environment(config: GymnasiumConfig) -> Environment:

@@ -21,7 +21,7 @@ import numpy as np
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero.config import CAMERAS
 from vla_rl.plugins.envs.libero.egl import draw_on
-from vla_rl.plugins.envs.libero.start_changes import UNCHANGED, StartChanges
+from vla_rl.plugins.envs.libero.scene_changes import UNCHANGED, StartChanges
 from vla_rl.plugins.envs.libero.suites import LiberoTask
 from vla_rl.toolkit.envs.rendering import mujoco_error
 

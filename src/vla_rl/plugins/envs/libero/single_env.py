@@ -28,8 +28,8 @@ from vla_rl.plugins.envs.libero.plus_files import (
     joint_angles,
     task_file,
 )
+from vla_rl.plugins.envs.libero.scene_changes import StartChanges
 from vla_rl.plugins.envs.libero.scenes import SceneCache
-from vla_rl.plugins.envs.libero.start_changes import StartChanges
 from vla_rl.plugins.envs.libero.suites import Suite
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs

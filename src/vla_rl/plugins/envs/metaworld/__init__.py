@@ -12,6 +12,6 @@ plugin = EnvPlugin(
     env_memory=800_000_000,
     expert=True,
     env_info="vla_rl.plugins.envs.metaworld.info:describe_env",
-    preflight="vla_rl.plugins.envs.metaworld.checks:check_rendering",
+    preflight="vla_rl.plugins.envs.metaworld.config:check_rendering",
     action_dim=lambda config: 4,
 )

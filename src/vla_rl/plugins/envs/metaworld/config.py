@@ -9,6 +9,7 @@ from attrs import field, frozen, validators
 
 from vla_rl.core.errors import did_you_mean
 from vla_rl.plugins.envs.metaworld.tasks import BENCHMARKS, CORNER2_POSITION, INSTRUCTIONS
+from vla_rl.toolkit.envs.rendering import require_mujoco
 from vla_rl.toolkit.envs.settings import Processes, check_camera_size
 
 CAMERAS = {
@@ -79,3 +80,8 @@ class MetaWorldConfig:
     def task_names(self) -> tuple[str, ...]:
         """Names of the tasks, those of a benchmark in its order."""
         return BENCHMARKS[self.tasks] if isinstance(self.tasks, str) else self.tasks
+
+
+def check_rendering(config: MetaWorldConfig) -> None:
+    """Raise UserError unless MuJoCo can draw on this machine."""
+    require_mujoco("metaworld")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from attrs import converters, field, frozen
 from attrs import validators as v
 
-from vla_rl.core.errors import did_you_mean
+from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.paths import expand_tilde
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS, task_names
 from vla_rl.toolkit.envs.settings import Processes
@@ -18,6 +19,8 @@ STATE_DIM = 14
 ACTION_DIMS = {"joints": STATE_DIM, "end_effector": 16}
 CAMERAS = {"head": "head_camera", "left_wrist": "left_camera", "right_wrist": "right_camera"}
 """Camera name in specs and observations -> name in the simulator."""
+CAMERA_SIZES = {"D435": (240, 320), "Large_D435": (480, 640), "L515": (180, 320), "Large_L515": (360, 640)}
+"""Camera type in a task's settings -> height and width in pixels (`_camera_config.yml`)."""
 
 
 def to_absolute(path: str | Path) -> Path:
@@ -131,3 +134,25 @@ class RobotwinConfig:
 def action_dim(config: RobotwinConfig) -> int:
     """Return the number of action dimensions."""
     return ACTION_DIMS[config.control]
+
+
+def camera_sizes(
+    cameras: tuple[str, ...], settings: Mapping[str, Any], image_height: int | None
+) -> dict[str, tuple[int, int]]:
+    """Return camera -> height and width of its images, as the task's settings and `image_height` have them. Raise
+    UserError for an unknown camera type."""
+    types = settings.get("camera") or {}
+    sizes = {}
+    for name in cameras:
+        kind = types.get("head_camera_type" if name == "head" else "wrist_camera_type", "D435")
+        if kind not in CAMERA_SIZES:
+            near = did_you_mean(kind, CAMERA_SIZES)
+            raise UserError(f"task_config: no camera type {kind!r}{near}\n  types: {', '.join(CAMERA_SIZES)}")
+        sizes[name] = scale_size(CAMERA_SIZES[kind], image_height)
+    return sizes
+
+
+def scale_size(size: tuple[int, int], image_height: int | None) -> tuple[int, int]:
+    """Return height and width of a camera's images in another height; None: its own."""
+    height, width = size
+    return size if image_height is None else (image_height, round(image_height * width / height))

@@ -6,9 +6,8 @@ from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import EnvInfo, TaskInfo
-from vla_rl.plugins.envs.robotwin.camera_sizes import camera_sizes
 from vla_rl.plugins.envs.robotwin.classic import RobotwinEnv
-from vla_rl.plugins.envs.robotwin.config import STATE_DIM, RobotwinConfig
+from vla_rl.plugins.envs.robotwin.config import STATE_DIM, RobotwinConfig, camera_sizes
 from vla_rl.plugins.envs.robotwin.installation import Installation, find_installation
 from vla_rl.plugins.envs.robotwin.seeds import SPLITS, SeedBook
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS, task_names

@@ -15,8 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from vla_rl.plugins.envs.robotwin.camera_sizes import scale_size
-from vla_rl.plugins.envs.robotwin.config import RobotwinConfig
+from vla_rl.plugins.envs.robotwin.config import RobotwinConfig, scale_size
 from vla_rl.plugins.envs.robotwin.quiet import NullStream, suppress_prints
 from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
