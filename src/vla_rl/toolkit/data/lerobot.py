@@ -266,7 +266,7 @@ class LeRobotWriter:
             info = read_record(self.folder / "meta" / "info.json").data
             lines = [
                 line
-                for file in _find_episode_lists(self.folder)
+                for file in sorted((self.folder / "meta" / "episodes").glob("*/*.parquet"))
                 for line in pq.read_table(arrow_name(file)).to_pylist()
             ]
             tasks = pq.read_table(arrow_name(self.folder / "meta" / "tasks.parquet")).to_pydict()
@@ -381,10 +381,6 @@ def _build_column(array: Array) -> Any:
 
 def _format_feature(feature: Mapping[str, Any] | None) -> str:
     return "nothing" if feature is None else f"{feature['dtype']} {feature['shape']}"
-
-
-def _find_episode_lists(folder: Path) -> list[Path]:
-    return sorted((folder / "meta" / "episodes").glob("*/*.parquet"))
 
 
 def _tasks_table(tasks: Mapping[str, int]) -> Any:

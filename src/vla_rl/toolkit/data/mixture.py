@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -47,13 +47,9 @@ class MixedDemonstrations(Demonstrations):
         return int(self._ends[-1])
 
     def read_samples(self, indices: Any) -> tuple[Observation, Array]:
-        indices = to_numpy(indices)
-        part_of = np.searchsorted(self._ends, indices, side="right")
         rows, observations, actions = [], [], []
-        for number in np.unique(part_of):
-            chosen = np.flatnonzero(part_of == number)
-            start = self._ends[number] - self.sizes[number]
-            obs, chunks = self._parts[number].read_samples(indices[chosen] - start)
+        for part, chosen, _, of_part in self._split_samples(indices):
+            obs, chunks = part.read_samples(of_part)
             rows.append(chosen)
             observations.append(attrs.evolve(obs, images=self._resize_cameras(obs.images)))
             actions.append(to_numpy(chunks))
@@ -61,27 +57,20 @@ class MixedDemonstrations(Demonstrations):
         return Observation.concat(observations).take(back), np.concatenate(actions)[back]
 
     def recorded_actions(self, indices: Any) -> Array | None:
-        indices = to_numpy(indices)
-        part_of = np.searchsorted(self._ends, indices, side="right")
         counts: Array | None = None
-        for number in np.unique(part_of):
-            chosen = np.flatnonzero(part_of == number)
-            recorded = self._parts[number].recorded_actions(indices[chosen] - self._ends[number] + self.sizes[number])
+        for part, chosen, _, of_part in self._split_samples(indices):
+            recorded = part.recorded_actions(of_part)
             if recorded is not None:
                 counts = np.full(len(indices), np.iinfo(np.int64).max) if counts is None else counts
                 counts[chosen] = recorded
         return counts
 
     def read_rewards(self, indices: Any, discount: float) -> RecordedRewards:
-        indices = to_numpy(indices)
-        part_of = np.searchsorted(self._ends, indices, side="right")
         rewards = np.zeros(len(indices), np.float32)
         following = np.full(len(indices), -1, np.int64)
         interventions = np.zeros(len(indices), bool)
-        for number in np.unique(part_of):
-            chosen = np.flatnonzero(part_of == number)
-            start = self._ends[number] - self.sizes[number]
-            recorded = self._parts[number].read_rewards(indices[chosen] - start, discount)
+        for part, chosen, start, of_part in self._split_samples(indices):
+            recorded = part.read_rewards(of_part, discount)
             rewards[chosen] = recorded.rewards
             following[chosen] = np.where(recorded.following < 0, -1, recorded.following + start)
             if recorded.interventions is not None:
@@ -97,6 +86,16 @@ class MixedDemonstrations(Demonstrations):
 
     def data_properties(self) -> DataProperties:
         return self._properties
+
+    def _split_samples(self, indices: Any) -> Iterator[tuple[Demonstrations, Array, int, Array]]:
+        """Yield each data set that has some of these samples, with their positions in `indices`, its first sample's
+        number, and their numbers in it."""
+        indices = to_numpy(indices)
+        part_of = np.searchsorted(self._ends, indices, side="right")
+        for number in np.unique(part_of):
+            chosen = np.flatnonzero(part_of == number)
+            start = int(self._ends[number] - self.sizes[number])
+            yield self._parts[number], chosen, start, indices[chosen] - start
 
     def _resize_cameras(self, images: Mapping[str, Any]) -> dict[str, Array]:
         return {camera: resize_images(to_numpy(batch), *self._height_width[camera]) for camera, batch in images.items()}

@@ -137,13 +137,19 @@ class TransitionBuffer:
         except UserError:
             self._frames.truncate(0 if begin == 0 else begin - 1, begin)
             raise
-        self._delete_unneeded()
+        needed = self._transitions.oldest_needed
+        if needed:
+            self._transitions.drop_before(needed)
+            self._frames.drop_before(self._oldest_frame(needed))
 
     def read_transitions(self, indices: Array) -> TransitionBatch:
         """Return transitions by their numbers, `first` to `count` - 1, int64 [B]."""
         records = self._transitions.read_records(indices)
         frames, rows = np.unique(np.concatenate([records["first"], records["following"]]), return_inverse=True)
-        observations = self._read_observations(self._frames.read_records(frames))
+        kept = self._frames.read_records(frames)
+        observations = (
+            np.ascontiguousarray(kept["features"]) if self._of_features else self._frame_records.read_frames(kept)
+        )
         valid = records["valid"]
         discounts = self._discount ** np.arange(valid.shape[1])
         bootstrap = self._discount ** valid.sum(1) * ~records["terminated"]
@@ -177,21 +183,9 @@ class TransitionBuffer:
         self._frames.close()
         self._transitions.close()
 
-    def _delete_unneeded(self) -> None:
-        needed = self._transitions.oldest_needed
-        if needed == 0:
-            return
-        self._transitions.drop_before(needed)
-        self._frames.drop_before(self._oldest_frame(needed))
-
     def _oldest_frame(self, transition: int) -> int:
         """Return the oldest frame that this transition or a later one may need."""
         return int(self._transitions.read_records(np.array([transition]))["oldest_frame"][0])
-
-    def _read_observations(self, records: Array) -> Observation | Array:
-        if self._of_features:
-            return np.ascontiguousarray(records["features"])
-        return self._frame_records.read_frames(records)
 
 
 def _take_rows(obs: Observation | Array, indices: Array) -> Observation | Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -262,13 +262,9 @@ def _read_statistics(folder: Path, rows: RecordedFrames) -> dict[str, dict[str, 
     try:
         stated = read_record(file).data
         return {
-            name: {key: _flatten_list(stated[name][key]) for key in STATED if key in stated[name]}
+            name: {key: np.asarray(stated[name][key], np.float64).reshape(-1) for key in STATED if key in stated[name]}
             for name in rows.table
             if name not in INDEX_COLUMNS and name in stated
         }
     except (UserError, ValueError, TypeError):
         return {}
-
-
-def _flatten_list(value: Sequence[Any]) -> Array:
-    return np.asarray(value, np.float64).reshape(-1)

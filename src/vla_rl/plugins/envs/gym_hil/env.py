@@ -13,7 +13,6 @@ from vla_rl.core.types import Array
 from vla_rl.plugins.envs.gym_hil.config import (
     DeviceSettings,
     GymHilConfig,
-    PersonSettings,
     ScriptSettings,
     check_device_sharing,
 )
@@ -44,6 +43,7 @@ def gymnasium_config(config: GymHilConfig) -> GymnasiumConfig:
     if missing := find_missing():
         raise UserError(f"gym_hil needs the package {missing}")
     person = config.person
+    source: Any = "expert" if isinstance(person, ScriptSettings) else "person"
     wrappers = [
         Wrapper(
             name="gym_hil.wrappers.hil_wrappers:EEActionWrapper",
@@ -66,7 +66,7 @@ def gymnasium_config(config: GymHilConfig) -> GymnasiumConfig:
         cameras={name: CameraSettings(source=f"render.{name}", size=config.image_size) for name in config.cameras},
         state="agent_pos",
         success="succeed",
-        interventions=None if person is None else InterventionSettings(source=_choose_source(person)),
+        interventions=None if person is None else InterventionSettings(source=source),
         wrappers=tuple(wrappers),
         max_steps=config.max_steps,
         train_states=config.train_states,
@@ -75,10 +75,6 @@ def gymnasium_config(config: GymHilConfig) -> GymnasiumConfig:
         deterministic=person is None or isinstance(person, ScriptSettings),
         processes=config.processes,
     )
-
-
-def _choose_source(person: PersonSettings) -> Any:
-    return "expert" if isinstance(person, ScriptSettings) else "person"
 
 
 class HilEnv(single_env.GymnasiumEnv):

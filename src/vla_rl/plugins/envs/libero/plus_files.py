@@ -42,13 +42,9 @@ def files_folder() -> Path | None:
 
 def require_files(variants: Sequence[Variant]) -> None:
     """Raise UserError if the variants need files that are not installed."""
-    missing = [variant for variant in variants if needs_files(variant)]
+    missing = [variant for variant in variants if variant.dimension not in ("camera", "noise")]
     if missing and files_folder() is None:
         raise UserError(f"{describe_counts(missing)} variants need LIBERO-Plus's task files: {describe_install()}")
-
-
-def needs_files(variant: Variant) -> bool:
-    return variant.dimension not in ("camera", "noise")
 
 
 def task_file(variant: Variant) -> Path:

@@ -54,8 +54,9 @@ class SeedBook:
                 )
 
     def list_states(self, split: str) -> tuple[ResetState, ...]:
+        tasks, first = list(STEP_LIMITS), SPLITS.index(split) * IDS_PER_SPLIT
         return tuple(
-            ResetState(id=_first_id(task, split) + i, task=task)
+            ResetState(id=tasks.index(task) * IDS_PER_TASK + first + i, task=task)
             for task, its_split in self._listed
             if its_split == split
             for i in range(self._count_states(task, split))
@@ -102,10 +103,6 @@ class SeedBook:
         listed = self._listed[task, split]
         num_states: int | None = getattr(self._seeds, f"{split}_states")
         return len(listed) if listed is not None else num_states or {"train": 200, "eval": 100}[split]
-
-
-def _first_id(task: str, split: str) -> int:
-    return list(STEP_LIMITS).index(task) * IDS_PER_TASK + SPLITS.index(split) * IDS_PER_SPLIT
 
 
 def _listed_seeds(seeds: list[int]) -> str:

@@ -184,7 +184,7 @@ class Tabletop(SimEnv, Offloadable[Mapping[str, Any]]):
         was_closed = state["closed"]
         state["closed"] = torch.where(running, action[:, 2] > 0, was_closed)
         self._carry_objects(running)
-        distance = self._gripper_distance()
+        distance = (state["position"] - state["gripper"][:, None]).abs().amax(-1)
         distance = torch.where(state["is_plate"] | (distance > TOLERANCE), torch.inf, distance)
         nearest, block = distance.min(1)
         caught = torch.where(state["closed"] & (nearest < torch.inf), block, -1)
@@ -198,10 +198,6 @@ class Tabletop(SimEnv, Offloadable[Mapping[str, Any]]):
         state = self._state
         carried = (torch.arange(THINGS, device=self.device) == state["held"][:, None]) & running[:, None]
         state["position"] = torch.where(carried[..., None], state["gripper"][:, None], state["position"])
-
-    def _gripper_distance(self) -> torch.Tensor:
-        """Return the distance from the gripper to each object, the larger of x and y: [N, 4]."""
-        return (self._state["position"] - self._state["gripper"][:, None]).abs().amax(-1)
 
     def _find_success(self) -> torch.Tensor:
         state = self._state

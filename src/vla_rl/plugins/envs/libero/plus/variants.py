@@ -211,12 +211,9 @@ def sample_variants(variants: Sequence[Variant], count: int, seed: int) -> tuple
         sizes[key] += 1
     drawn = set[Variant]()
     for key, members in strata.items():
-        drawn.update(sorted(members, key=lambda variant: _draw_key(variant, seed))[: sizes[key]])
+        keys = {v: derived_seed(seed, "libero_plus/sample", SUITES.index(v.suite), v.number) for v in members}
+        drawn.update(sorted(members, key=keys.__getitem__)[: sizes[key]])
     return tuple(variant for variant in variants if variant in drawn)
-
-
-def _draw_key(variant: Variant, seed: int) -> int:
-    return derived_seed(seed, "libero_plus/sample", SUITES.index(variant.suite), variant.number)
 
 
 def describe_counts(variants: Sequence[Variant]) -> str:
