@@ -14,8 +14,7 @@ from vla_rl.core.declarations import EnvPlugin, ModelPlugin
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, ChunkResult, Observation, ResetState
-from vla_rl.plugins.envs.tabletop.config import TabletopConfig
-from vla_rl.plugins.envs.tabletop.info import describe_env
+from vla_rl.plugins.envs.tabletop.config import TabletopConfig, describe_env
 from vla_rl.testing.linear import LinearModel
 
 

@@ -9,6 +9,6 @@ plugin = EnvPlugin(
     build="vla_rl.plugins.envs.tabletop.simulator:Tabletop",
     summary="Embedded: pick and put coloured blocks; batched torch, two cameras, no GL",
     expert=True,
-    env_info="vla_rl.plugins.envs.tabletop.info:describe_env",
+    env_info="vla_rl.plugins.envs.tabletop.config:describe_env",
     action_dim=lambda config: 3,
 )

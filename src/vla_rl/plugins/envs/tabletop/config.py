@@ -6,7 +6,8 @@ from typing import Any
 
 from attrs import field, frozen, validators
 
-from vla_rl.plugins.envs.tabletop.tasks import TASK_NAMES
+from vla_rl.core.types import EnvInfo, TaskInfo
+from vla_rl.plugins.envs.tabletop.tasks import TASK_NAMES, TASKS
 
 
 def _check_names(instance: Any, attribute: Any, names: tuple[str, ...]) -> None:
@@ -27,3 +28,18 @@ class TabletopConfig:
     """Tasks to offer, by name (`pick_red`, `put_blue`, ...); empty: all eight."""
     max_steps: int = field(default=16, validator=[validators.ge(1), validators.le(10_000_000)])
     """Step limit of every task, 1 to 10,000,000 environment steps."""
+
+
+def describe_env(config: TabletopConfig) -> EnvInfo:
+    """Return the description of the simulator."""
+    return EnvInfo(
+        cameras={"overhead": (config.image_size,) * 2, "wrist": (config.image_size,) * 2},
+        state_dim=4,
+        action_low=(-1.0, -1.0, -1.0),
+        action_high=(1.0, 1.0, 1.0),
+        tasks=tuple(
+            TaskInfo(name=task.name, instruction=task.instruction, max_steps=config.max_steps)
+            for task in TASKS
+            if not config.tasks or task.name in config.tasks
+        ),
+    )

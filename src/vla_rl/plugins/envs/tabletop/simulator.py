@@ -17,8 +17,7 @@ from vla_rl.core.capabilities import Offloadable
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import ArrayOrTensor, ChunkResult, Observation, ResetState
-from vla_rl.plugins.envs.tabletop.config import TabletopConfig
-from vla_rl.plugins.envs.tabletop.info import describe_env
+from vla_rl.plugins.envs.tabletop.config import TabletopConfig, describe_env
 from vla_rl.plugins.envs.tabletop.render import Renderer
 from vla_rl.plugins.envs.tabletop.scenes import SPLITS, THINGS, TabletopScenes, split_scenes
 from vla_rl.plugins.envs.tabletop.tasks import TASKS
