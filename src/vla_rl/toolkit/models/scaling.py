@@ -62,12 +62,22 @@ class FeatureScaler:
 
 
 class GripperScaler(FeatureScaler):
-    """A scaler whose gripper dimension (the last of an action) is 0 for closed and 1 for open in training, and +1 and
-    -1 in LIBERO."""
+    """A scaler of actions whose last number, a gripper's, is 0 for closed and 1 for open in training, and `closed` or
+    `-closed` in the simulator."""
+
+    def __init__(self, scale: FeatureScale, closed: int, device: torch.device) -> None:
+        super().__init__(scale, device)
+        self._closed = closed
 
     def normalise_feature(self, x: Tensor, width: int) -> Tensor:
-        return super().normalise_feature(torch.cat([x[..., :-1], (1 - x[..., -1:]) / 2], dim=-1), width)
+        return super().normalise_feature(torch.cat([x[..., :-1], (1 - self._closed * x[..., -1:]) / 2], dim=-1), width)
 
     def restore_units(self, x: Tensor) -> Tensor:
         actions = super().restore_units(x)
-        return torch.cat([actions[..., :-1], (1 - 2 * actions[..., -1:]).sign()], dim=-1)
+        return torch.cat([actions[..., :-1], self._closed * (1 - 2 * actions[..., -1:]).sign()], dim=-1)
+
+
+def make_action_scaler(scale: FeatureScale, gripper: str, device: torch.device) -> FeatureScaler:
+    """Build the scaler of a flow model's actions, with the conversion that `model.gripper` names."""
+    closed = {"libero": 1, "widowx": -1}.get(gripper)
+    return FeatureScaler(scale, device) if closed is None else GripperScaler(scale, closed, device)

@@ -26,6 +26,19 @@ FLOW_CPS = FlowCPS(level=0.7)
 EVERY_STEP = FlowSDE(steps="all", level=0.3)
 
 
+@pytest.mark.parametrize(("gripper", "closed"), [("libero", 1.0), ("widowx", -1.0)])
+def test_a_gripper_that_was_trained_as_zero_and_one(gripper: str, closed: float) -> None:
+    """0 for closed and 1 for open in the data; cloning scales the other way."""
+    model = policy(gripper=gripper)
+    width = ENV.action_dim
+    trained = torch.tensor([[0.0] * (width - 1) + [0.1], [0.0] * (width - 1) + [0.9]])
+    actions = model._actions.restore_units(trained)
+    assert actions[:, -1].tolist() == [closed, -closed]
+    assert model._actions.normalise_feature(actions, width)[:, -1].tolist() == [0.0, 1.0]
+    acted = model.sample_chunk(observation(4), noise(4), False).actions
+    assert set(acted[..., -1].unique().tolist()) <= {-1.0, 1.0}
+
+
 @pytest.mark.parametrize(
     ("values", "config"),
     [

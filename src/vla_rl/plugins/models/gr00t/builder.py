@@ -68,7 +68,6 @@ class GrootBuilder(FlowBuilder):
     }
     quantiles = True
     by_step = True
-    gripper = "model.gripper: libero"
     stays_float32 = staticmethod(network.stays_float32)
     public_name = staticmethod(network.public_name)
 

@@ -8,7 +8,6 @@ from attrs.validators import in_, optional
 from vla_rl.toolkit.models.checkpoints.fitting import one_source
 from vla_rl.toolkit.models.flow.config import FlowConfig, PrefixHeadConfig, for_checkpoints
 
-GRIPPERS = ("as_is", "libero")
 PRESETS = ("tiny", "tiny_n1_7", "full", "full_n1_7")
 
 
@@ -26,9 +25,6 @@ class GrootConfig(FlowConfig):
     """Keys of the statistics that make up the simulator's state, in its order. Null: all, in the file's order."""
     action_keys: tuple[str, ...] | None = field(default=None, validator=for_checkpoints)
     """Keys of the statistics that make up an action, in the simulator's order. Null: all, in the file's order."""
-    gripper: str = field(default="as_is", validator=in_(GRIPPERS))
-    """Conversion of an action's last number. `as_is`: none; `libero`: 0 (closed) and 1 (open) become LIBERO's +1 and
-    -1, as GR00T's models for LIBERO need."""
     system: str | None = None
     """System message of the prompt; it could not be compared with the original's. Null: "You are a helpful assistant."
     in N1.5, no system message in N1.7."""

@@ -11,7 +11,6 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextDecoderLayer
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
-from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.gr00t.folder import N1_5, Generation
 from vla_rl.plugins.models.gr00t.head import HeadBlock, TimedBlock
 from vla_rl.plugins.models.gr00t.network import GrootModule, public_name
@@ -19,9 +18,7 @@ from vla_rl.plugins.models.gr00t.processor import processor_of
 from vla_rl.plugins.models.gr00t.qwen import ImageBlock
 from vla_rl.plugins.models.gr00t.robots import Robot, metadata_of
 from vla_rl.toolkit.models.flow.checkpoint import FlowCheckpoint, save_folder
-from vla_rl.toolkit.models.flow.inputs import FlowParts
 from vla_rl.toolkit.models.flow.policy import FlowPolicy
-from vla_rl.toolkit.models.scaling import GripperScaler
 
 
 @frozen(kw_only=True)
@@ -48,11 +45,6 @@ class GrootPolicy(FlowPolicy):
     regions = tuple(region for region in FlowPolicy.regions if region is not FlowPolicy._process_inputs)
     """All but the images, whose tables of weights are computed on the host (N1.7)."""
     exact_time = True
-
-    def __init__(self, parts: FlowParts) -> None:
-        super().__init__(parts)
-        if isinstance(parts.config, GrootConfig) and parts.config.gripper == "libero":
-            self._actions = GripperScaler(self.checkpoint.statistics.action, self._device)
 
     def save(self, folder: Path) -> None:
         """Save in NVIDIA's layout, with adapters merged into the weights."""

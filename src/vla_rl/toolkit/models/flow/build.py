@@ -106,8 +106,6 @@ class FlowBuilder(ABC):
     """Where the run measures them: scale relative actions by their range at each step of a chunk."""
     blind = "use_state: false"
     """What a spec says for a model that shall see no state."""
-    gripper: str | None = None
-    """Setting that converts the gripper's numbers, where the model has one."""
     stays_float32: Callable[[str], bool]
     """See `networks.fill_network`; `public_name` too."""
     public_name: Callable[[str], str] = staticmethod(same_name)
@@ -193,8 +191,6 @@ class FlowBuilder(ABC):
             self.wants_state(),
             blind=self.blind,
             measured=self.measured,
-            gripper=self.gripper,
-            converts=self.gripper is not None and config.gripper == "libero",
         )
 
     def preset_checkpoint(self, sees_state: bool) -> FlowCheckpoint:

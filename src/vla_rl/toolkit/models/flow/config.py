@@ -12,6 +12,7 @@ from vla_rl.toolkit.relative_actions import RelativeActions
 
 DTYPES = ("float32", "bfloat16", "float16")
 STARTS = ("zeros", "fixed_noise")
+GRIPPERS = ("as_is", "libero", "widowx")
 
 
 def for_checkpoints(config: Any, attribute: Attribute[Any], value: Any) -> None:
@@ -147,6 +148,9 @@ class FlowConfig:
     """What the network predicts: actions as the simulator takes them (`absolute`), or differences to the state. It is
     saved with the model. None: as the checkpoint's folder says; absolute in a preset, and where the folder says
     nothing, as openpi's do not."""
+    gripper: str = field(default="as_is", validator=in_(GRIPPERS))
+    """Conversion of an action's last number, 0 (closed) or 1 (open) as the data stores it. `as_is`: none; `libero`: +1
+    and -1, as GR00T's models for LIBERO need; `widowx`: -1 and +1, as RLinf's models for ManiSkill's WidowX do."""
     denoise_steps: int = field(default=4, validator=ge(1))
     """K, steps from noise to actions: 4 in pi_RL's training recipes, 10 in the models' own inference."""
     noise: FlowNoiseKind = field(factory=FlowSDE, validator=_some_step_is_noisy)

@@ -76,8 +76,6 @@ def fit_checkpoint(
     *,
     blind: str,
     measured: Statistics | None,
-    gripper: str | None,
-    converts: bool,
 ) -> FlowIOAdapter:
     """Match checkpoint, spec and simulator. Raise MismatchError if they are incompatible.
 
@@ -85,7 +83,6 @@ def fit_checkpoint(
         use_state: None: as the checkpoint was trained.
         blind: what a spec says for a model that shall see no state.
         measured: statistics of the demonstrations, if the run scales by them.
-        gripper, converts: as in `check_action_range`.
     """
     env = context.env
     if measured is not None:  # lerobot's files hold the checkpoint's statistics: rewrite them
@@ -115,7 +112,8 @@ def fit_checkpoint(
         ranges = [
             usual if place is None else bound for usual, bound, place in zip(ranges, bounds, references, strict=True)
         ]
-    check_action_range(source, ranges, env, gripper=gripper, converts=converts)
+    setting = f"model.gripper: {'libero' if config.gripper == 'as_is' else config.gripper}"
+    check_action_range(source, ranges, env, gripper=setting, converts=config.gripper != "as_is")
     check_horizon(checkpoint.folder, shape.horizon, context.chunk)
     for part, scale, width in (("actions", scales.action, shape.action_dim), ("state", scales.state, shape.state_dim)):
         if scale is not None and scale.dim > width:

@@ -19,7 +19,7 @@ from vla_rl.toolkit.models.flow.network import BackboneFeatures, FlowModule
 from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.prompts import PaddedPrompts
-from vla_rl.toolkit.models.scaling import FeatureScaler
+from vla_rl.toolkit.models.scaling import FeatureScaler, make_action_scaler
 from vla_rl.toolkit.relative_actions import take_offsets
 
 
@@ -52,7 +52,7 @@ class FlowInputs(VLAModel, Compilable):
         self.images = parts.images
         self.prompts = parts.prompts
         self.cameras_read = tuple(fit.cameras)
-        self._actions = FeatureScaler(fit.checkpoint.statistics.action, device)
+        self._actions = make_action_scaler(fit.checkpoint.statistics.action, config.gripper, device)
         self._state_scaler = None if fit.state is None else FeatureScaler(fit.state, device)
         bounds = (env.action_low, env.action_high)
         low, high = (torch.tensor(bound, dtype=torch.float32, device=device) for bound in bounds)
