@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vla_rl.cli.commands import check_env as check_env
     from vla_rl.cli.commands import clone as clone
     from vla_rl.cli.commands import compare as compare
+    from vla_rl.cli.commands import convert as convert
     from vla_rl.cli.commands import doctor as doctor
     from vla_rl.cli.commands import evaluate as evaluate
     from vla_rl.cli.commands import examples as examples
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from vla_rl.cli.commands import report as report
     from vla_rl.cli.commands import run as run
     from vla_rl.cli.commands import serve as serve
+    from vla_rl.cli.convert.convert import Conversion as Conversion
     from vla_rl.cli.run_record import RunRecord as RunRecord
     from vla_rl.cli.serve import Served as Served
     from vla_rl.core.capabilities import ActionTokens as ActionTokens
@@ -148,6 +150,7 @@ _MODULES = {
         "check_env",
         "clone",
         "compare",
+        "convert",
         "doctor",
         "evaluate",
         "examples",
@@ -165,6 +168,7 @@ _MODULES = {
         "run",
         "serve",
     ),
+    "cli.convert.convert": ("Conversion",),
     "cli.run_record": ("RunRecord",),
     "cli.serve": ("Served",),
     "core.capabilities": (

@@ -14,6 +14,7 @@ from vla_rl.cli.command_line import PYTHON_ONLY, command, with_path_errors
 
 if TYPE_CHECKING:
     from vla_rl.cli.benchmark.paired import Pair
+    from vla_rl.cli.convert.convert import Conversion
     from vla_rl.cli.run_record import RunRecord
     from vla_rl.cli.serve import Served
     from vla_rl.core.spec.spec import Spec
@@ -497,6 +498,30 @@ def known_checkpoints(
     from vla_rl.cli.models import checkpoint_entries, checkpoint_entry
 
     return checkpoint_entries() if name is None else checkpoint_entry(name)
+
+
+@command(show="convert.convert:print_conversion", json=True)
+def convert(
+    file: Annotated[AnyPath, typer.Argument(metavar="FILE")],
+    *,
+    checkout: NewFolder = None,
+    to: Annotated[AnyPath | None, typer.Option(metavar="FILE")] = None,
+) -> Conversion:
+    """Turn a configuration of RLinf, SimpleVLA-RL, siiRL or lerobot into a spec, and account for every key of it.
+
+    Args:
+        file: RLinf's YAML, SimpleVLA-RL's or siiRL's script, lerobot's train_config.json.
+        checkout: The project's repository; default: the one that holds the file.
+        to: The spec to write; default: on the command line ./NAME.yaml.
+
+    Returns the spec, and what became of each key. Raises UserError for a file of no known project, one that cannot be
+    composed, and an experiment that cannot run here; the message says what is missing."""
+    from vla_rl.cli.convert.convert import convert_file
+
+    converted = convert_file(Path(file), None if checkout is None else Path(checkout))
+    if to is not None:
+        converted.write(Path(to))
+    return converted
 
 
 @command(show="new_plugin:print_project")

@@ -1,0 +1,1 @@
+"""`vla-rl convert`: configurations of other projects as specs."""
