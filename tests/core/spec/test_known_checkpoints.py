@@ -142,9 +142,13 @@ def test_another_plugin_is_refused():
         parse_spec(spec_of(OFT, model__type="pi0"))
 
 
-def test_what_a_plugin_cannot_run_is_refused():
-    with pytest.raises(SpecError, match="which plugin pi0 does not convert for ManiSkill.*says RLinf/RLinf@"):
-        parse_spec(spec_of("RLinf/RLinf-Pi0-ManiSkill-25Main-SFT", model__type="pi0", rollout__chunk=5))
+def test_what_a_plugin_cannot_run_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "mine.yaml").write_text(
+        f"{TABLE}    unsupported: {{value: its gripper has two fingers, source: 'paper:5'}}\n"
+    )
+    monkeypatch.setenv(FILES, str(tmp_path / "mine.yaml"))
+    with pytest.raises(SpecError, match="its gripper has two fingers .*says"):
+        parse_spec(spec_of("acme/second"))
 
 
 def test_a_base_may_be_read_by_several_plugins():
