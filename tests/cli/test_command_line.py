@@ -32,7 +32,7 @@ def is_for_python_alone(parameter: inspect.Parameter) -> bool:
 
 
 def test_every_public_function_is_a_command_and_every_command_a_public_function():
-    public = {name for name, module in vla_rl._MODULE_OF.items() if module == commands.__name__}
+    public = {name for name in vla_rl.__all__ if getattr(vla_rl, name).__module__ == commands.__name__}
     assert {command.function.__name__ for command in COMMANDS} == public - NO_COMMANDS
     assert LINE.keys() == MADE.keys() and len(LINE) == len(COMMANDS)
     for command in COMMANDS:

@@ -1,0 +1,13 @@
+from .algorithms import check_algorithm as check_algorithm
+from .common.findings import CheckFailed as CheckFailed
+from .data import check_data as check_data
+from .engines import check_engine as check_engine
+from .envs import check_env as check_env
+from .linear import LinearModel as LinearModel
+from .models import check_model as check_model
+from .placements import check_placement as check_placement
+from .reward_models import check_reward_model as check_reward_model
+from .scripted import ScriptedEnv as ScriptedEnv
+from .trainers import check_trainer as check_trainer
+from .training import train_on as train_on
+from .world_models import check_world_model as check_world_model
