@@ -261,8 +261,8 @@ KEPT = 48
 """Transitions of an update that a trainer draws batches from, several times as many as a batch has."""
 STEPS = 40
 """Optimiser steps after which most of them have been drawn."""
-WATCHED = range(KEPT - 1, 0, -6)
-"""Transitions that are changed in turn, the newest first; a person acts in all of them."""
+BY_PERSON, BY_POLICY = range(KEPT - 1, 0, -6), range(KEPT - 2, 0, -6)
+"""Transitions that are changed in turn, the newest first: a person acts in all of them, or in none."""
 
 
 def check_drawn_batches(f: Findings, builder: TrainerBuilder, learns_from: LearningSource) -> None:
@@ -273,7 +273,7 @@ def check_drawn_batches(f: Findings, builder: TrainerBuilder, learns_from: Learn
     if steps < STEPS // 2:
         return
     used = []
-    for row in WATCHED:
+    for row in BY_POLICY if learns_from is LearningSource.REWARDS else BY_PERSON:
         changed, _ = _weights_from_kept(builder, row, learns_from)
         used.append(bool(differing_weights(first, changed)))
     newest = used.index(False) if False in used else len(used)
