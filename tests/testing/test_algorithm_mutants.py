@@ -8,6 +8,7 @@ import torch
 from test_check_algorithm import Critic, Reinforce, findings
 
 from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.samples import by_action
 from vla_rl.core.types import Advantages, AdvantageScope, Loss, Requirements
 from vla_rl.plugins.algorithms.gipo.config import GIPOConfig
 from vla_rl.plugins.algorithms.gipo.impl import GIPO
@@ -16,7 +17,7 @@ from vla_rl.plugins.algorithms.grpo.impl import GRPO
 from vla_rl.plugins.algorithms.ppo.config import PPOConfig
 from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.testing import check_algorithm
-from vla_rl.toolkit.algorithms.policy_gradient import Decoupled, KLSettings, by_action
+from vla_rl.toolkit.algorithms.policy_gradient import Decoupled, KLSettings
 
 
 class Grpo(GRPO):

@@ -31,7 +31,7 @@ from vla_rl.runtime.placement.hardware import check_device
 from vla_rl.testing.common.findings import Findings, Section
 from vla_rl.testing.envs import examine_env
 from vla_rl.toolkit.processes import module_path
-from vla_rl.toolkit.waiting import merge_works, works_now
+from vla_rl.toolkit.waiting import list_running_work, merge_works
 
 FIRST_S = 10.0
 """Seconds until the first line of progress if stderr is not a terminal."""
@@ -114,7 +114,7 @@ def show_progress(title: str) -> Iterator[Callable[[str], None]]:
     def print_status() -> None:
         wanted = monotonic() + FIRST_S
         while not over.wait(0.25):
-            work = merge_works(works_now())
+            work = merge_works(list_running_work())
             about = now[0] + (f", {work.what}: {work.done} of {work.total}" if work and work.total else "")
             if sys.stderr.isatty():
                 line.show_progress(f"{title}: {about}", 0, 0)

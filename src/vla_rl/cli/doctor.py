@@ -17,13 +17,13 @@ from attrs import frozen
 from vla_rl.core.installation import OWN_DIST, pip_arguments, pip_command
 from vla_rl.core.requirements import install_command, keep_build, missing_requirements, unmet_base
 from vla_rl.runtime.comm.backends.reservation import LEAST_SHARED, SHARED
+from vla_rl.runtime.run_folder.environment import LIBRARIES
 from vla_rl.toolkit.envs.mujoco_installation import find_damage
 from vla_rl.toolkit.envs.rendering import FIXES, ProbeResult, probe_rendering
 from vla_rl.toolkit.process_limits import FEW_PROCESSES, count_cpus, count_free_processes, read_memory
 
 State = Literal["ok", "missing", "broken"]
 GIB = 2**30
-VERSIONS = ("torch", "ray", "numpy", "transformers", "peft", "mujoco", "gymnasium", "attrs", "cattrs", "pluggy")
 
 
 @frozen(kw_only=True)
@@ -73,7 +73,7 @@ def _check_requirements() -> Iterator[Finding]:
 def _check_machine() -> Iterator[Finding]:
     versions = f"Python {platform.python_version()}, vla-rl {_installed_version(OWN_DIST)}, {platform.platform()}"
     yield Finding(area="machine", what="versions", state="ok", detail=versions)
-    packages = ", ".join(f"{name} {version}" for name in VERSIONS if (version := _installed_version(name)))
+    packages = ", ".join(f"{name} {version}" for name in LIBRARIES if (version := _installed_version(name)))
     yield Finding(area="machine", what="packages", state="ok", detail=packages)
     yield Finding(area="machine", what="cores", state="ok", detail=f"{count_cpus()} usable")
     if (processes := count_free_processes()) is not None:

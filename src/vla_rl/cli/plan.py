@@ -187,10 +187,9 @@ def _print_estimate(spec: Spec, known: Latencies, estimate: Estimate) -> None:
     simulation = "?" if estimate.simulation_s is None else f"{_format_number(estimate.simulation_s)} s an env"
     console.print(
         f"  inference of {estimate.rows} rows {_format_number(estimate.inference.total)} s; learner's pass of "
-        f"{micro_batch} "
-        f"samples {_format_number(estimate.learner_pass.total)} s "
-        f"({_format_number(micro_batch / estimate.learner_pass.total)} "
-        f"samples/s); chunk step of simulation {simulation}"
+        f"{micro_batch} samples {_format_number(estimate.learner_pass.total)} s "
+        f"({_format_number(micro_batch / estimate.learner_pass.total)} samples/s); chunk step of simulation "
+        f"{simulation}"
     )
     for change in estimate.faster:
         console.print(

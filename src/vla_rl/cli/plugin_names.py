@@ -41,9 +41,8 @@ def check_classes(name: str, class_name: str, sources: Iterable[str]) -> None:
     for new_class in (class_name, f"{class_name}Config"):
         if new_class in imported:
             raise UserError(
-                f"{name!r} cannot name a plugin: its class would be {new_class}, "
-                f"as one of {imported[new_class]} that it uses; "
-                f"take another name, such as my_{name}"
+                f"{name!r} cannot name a plugin: its class would be {new_class}, as one of {imported[new_class]} that "
+                f"it uses; take another name, such as my_{name}"
             )
 
 

@@ -510,10 +510,9 @@ def _guarded_wrapper(function: Callable[..., Any], source: str, expected: str) -
             result_lost = stop.value is None and result is not None and "None" not in expected
             if result_lost or (kind is not None and isinstance(stop.value, tuple)):
                 raise PluginError(
-                    f"wrapper {source}{_source_location(function)} returned {_formatted_result(stop.value)}, not "
-                    f"what it went "
-                    f"around; "
-                    f"it must return {expected}: take the result with `result = yield`, and end with `return result`"
+                    f"wrapper {source}{_source_location(function)} returned {_formatted_result(stop.value)}, not what "
+                    f"it went around; it must return {expected}: take the result with `result = yield`, and end with "
+                    "`return result`"
                 ) from None
             return stop.value
         except BaseException as exc:

@@ -160,8 +160,7 @@ def check_file(name: str, path: Path) -> None:
         elif not _path_exists(path.parent):
             raise UserError(
                 f"{name} {format_path(path)} cannot be written: there is no folder {format_path(path.parent)}; make "
-                f"it, or give "
-                f"another path"
+                "it, or give another path"
             )
         _partial_path(path).touch()
         _partial_path(path).unlink()

@@ -1,17 +1,19 @@
 """Columns of a rollout, cut, joined and padded by the tables of `fields.py`, whatever fields there are: its own, those
-of the workers that hold its samples, and the numbers that plugins declare.
-"""
+of the workers that hold its samples, and the numbers that plugins declare."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vla_rl.core.errors import PluginError
 from vla_rl.core.fields import RESULT, ROLLOUT, SAMPLE_IDS, Field
 from vla_rl.core.types import Array, EnvInfo, to_numpy
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FIELDS = {field.name: field for field in (*ROLLOUT, *SAMPLE_IDS)}
 
@@ -21,6 +23,17 @@ def result_fields(info: EnvInfo) -> tuple[Field, ...]:
     known = (field for field in RESULT if not field.given_with or getattr(info, field.given_with))
     extras = (Field(name=name, dims=f"N {dims}".strip(), source="env") for name, dims in info.extras.items())
     return (*known, *extras)
+
+
+def by_action(tensor: Tensor) -> Tensor:
+    """Return [T, N, C] as [T * C, N]: one time axis of actions."""
+    steps, columns, chunk = tensor.shape
+    return tensor.permute(0, 2, 1).reshape(steps * chunk, columns)
+
+
+def by_chunk(flat: Tensor, chunk: int) -> Tensor:
+    """Return [T * C, N] as [T, N, C], the inverse of `by_action`."""
+    return flat.reshape(-1, chunk, flat.shape[1]).permute(0, 2, 1)
 
 
 def has_steps(name: str) -> bool:

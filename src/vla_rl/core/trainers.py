@@ -55,21 +55,18 @@ SampleFields = Mapping[str, "Array | None"]
 @frozen(kw_only=True)
 class OptimizerStep:
     """One rank's share of one optimiser step. The divisors count all ranks, so the sum of the ranks' gradients is an
-    exact mean.
-    """
+    exact mean."""
 
     micro_batches: tuple[Array, ...]
     """Indices into the rank's samples, int64 [B] for each micro-batch; empty where the rank only joins the
-    reduction.
-    """
+    reduction."""
     passes: int
     """Number of micro-batches of the rank that has the most."""
     divisor: float
     """Sum of the policy loss's counts over the whole optimiser step."""
     value_divisor: float
     accumulated: bool = False
-    """True where `forward_backward` already ran the passes, on samples that are not sent again (streaming update).
-    """
+    """True where `forward_backward` already ran the passes, on samples that are not sent again (streaming update)."""
 
 
 UNNORMALISED = OptimizerStep(micro_batches=(), passes=0, divisor=1.0, value_divisor=1.0)

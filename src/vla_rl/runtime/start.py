@@ -47,8 +47,7 @@ def check(spec: Spec, cluster: Cluster | None = None) -> str:
 
 def run(spec: Spec, folder: Path | str, resume: bool = False) -> dict[str, Any]:
     """Train by reinforcement learning in a folder, with `resume` from its last checkpoint. Arguments and result are
-    those of `Session.run_attempts`.
-    """
+    those of `Session.run_attempts`."""
     check_spec(spec, training=True)
     return ReinforcementLearning.run_attempts(spec, RunFolder(Path(folder)), resume, _start_attempts())
 
@@ -105,8 +104,7 @@ def start(
     interrupts: Interrupts | None = None,
 ) -> Driver:
     """Start the runtime of a run, as `core.runtime.StartRuntime`. `plan`: plan of the workers; None: the one for the
-    spec's placement.
-    """
+    spec's placement."""
     return Driver(
         spec,
         lambda: backend_of(spec),
@@ -123,8 +121,7 @@ def start(
 
 def _start_attempts() -> StartRuntime:
     """Return `start` for the attempts at a run: each has the plan of the one before, so that it waits for a lost node.
-    After an attempt that could not start, the next is planned anew.
-    """
+    After an attempt that could not start, the next is planned anew."""
     plans: list[Plan] = []
 
     def start_attempt(spec: Spec, **options: Any) -> Driver:
@@ -137,8 +134,7 @@ def _start_attempts() -> StartRuntime:
 
 def make_parts(spec: Spec, folder: Path | None) -> list[StepPart]:
     """Return the parts of the training step that the spec asks for. `folder`: run folder; without one there are
-    none.
-    """
+    none."""
     if spec.imagination is None or folder is None:
         return []
     return [Imagination(spec, folder)]

@@ -66,8 +66,7 @@ class Access:
             return None
         return (
             f"this server does not answer to the host {_shorten_text(name)}; ask for it by its address, or start it "
-            f"with "
-            f"--allow-host {_shorten_text(name)}"
+            f"with --allow-host {_shorten_text(name)}"
         )
 
 

@@ -16,12 +16,11 @@ from torch import Tensor
 from vla_rl.core.fields import ROLLOUT, arrange_fields, list_arrays
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run.selection import take_columns
-from vla_rl.core.samples import has_steps
+from vla_rl.core.samples import by_action, has_steps
 from vla_rl.core.types import Advantages, AdvantageScope, Array, Rollout, ValueGranularity
 from vla_rl.testing import synthetic
 from vla_rl.testing.common.findings import Findings
 from vla_rl.toolkit.algorithms.functional import expand_to
-from vla_rl.toolkit.algorithms.policy_gradient import by_action
 
 STEPS, CHUNK, SIZE = 5, 2, 4
 WON = (True, True, True, False, True, True, False, False, True, False, False, False)

@@ -69,16 +69,16 @@ class _Answers:
         self._micro_batch = SAMPLES if of_transitions else SAMPLES // 2
         self.weights = self._weights_after(keep_unchanged, None)
 
-    def depend_on(self, change: Change, only: int | None = None) -> bool:
+    def weights_depend_on(self, change: Change, only: int | None = None) -> bool:
         """Return whether other weights follow from changed data. `only`: number of the update whose data are changed;
         None: those of all."""
         weights = self._weights_after(change, only)
         return bool(differing_weights(self.weights, weights))
 
     def expect(self, f: Findings, what: str, change: Change, remedy: str, only: int | None = None) -> None:
-        """Record a finding unless the weights depend on it. `only`: as `depend_on` takes it."""
+        """Record a finding unless the weights depend on it. `only`: as `weights_depend_on` takes it."""
         expected = f"other weights after other data ({what})"
-        f.expect(self.depend_on(change, only), "update", expected, "the same", remedy)
+        f.expect(self.weights_depend_on(change, only), "update", expected, "the same", remedy)
 
     def _weights_after(self, change: Change, only: int | None) -> dict[str, torch.Tensor]:
         case = self._builder.make_case(self._micro_batch, train=self._train, from_images=self._from_images)
@@ -190,7 +190,7 @@ def _check_transitions(f: Findings, builder: TrainerBuilder, learns_from: Learni
     remedy = "keep the new transitions of each update"
     answers.expect(f, "transitions of a later update", other_frames, remedy, only=2)
     other_actions = _changed(lambda t: {"actions": _opposite_actions(info, t.actions)})
-    if learns_from is LearningSource.LABELS or answers.depend_on(other_actions):
+    if learns_from is LearningSource.LABELS or answers.weights_depend_on(other_actions):
         # One that learns from the policy's extras alone has none of what a person did.
         what = "transitions of a later update, where a person acted in every chunk"
         _Answers(builder, base=by_person).expect(f, what, other_frames, "train on what a person did, too", only=2)
@@ -206,7 +206,7 @@ def _check_transitions(f: Findings, builder: TrainerBuilder, learns_from: Learni
     remedy = "add up the rewards of all actions of a chunk, discounted"
     answers.expect(f, "reward of a chunk's last action", _more_reward(slice(-1, None)), remedy)
     endless = _Answers(builder, base=never_terminated)
-    if not (answers.depend_on(never_terminated) or endless.depend_on(other_following)):
+    if not (answers.weights_depend_on(never_terminated) or endless.weights_depend_on(other_following)):
         return  # a bandit, which learns from each chunk's own reward
     remedy = "add the value of the observations in which chunks end, but for episodes that terminated"
     answers.expect(f, "terminated", never_terminated, remedy)
@@ -220,7 +220,9 @@ def learning_source(builder: TrainerBuilder) -> LearningSource:
     if builder.plugin.expert_share is not None:
         return LearningSource.LABELS
     return (
-        LearningSource.REWARDS if _Answers(builder).depend_on(_more_reward(slice(None))) else LearningSource.TAKEOVERS
+        LearningSource.REWARDS
+        if _Answers(builder).weights_depend_on(_more_reward(slice(None)))
+        else LearningSource.TAKEOVERS
     )
 
 

@@ -52,7 +52,7 @@ def register_work(what: str, total: int = 0, about: str = "") -> Iterator[Callab
         del _works[key]
 
 
-def works_now() -> tuple[Work, ...]:
+def list_running_work() -> tuple[Work, ...]:
     """Return the work of this process that has lasted longer than `PATIENCE_S`, oldest first."""
     begun = monotonic() - PATIENCE_S
     return tuple(sorted((work for work in tuple(_works.values()) if work.since <= begun), key=lambda work: work.since))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from algorithm_cases import cases_of, close, rollout_of, tensors
 
+from vla_rl.core.samples import by_action, by_chunk
 from vla_rl.core.types import Batch, Chunk, Observation, Scores
 from vla_rl.plugins.algorithms.grpo.config import GRPOConfig
 from vla_rl.plugins.algorithms.grpo.impl import GRPO
@@ -15,7 +16,7 @@ from vla_rl.plugins.algorithms.ppo.config import PPOConfig
 from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.checks import ShapeError
-from vla_rl.toolkit.algorithms.policy_gradient import Decoupled, aggregation_weights, by_action, by_chunk
+from vla_rl.toolkit.algorithms.policy_gradient import Decoupled, aggregation_weights
 from vla_rl.toolkit.algorithms.statistics import EffectiveSize, Mean
 
 LEVELS = {"chunk_level": "chunk", "action_level": "action", "token_level": "token"}

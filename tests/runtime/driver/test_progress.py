@@ -20,7 +20,7 @@ from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.hardware import WorkerDevice, describe_placement
 from vla_rl.runtime.start import run, start
 from vla_rl.runtime.workers.heartbeat import Heartbeats
-from vla_rl.runtime.workers.policy.progress import ProgressCounter
+from vla_rl.runtime.workers.policy.rollout_loop import ProgressCounter
 
 LINE = re.compile(r"step (\d+) (rollout|eval|update): (?:(\d+) of (\d+) (chunk steps|episodes), )?\d+:\d\d")
 

@@ -413,9 +413,7 @@ CUBE_MASK = CUBE > 0
     ],
 )
 def test_chunks_of_actions_are_not_a_time_axis(call):
-    with pytest.raises(
-        ShapeError, match=r"expected \[S, N\].*\[2, 3, 4\]; toolkit.algorithms.policy_gradient.by_action turns"
-    ):
+    with pytest.raises(ShapeError, match=r"expected \[S, N\].*\[2, 3, 4\]; core.samples.by_action turns"):
         call()
 
 

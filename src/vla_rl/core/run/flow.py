@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Literal
 
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 End = Literal["trained", "discarded"]
 
@@ -49,34 +49,24 @@ class Ledger:
     nothing."""
 
 
+@define(kw_only=True, eq=False, slots=False)
 class Flow:
     """Issues tickets, records collected ones, and hands groups to training steps."""
 
-    def __init__(
-        self,
-        *,
-        groups_per_step: int,
-        steps: int,
-        group_size: int = 1,
-        max_lag: int = 0,
-        resampled_groups: int = 0,
-        ledger: Ledger | None = None,
-    ):
-        """
-        Args:
-            groups_per_step: groups that a training step wants.
-            steps: training steps of the run.
-            group_size: tickets in a group.
-            max_lag: training steps that a chunk may be old when it is trained on.
-            resampled_groups: groups that a step may consume beyond `groups_per_step`, in place of filtered ones.
-            ledger: counts to resume from. Groups that were not consumed are issued again under the same numbers.
-        """
-        self.groups_per_step = groups_per_step
-        self.steps = steps
-        self.group_size = group_size
-        self.resampled_groups = resampled_groups
-        self.max_lag = max_lag
-        self.ledger = ledger or Ledger()
+    groups_per_step: int
+    """Groups that a training step wants."""
+    steps: int
+    """Training steps of the run."""
+    group_size: int = 1
+    """Tickets in a group."""
+    max_lag: int = 0
+    """Training steps that a chunk may be old when it is trained on."""
+    resampled_groups: int = 0
+    """Groups that a step may consume beyond `groups_per_step`, in place of filtered ones."""
+    ledger: Ledger = field(factory=Ledger)
+    """Counts to resume from. Groups that were not consumed are issued again under the same numbers."""
+
+    def __attrs_post_init__(self) -> None:
         self.next_group = self.ledger.first
         """Next group to issue."""
         self.cursor = self.ledger.first

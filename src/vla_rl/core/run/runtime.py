@@ -159,10 +159,12 @@ class Runtime(Protocol):
 class Imitation(Protocol):
     """Demonstrations stored with the learners, and optimiser steps on them."""
 
-    steps_per_epoch: int
-    """Optimiser steps in one pass over the demonstrations."""
     metrics: dict[str, float]
     """Metrics of the demonstrations."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps in one pass over the demonstrations."""
 
     def batch_size(self, step: int) -> int:
         """Return the number of samples in an optimiser step (steps count from 1)."""

@@ -8,12 +8,8 @@ which the data are on-policy. Trainers that learn from other people's actions us
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from vla_rl.core.samples import by_action, by_chunk
 from vla_rl.core.types import ActionSource, Rollout
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def end_at_takeovers(rollout: Rollout) -> Rollout:
@@ -27,9 +23,9 @@ def end_at_takeovers(rollout: Rollout) -> Rollout:
         return rollout
     import torch
 
-    valid = _by_action(rollout.valid)
-    ended = _by_action(rollout.terminated | rollout.truncated)
-    taken = _by_action(rollout.source != ActionSource.POLICY) & valid
+    valid = by_action(rollout.valid)
+    ended = by_action(rollout.terminated | rollout.truncated)
+    taken = by_action(rollout.source != ActionSource.POLICY) & valid
     after = torch.zeros_like(valid)
     """Actions from a takeover to the end of its episode, bool [T * C, N]."""
     helped = torch.zeros_like(valid[0])
@@ -47,24 +43,13 @@ def end_at_takeovers(rollout: Rollout) -> Rollout:
     for t in reversed(range(len(valid))):
         last[t] = valid[t] & ~after[t] & ~ended[t] & follows
         follows = torch.where(valid[t], after[t], follows)
-    kept = _by_chunk(valid & ~after, rollout.valid)
+    kept = by_chunk(valid & ~after, rollout.valid.shape[-1])
     return rollout.evolve(
         valid=kept,
         rewards=torch.where(kept, rollout.rewards, torch.zeros(())),
-        terminated=(rollout.terminated & kept) | _by_chunk(last, kept),
+        terminated=(rollout.terminated & kept) | by_chunk(last, kept.shape[-1]),
         truncated=rollout.truncated & kept,
         success=rollout.success & ~first_helped,
         source=None,
         executed_actions=None,
     )
-
-
-def _by_action(tensor: Tensor) -> Tensor:
-    """Return a tensor [T, N, C] as [T * C, N], in the order of time."""
-    return tensor.transpose(1, 2).reshape(-1, tensor.shape[1])
-
-
-def _by_chunk(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor [T * C, N] as [T, N, C], the shape of `like`."""
-    steps, columns, width = like.shape
-    return tensor.reshape(steps, width, columns).transpose(1, 2)

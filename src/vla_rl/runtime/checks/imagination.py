@@ -62,8 +62,7 @@ def world_model_placement_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
 
 def check_episodes(spec: Spec, algorithm: Algorithm, info: EnvInfo) -> None:
     """Raise SpecError where imagined episodes would be cut off. The driver calls this, as it knows how long episodes
-    are.
-    """
+    are."""
     limit = spec.rollout.max_steps or max(task.max_steps for task in info.tasks)
     problems = [] if algorithm.needs.values else list(_horizon_problems(spec, limit))
     if problems:

@@ -1,6 +1,5 @@
 """Warnings about settings that are valid but without effect. They are warnings, since a short trial of a long spec has
-some of them on purpose.
-"""
+some of them on purpose."""
 
 from __future__ import annotations
 

@@ -47,8 +47,7 @@ def compile_problems(spec: Spec, plan: Plan, learns: bool) -> list[Item]:
 
 def check_plan(spec: Spec, plan: Plan, cluster: Cluster) -> None:
     """Raise SpecError where lanes or the weight transfer cannot be what the plan says, or rollouts cannot run while
-    learners train. The driver calls this.
-    """
+    learners train. The driver calls this."""
     problems = list(_find_problems(spec, plan, cluster, training=True))
     if problems:
         raise SpecError(format_problems(problems, spec.source))

@@ -294,8 +294,7 @@ def _has_data(spec: Spec) -> bool:
 
 def check_cameras(spec: Spec, info: EnvInfo, *, training: bool, imitation: bool) -> None:
     """Raise SpecError for random changes of cameras that the simulator does not have. The driver calls this, as it
-    knows the cameras of every simulator.
-    """
+    knows the cameras of every simulator."""
     problems = list(_camera_problems(spec, info, training, imitation))
     if problems:
         raise SpecError(format_problems(problems, spec.source))

@@ -18,8 +18,7 @@ from vla_rl.toolkit.waiting import Work, merge_works
 
 TICK_S = 0.5
 """Seconds between two ticks while the driver waits: it checks for a stop request, checks that Ray is alive, and shows
-progress.
-"""
+progress."""
 
 T = TypeVar("T")
 
@@ -44,8 +43,7 @@ class Backend(ABC):
     @property
     def tick(self) -> Callable[[], None]:
         """Function that is called about every `TICK_S` seconds while results are waited for. The default shows the
-        progress of the start.
-        """
+        progress of the start."""
         return self._tick
 
     @tick.setter
@@ -77,8 +75,7 @@ class Backend(ABC):
         self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, group: ConcurrencyGroup = "call"
     ) -> Any:
         """Call a method of a worker's role. Return a reference, or a list of `returns` references. Arguments may be
-        references.
-        """
+        references."""
 
     def connect_worker(self, worker: int, others: Sequence[int]) -> Ref[None]:
         """Connect a worker to others, so that it can call them."""
@@ -90,8 +87,7 @@ class Backend(ABC):
 
     def get_all(self, references: Sequence[Ref[T]]) -> list[T]:
         """Wait for all results in the order in which they arrive, so that the first error is raised even if others
-        never return.
-        """
+        never return."""
         left = list(references)
         while left:
             for reference in self.wait_for_any(left):

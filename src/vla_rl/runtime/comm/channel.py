@@ -69,8 +69,7 @@ class Channel:
 
 def wait_for_readable(channels: Iterable[Any], seconds: float | None) -> list[Any]:
     """Wait at most `seconds`. Return those of the channels (or of objects with a `fileno`) that have something to
-    read.
-    """
+    read."""
     by_file = {channel.fileno(): channel for channel in channels}
     polling = select.poll()  # select() does not work for file numbers above 1023
     for file in by_file:

@@ -35,8 +35,7 @@ U = TypeVar("U")
 
 def by_reference(reference: Ref[T]) -> T:
     """Return the reference itself, typed as its value, for an argument of another call. The value then goes directly to
-    that worker, not through the driver.
-    """
+    that worker, not through the driver."""
     return cast(T, reference)
 
 
@@ -55,8 +54,7 @@ class Handle(Generic[Host]):
 
     def call(self, method: Callable[Concatenate[Host, P], T], *args: P.args, **kwargs: P.kwargs) -> Ref[T]:
         """Call `method`, which is declared with `@remote`. Calls of one worker run in the order in which they are sent,
-        except those of methods in another concurrency group.
-        """
+        except those of methods in another concurrency group."""
         assert not kwargs, "arguments of remote calls are positional"
         return cast(Ref[T], self.fleet.send_call(self, method, args, 1))
 
@@ -71,8 +69,7 @@ class Handle(Generic[Host]):
 
 class Phases:
     """Current phase of the run (`act` or `learn`), and the cost of changing it. `workers/offload.py` is the workers'
-    half.
-    """
+    half."""
 
     def __init__(self, offload: frozenset[str], workers: Sequence[Handle[HostInterface]], get_from_living: Any):
         self.offload = offload
@@ -84,8 +81,7 @@ class Phases:
 
     def enter_phase(self, phase: Phase | None) -> None:
         """Let all workers free what the phase does not need, then bring back what it needs. None: the call runs in any
-        phase.
-        """
+        phase."""
         if phase in (None, self.now) or not self.moving:
             return
         before = perf_counter()
@@ -151,8 +147,7 @@ class Fleet:
 
     def get_from_living(self, references: Sequence[Ref[T]]) -> list[T | None]:
         """Wait for all results; None stands for that of a worker that has died. For calls between rollouts and updates:
-        the next of these, which needs the worker, starts it again or ends the run.
-        """
+        the next of these, which needs the worker, starts it again or ends the run."""
 
         def get_if_alive(reference: Ref[T]) -> T | None:
             try:
@@ -168,8 +163,7 @@ class Fleet:
 
     def connect_policies(self, workers: Collection[int]) -> None:
         """Connect policy workers to the simulators that they act for: those policy workers of which at least one
-        simulator is in `workers`.
-        """
+        simulator is in `workers`."""
         assignments = [policy.assignment for policy in self.policies]
         acting = [a for a in assignments if set(a.peer_workers) & set(workers)]
         self.get_all([self.backend.connect_worker(a.index, a.peer_workers) for a in acting])

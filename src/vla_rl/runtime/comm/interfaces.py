@@ -44,8 +44,7 @@ class HostInterface(ABC):
     assignment: Assignment
     stop_requested: Callable[[], bool]
     """Return whether a rollout or an evaluation has to end early, with StopRequested. The backend sets this
-    function.
-    """
+    function."""
 
     # ------------------------------------------------- by the backend, in the worker's own process
 
@@ -72,8 +71,7 @@ class HostInterface(ABC):
     @abstractmethod
     def start_sim(self, added: Sequence[AddedRoles] = ()) -> EnvInfo:
         """Build the simulators of this worker, one component a lane, and the roles that parts of the training step
-        add.
-        """
+        add."""
 
     @remote(track="none")
     @abstractmethod
@@ -178,8 +176,7 @@ class RolloutInterface(ABC):
     @abstractmethod
     def roll_out(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
         """Roll out these tickets, earlier batches first, and those that `add_tickets` adds. Return what
-        `wait_for_report` has not returned.
-        """
+        `wait_for_report` has not returned."""
 
     @remote(phase="act", track="none", group="background")
     @abstractmethod
@@ -187,22 +184,19 @@ class RolloutInterface(ABC):
         self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str, role: str
     ) -> RolloutReport:
         """Roll out tickets as `roll_out`, in the envs of this role. A rollout in the simulators may run at the same
-        time.
-        """
+        time."""
 
     @remote(track="none", group="concurrent")
     @abstractmethod
     def add_tickets(self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str, rollout: int) -> bool:
         """Add tickets to the rollout of this purpose and number (from 1), which may not have begun yet. Return False
-        where it has ended; then they are not taken.
-        """
+        where it has ended; then they are not taken."""
 
     @remote(track="none", group="waiting")
     @abstractmethod
     def wait_for_report(self, needed: Sequence[int], early: bool, purpose: str, rollout: int) -> RolloutReport:
         """Wait until these tickets are finished (`early`: until any one ticket is), or the rollout of this purpose and
-        number ends. Return what has not been returned before.
-        """
+        number ends. Return what has not been returned before."""
 
     @remote(phase="act", track="none")
     @abstractmethod
@@ -273,8 +267,7 @@ class PolicyInterface(ABC):
     @abstractmethod
     def act(self, mode: PolicyMode, lanes: tuple[int, ...], *requests: StepRequest) -> list[Array]:
         """Infer one batch for all given lanes. Return float32 [R, C, A] for each lane, aligned with its request's
-        positions.
-        """
+        positions."""
 
     @remote(group="concurrent")
     @abstractmethod
@@ -290,22 +283,19 @@ class PolicyInterface(ABC):
     @abstractmethod
     def load_checkpoint(self, file: Path) -> None:
         """Load the weights of a learner's file, for an evaluation. Raises CheckpointError for those of another
-        model.
-        """
+        model."""
 
     @remote(track="none")
     @abstractmethod
     def connect_learner(self, transfer: WeightTransfer) -> None:
         """Open this policy's end of the transfer. Raises PluginError naming the parameter where the learner's weights
-        do not fit.
-        """
+        do not fit."""
 
     @remote(group="weights")
     @abstractmethod
     def load(self, version: int, memory: Array | None) -> None:
         """Receive a version of the weights between two requests. `memory`: the version, uint8 [bytes], where the
-        runtime passes it on.
-        """
+        runtime passes it on."""
 
     @remote(group="weights")
     @abstractmethod
@@ -340,15 +330,13 @@ class LearnerInterface(ABC):
     @abstractmethod
     def score_samples(self, request: ScoreRequest) -> SampleScores:
         """Compute values and log-probs of samples that this rank holds, with the current weights; all ranks
-        together.
-        """
+        together."""
 
     @remote(track="receiver", group="concurrent")
     @abstractmethod
     def receive(self, policy: int, part: SampleBatch, copied: bool) -> None:
         """Store samples of another worker's policy; `copied`: copy them, because they are in memory that others may
-        reuse.
-        """
+        reuse."""
 
     @remote(track="none", group="concurrent")
     @abstractmethod
@@ -396,8 +384,7 @@ class LearnerInterface(ABC):
     @abstractmethod
     def behaviour_cloning_update(self, steps: Sequence[ImitationStep]) -> UpdateMetrics:
         """Make optimiser steps on demonstrations, in micro-batches. Return the trainer's metrics: "loss/imitation" sums
-        the losses of this rank's samples.
-        """
+        the losses of this rank's samples."""
 
     @remote()
     @abstractmethod

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 from vla_rl.runtime.comm.channel import Channel, wait_for_readable
-from vla_rl.runtime.comm.remote import OWN_ROLES, ConcurrencyGroup
+from vla_rl.runtime.comm.remote import OWN_ROLES
 from vla_rl.runtime.comm.rpc_client import LOOK_S, PendingCall, RpcClient
 from vla_rl.runtime.comm.shared_memory import host_key
 
@@ -40,8 +40,7 @@ class RayPeers:
 
     def open_channels(self, lanes: Mapping[int, Sequence[int]]) -> None:
         """Open a channel to each of the workers that is on this machine. `lanes`: worker -> lanes that this policy acts
-        for.
-        """
+        for."""
         with (
             tempfile.TemporaryDirectory(prefix="vla-rl-") as folder,
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
@@ -88,11 +87,12 @@ class RayPeers:
         Added envs have their own concurrency group ("background"), since a rollout may run at the same time.
         """
         if role not in OWN_ROLES:
-            return self.actors[worker].background.remote(pickle.dumps((role, method, arguments)))
-        if worker in self.clients:
+            options = {"concurrency_group": "background"}
+        elif worker in self.clients:
             return self.clients[worker].call(role, method, *arguments)
-        group: ConcurrencyGroup = "lane" if self.concurrent_lanes and role == "sim" else "call"
-        return getattr(self.actors[worker], group).remote(pickle.dumps((role, method, arguments)))
+        else:
+            options = {"concurrency_group": "lane"} if self.concurrent_lanes and role == "sim" else {}
+        return self.actors[worker].call.options(**options).remote(pickle.dumps((role, method, arguments)))
 
     def value_of(self, reference: Any) -> Any:
         """Wait for a result. Raises what the call raised, or Ray's error for a worker that died."""
@@ -109,8 +109,7 @@ class RayPeers:
 
     def wait_for_any(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
         """Wait until at least one result is there, or the timeout (seconds). Return the references of those that
-        are.
-        """
+        are."""
         end = None if timeout is None else monotonic() + timeout
         pending = [reference for reference in references if isinstance(reference, PendingCall)]
         calls = [reference for reference in references if not isinstance(reference, PendingCall)]

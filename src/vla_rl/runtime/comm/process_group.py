@@ -50,8 +50,7 @@ def open_store(
     address: str, rank: int, world: int, listener: socket.socket | None, timeout: timedelta = STORE_TIMEOUT
 ) -> torch.distributed.TCPStore:  # type: ignore[name-defined]
     """Return torch's store at rank 0's listening socket, and let groups that are made with it connect through the same
-    network interface.
-    """
+    network interface."""
     where = urlsplit(address)
     assert where.hostname is not None
     assert where.port is not None
@@ -70,8 +69,7 @@ def open_store(
 
 def _connect_through(host: str, listener: socket.socket | None) -> None:
     """Let ranks connect through the network interface of rank 0's socket, unless the user has chosen one. NCCL chooses
-    among the networks of a cluster by itself, so it is restricted on the loopback only.
-    """
+    among the networks of a cluster by itself, so it is restricted on the loopback only."""
     address = host if listener is not None else _own_address_towards(host)
     interface = next(
         (name for name, of in psutil.net_if_addrs().items() if any(a.address == address for a in of)), None

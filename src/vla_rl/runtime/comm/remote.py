@@ -34,12 +34,10 @@ class Remote:
     """Index of the argument that holds the lane, or lanes, for the trace."""
     main: bool = False
     """True for the calls that make up the role's phase of an iteration. Idle time between its first and last such call
-    is a bubble.
-    """
+    is a bubble."""
     track: Shows = "own"
     """Track of the trace on which the call shows: its own role's; for a worker's methods, that of the first or last
-    role of its slot; or the track of what runs concurrently with the learner, or in the background.
-    """
+    role of its slot; or the track of what runs concurrently with the learner, or in the background."""
     group: ConcurrencyGroup = "call"
 
 

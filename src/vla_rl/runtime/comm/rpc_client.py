@@ -36,8 +36,7 @@ class RpcClient:
 
     def __init__(self, channel: Channel, check: Callable[[bool], None]):
         """Create a client. `check(wait)` raises the error that ended the other worker's `serve`; if `wait`, it waits
-        for the end of `serve`.
-        """
+        for the end of `serve`."""
         self.channel = channel
         self.check = check
         self.count = 0

@@ -44,8 +44,7 @@ UNUSED = _references_to_an_unused_block()
 
 def host_key() -> tuple[str, str] | None:
     """Return a key of this machine since its boot and of its process namespace; two processes with equal keys can share
-    memory. None: this system cannot.
-    """
+    memory. None: this system cannot."""
     try:
         if not hasattr(os, "memfd_create"):
             return None
@@ -78,8 +77,7 @@ class Small:
 
 class SharedMemoryWriter:
     """The simulator's end, one for each lane. Each message overwrites the one before. The memory has no name in the
-    file system, so it disappears with the processes, however they end.
-    """
+    file system, so it disappears with the processes, however they end."""
 
     def __init__(self) -> None:
         self.file = -1
@@ -88,8 +86,7 @@ class SharedMemoryWriter:
 
     def make_message(self, value: Any, *, shared: bool) -> Any:
         """Return the message, which `SharedMemoryReader.open_message` opens, or the value itself where no memory can be
-        shared.
-        """
+        shared."""
         buffers: list[pickle.PickleBuffer] = []
         header = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         arrays = [buffer.raw() for buffer in buffers]
@@ -179,8 +176,7 @@ class Pool:
 
     def _find_unused_block(self, size: int) -> Array | None:
         """Return an unused block of this size or up to twice as large, if one is among the next `LOOKS`. Unused blocks
-        of other sizes are dropped.
-        """
+        of other sizes are dropped."""
         for _ in range(min(LOOKS, len(self.blocks))):
             block = self.blocks.popleft()
             if getrefcount(block) > UNUSED:

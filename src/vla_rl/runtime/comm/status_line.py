@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from vla_rl.toolkit.waiting import PATIENCE_S, listen_to_work, merge_works, works_now
+from vla_rl.toolkit.waiting import PATIENCE_S, list_running_work, listen_to_work, merge_works
 
 EVERY_S = 30.0
 REDRAW_S = 0.2
@@ -37,8 +37,7 @@ class StatusLine:
 
     def show_progress(self, title: str, done: int, total: int) -> None:
         """Show the progress of "starting envs", say, or of "starting envs: TASK". Prints nothing in the first
-        `PATIENCE_S` seconds.
-        """
+        `PATIENCE_S` seconds."""
         now, live = monotonic(), sys.stderr.isatty()
         title, _, about = title.partition(": ")
         if title != self._title:
@@ -70,7 +69,7 @@ def showing_progress() -> Iterator[None]:
     line = StatusLine()
 
     def update_line() -> None:
-        if work := merge_works(works_now()):
+        if work := merge_works(list_running_work()):
             line.show_progress(work.title, work.done, work.total)
 
     try:

@@ -26,8 +26,7 @@ class Event(NamedTuple):
 
 RECEIVER = "receiver"
 """Track for calls concurrent with a learner's training: samples that arrive meanwhile. Waiting times and sums are of
-`ROLES` alone.
-"""
+`ROLES` alone."""
 
 
 BACKGROUND = "background"
@@ -66,8 +65,7 @@ class CallRecorder:
 
 def read_machine_clock() -> tuple[str, float]:
     """Return an identity of this machine since its boot, and its monotonic clock. Processes of one machine share the
-    clock.
-    """
+    clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(), monotonic()
     except OSError:
@@ -76,8 +74,7 @@ def read_machine_clock() -> tuple[str, float]:
 
 def clock_ahead(ask: Callable[[], tuple[str, float]]) -> float:
     """Return how many seconds another process's `read_machine_clock`, read by `ask`, is ahead of ours; 0 on the same
-    machine. The quickest of five round trips decides.
-    """
+    machine. The quickest of five round trips decides."""
     here = read_machine_clock()[0]
     trips: list[tuple[float, float]] = []
     for _ in range(5):

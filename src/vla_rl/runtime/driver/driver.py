@@ -1,10 +1,10 @@
 """The driver of a run: it starts the plan's workers and tells them what to do. No frames and no weights pass through
-it.
-"""
+it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from vla_rl.core.interrupts import Interrupts
@@ -137,9 +137,8 @@ class Driver:
         evaluator = Evaluator(restarts, spec, self.info, started.eval_states, fault_log)
         self.workers = RunWorkers(spec, self.info, self.collector, evaluator, memory, compilation, fault_log, trace)
         self.rollouts = StepRollouts(self.collector, requests, memory, spec, self.info, fault_log, trace)
-        self.samples = StepUpdate(spec, self.rollouts, router, self.parts, trace)
-        if self.shape.streaming:
-            self.samples = StreamingUpdate(spec, self.algorithm, self.rollouts, router, self.parts, trace)
+        update = partial(StreamingUpdate, algorithm=self.algorithm) if self.shape.streaming else StepUpdate
+        self.samples = update(spec, self.rollouts, router, self.parts, trace)
         self.learners = RunLearners(
             spec,
             self.collector,

@@ -109,8 +109,7 @@ def check_before_building(
     spec: Spec, plan: Plan, assignments: Sequence[Assignment], info: EnvInfo, capacity: int | None
 ) -> None:
     """Raise UserError where a model would not fit on a GPU. The driver calls this once the simulators are there and
-    before models are built. A model that cannot be predicted is not refused.
-    """
+    before models are built. A model that cannot be predicted is not refused."""
     if capacity is None or has_own_policy(spec) or not on_gpus(plan):
         return
     try:

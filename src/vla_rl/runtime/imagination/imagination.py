@@ -1,6 +1,5 @@
 """Training in imagination, a part of the training step: fit the world model, measure it, and train the policy in it if
-it is good enough. No frames come to the driver.
-"""
+it is good enough. No frames come to the driver."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ class Imagination(StepPart):
     def added_roles(self, worker: int, lanes: dict[int, int]) -> AddedRoles:
         """Return the recordings of every worker; the world model is in the first, and imagines envs for all lanes."""
         settings = ImaginationRoles(folder=self.folder, lanes=None if worker else lanes)
-        return AddedRoles(build="vla_rl.runtime.imagination.worker.roles:build_roles", settings=settings)
+        return AddedRoles(build="vla_rl.runtime.imagination.worker.imagined_envs:build_roles", settings=settings)
 
     def connect_to_run(self, context: StepContext) -> None:
         check_episodes(self.spec, context.algorithm, context.info)
@@ -105,8 +104,7 @@ class Imagination(StepPart):
 
     def add_samples(self, samples: RolloutBatch, advantages: Advantages) -> tuple[RolloutBatch, Advantages]:
         """Return the imagined samples and then the real ones, each with the advantages computed among their own
-        kind.
-        """
+        kind."""
         if self._prepared is None:
             return samples, advantages
         imagined, imagined_advantages = self._prepared
@@ -139,8 +137,7 @@ class Imagination(StepPart):
 
     def _collect_imagined(self, step: int, states: list[ResetState], world_version: int) -> dict[str, float]:
         """Let the policy act in the world model of this version, from these states, and prepare what is trained on.
-        Return metrics.
-        """
+        Return metrics."""
         start = perf_counter()
         batch = self.rollouts.collect_groups(step, states, world_version)
         shaped, keep = select_trajectories(batch.rollout, self.algorithm)

@@ -59,8 +59,7 @@ class ImaginedRollouts:
 
     def imagination_metrics(self, batch: RolloutBatch) -> dict[str, float]:
         """Return metrics under "imagination/": of the episodes, and the oldest versions of policy and world model that
-        made a chunk.
-        """
+        made a chunk."""
         rollout = batch.rollout
         episodes = rollout_metrics.episode_metrics(rollout.episodes)
         trajectories = [self.collector.trajectories[number][1].env_part for number in batch.numbers.tolist()]

@@ -28,15 +28,13 @@ class WorldModelInterface(ABC):
     @abstractmethod
     def fit(self, step: int, *ended: list[RecordedEpisode]) -> FitResult:
         """Record the episodes of a step (one list for each worker with simulators, in the order of their tickets), fit
-        the world model to all that is recorded, and measure it.
-        """
+        the world model to all that is recorded, and measure it."""
 
     @remote(track="background", group="background")
     @abstractmethod
     def draw_starts(self, groups: Sequence[int]) -> list[ResetState]:
         """Draw the initial windows of these groups of imagined trajectories from the train episodes; [] without train
-        episodes.
-        """
+        episodes."""
 
     @remote(track="background", group="background")
     @abstractmethod
@@ -47,8 +45,7 @@ class WorldModelInterface(ABC):
     @abstractmethod
     def save(self, file: Path) -> None:
         """Write the state at the end of the last finished step, and images that compare recorded with imagined
-        episodes.
-        """
+        episodes."""
 
     @remote(track="background", group="background")
     @abstractmethod

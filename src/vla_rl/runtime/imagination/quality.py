@@ -1,6 +1,5 @@
 """Quality of the world model: how much it over-estimates the policy's success, and whether it is good enough to train
-in.
-"""
+in."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ def threshold_metrics(fit: FitResult) -> dict[str, float]:
 
 def reason_to_pause(section: ImaginationSpec, step: int, fit: FitResult, metrics: Mapping[str, float]) -> str:
     """Return the reason why nothing is imagined in this step; "" where something is. `metrics`: as of
-    `measure_over_estimation`.
-    """
+    `measure_over_estimation`."""
     if step <= section.warm_start:
         return f"the first {section.warm_start} training steps are real only (imagination.warm_start)"
     thresholds = section.quality_thresholds
@@ -53,8 +51,7 @@ def measure_over_estimation(
     fleet: Fleet, section: ImaginationSpec, step: int, fit: FitResult, fault_log: FaultLog
 ) -> dict[str, float]:
     """Return how much more often the policy succeeds in the world model than in the last rollout from the same first
-    frames, with the 95 % interval of the mean difference.
-    """
+    frames, with the 95 % interval of the mean difference."""
     if not fit.last_episodes:
         return {}
     first_number = IMAGINED_GROUPS + step * section.evaluated_episodes

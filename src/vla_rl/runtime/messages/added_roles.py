@@ -13,7 +13,6 @@ class AddedRoles:
 
     build: str
     """Function "module:name" of a `runtime.workers.added_roles.RoleContext` and the settings, which returns
-    `BuiltRoles`.
-    """
+    `BuiltRoles`."""
     settings: Any
     """Settings of that function; they are pickled."""

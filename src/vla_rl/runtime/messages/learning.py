@@ -22,8 +22,7 @@ class SampleBatch(SampleRecord):
     inputs: ModelInputs
     final_ids: Array
     """Ids of those samples that have a final observation, int64 [K], ascending; empty where values are never
-    recomputed.
-    """
+    recomputed."""
     finals: Observation | None
     """Final observations of the samples in `final_ids`, [K]; None without such samples."""
 

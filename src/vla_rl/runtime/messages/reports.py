@@ -18,8 +18,7 @@ class TrajectoryResult:
     """The simulator's half."""
     policy_part: dict[str, Any]
     """The policy's half: the fields of the trajectory record that the policy makes, [T, ...]; empty in an
-    evaluation.
-    """
+    evaluation."""
 
 
 @define(kw_only=True, eq=False)

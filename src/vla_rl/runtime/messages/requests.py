@@ -1,10 +1,9 @@
 """Requests and answers between driver, simulators and policies during a rollout: episodes to run, chunk steps,
-trajectories.
-"""
+trajectories."""
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import define, evolve, field, frozen
 
 from vla_rl.core.errors import StopAndSave, UserError, format_count
 from vla_rl.core.reset_states import TaskWeights
@@ -27,14 +26,12 @@ class EpisodeRequest:
     """Index of the episode within its ticket or stream; in an evaluation the index of the repeat."""
     env_id: int | None = None
     """Index in the run of the env whose stream this ticket continues; None without auto_reset. With a stream, random
-    numbers are keyed by the env instead of the ticket.
-    """
+    numbers are keyed by the env instead of the ticket."""
     follows: int | None = None
     """Number of the stream's previous ticket; None if this process has none."""
     actions: Array | None = None
     """Chunks of the episode that were executed before, float32 [T, C, A]. None: take them from the end of the previous
-    ticket.
-    """
+    ticket."""
     return_so_far: float = 0.0
     """Sum of the rewards of `actions`."""
     record: bool = False
@@ -51,6 +48,12 @@ class EpisodeRequest:
     """Version of the world model (the number of its updates), for an imagined episode."""
     expert_share: float = 0.0
     """Probability that the simulator's expert acts in a chunk instead of the policy."""
+
+    def continued_from(self, cursor: EpisodeRequest) -> EpisodeRequest:
+        """Return the ticket as it continues its stream from this position."""
+        return evolve(
+            self, state=cursor.state, episode=cursor.episode, actions=cursor.actions, return_so_far=cursor.return_so_far
+        )
 
     @property
     def random_key(self) -> int:
@@ -69,8 +72,7 @@ class EnvTrajectory:
     """Episodes that ended within the ticket."""
     frames: dict[str, Array] | None
     """Frames of the last recorded episode, camera -> uint8 [F, H, W, 3]: its first observation, then one after each
-    chunk.
-    """
+    chunk."""
     recording: Recording | None = None
     """Recording of the ticket's episode, if a hook asks for it; the policy's worker takes it into its store."""
     after: EpisodeRequest | None = None
@@ -84,23 +86,21 @@ class StepRequest:
     """Request of one lane to its policy (act on `obs`, value `final`), with the results of the last chunk step."""
 
     asking: Array
-    """Six numbers for each env that needs a chunk, int64 [6, R]: `positions`, `ticket_numbers`, `noise_keys`,
-    `episodes`, `chunk_numbers`, `weight_versions`. They form one array because one array is faster to send than six.
-    """
+    """Six numbers for each env that needs a chunk, int64 [6, R]: `positions`, `ticket_numbers`, key of the policy's
+    noise (with the next two), episode, `chunk_numbers`, `weight_versions`. They form one array because one array is
+    faster to send than six."""
     obs: Observation | None
     """Observations of these R envs."""
     ended: Array
     """`final_numbers` and `final_versions` of the envs whose last chunk needs a bootstrap value, int64 [2, F]."""
     final: Observation | None
     """Observations of these F envs: the final observation where truncated, the next observation at the end of a
-    ticket.
-    """
+    ticket."""
     finished: tuple[EnvTrajectory, ...]
     """Tickets that ended with the last chunk step."""
     again: tuple[tuple[int, int], ...]
     """(ticket, number of its chunk steps that remain valid) for each env that broke: later chunk steps are rolled out
-    again.
-    """
+    again."""
     steps: int
     """Chunk steps that the tickets of these envs have so far."""
     ending: int
@@ -121,23 +121,13 @@ class StepRequest:
     @property
     def positions(self) -> Array:
         """int64 [R]: indices within the lane of the envs that need a chunk; empty when the lane has nothing to roll
-        out.
-        """
+        out."""
         return _take_row(self.asking, 0)
 
     @property
     def ticket_numbers(self) -> Array:
         """int64 [R]: tickets of these envs."""
         return _take_row(self.asking, 1)
-
-    @property
-    def noise_keys(self) -> Array:
-        """int64 [R]: together with `episodes` and `chunk_numbers`, [R] too, the key of the policy's noise."""
-        return _take_row(self.asking, 2)
-
-    @property
-    def episode_numbers(self) -> Array:
-        return _take_row(self.asking, 3)
 
     @property
     def chunk_numbers(self) -> Array:
@@ -167,6 +157,27 @@ class StepRequest:
 def _take_row(of: Array, index: int) -> Array:
     row: Array = of[index]
     return row
+
+
+@define
+class StreamCursors:
+    """Cursor of each stream: the position after its last finished ticket that this process has seen."""
+
+    last: dict[int, tuple[int, EpisodeRequest]] = field(factory=dict)
+    """Env (index in the run) -> its last finished ticket, and the request from which its stream continues."""
+
+    def note_ticket(self, ticket: EnvTrajectory) -> None:
+        if ticket.after is not None:
+            assert ticket.after.env_id is not None
+            self.last[ticket.after.env_id] = ticket.number, ticket.after
+
+    def with_position(self, start: EpisodeRequest) -> EpisodeRequest:
+        """Return the ticket with the position from which it continues, if that is known; otherwise the ticket
+        itself."""
+        if start.env_id is None or start.actions is not None:
+            return start
+        number, after = self.last.get(start.env_id, (None, start))
+        return start.continued_from(after) if number == start.follows else start
 
 
 RecordingKey = tuple[int, int]

@@ -101,8 +101,7 @@ def ranks_of(maker: Array, rank_of: Mapping[int, int]) -> Array:
 
 def _window_envs(plan: Plan, lanes: Sequence[LaneSlice], policies: int) -> int | None:
     """Return the number of envs of one inference: the plan's; with synchronous stages one lane's, so that they overlap;
-    otherwise all of a policy's.
-    """
+    otherwise all of a policy's."""
     if plan.batching.max_batch is not None:
         return plan.batching.max_batch
     overlapping = plan.stages > 1 and plan.batching.max_wait_s is None and not plan.concurrent_lanes

@@ -42,8 +42,7 @@ def own_device(kind: str) -> WorkerDevice:
 
 def torch_threads(cpus: float) -> int:
     """Return the threads that torch may use in a worker with this many cores: one for each, but no more than
-    OMP_NUM_THREADS where it is set.
-    """
+    OMP_NUM_THREADS where it is set."""
     cores, omp_threads = max(1, int(cpus)), os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return min(cores, int(omp_threads)) if omp_threads.isdigit() and int(omp_threads) else cores
 

@@ -40,8 +40,7 @@ def choose_strategy(
     policies: Sequence[WorkerLocation],
 ) -> WeightStrategy:
     """Return the strategy between the first learner and these policies, which are in other workers. Raises
-    TransferNotPossible.
-    """
+    TransferNotPossible."""
     if not policies:
         return "shared"
     if requested == "auto":
@@ -57,8 +56,7 @@ def planned_strategy(
     requested: Literal["auto", "shared", "ipc", "nccl", "host"], plan: Plan, cluster: Cluster, nccl: bool | None = None
 ) -> WeightStrategy:
     """Return the strategy under a plan, as far as the plan says where workers are. `nccl`: whether torch has NCCL on
-    the machines of the run; None: not known. Raises TransferNotPossible.
-    """
+    the machines of the run; None: not known. Raises TransferNotPossible."""
     only_node = cluster.nodes[0].name if len(cluster.nodes) == 1 else None
     locations = [
         WorkerLocation(
@@ -89,8 +87,7 @@ def _best_strategy(learner: WorkerLocation, policies: Sequence[WorkerLocation]) 
 def _shared_problem(learner: WorkerLocation, policies: Sequence[WorkerLocation]) -> str:
     return (
         f"shared needs policy and learner in one worker, and {_name_policies(policies)} and learner worker "
-        f"{learner.worker} "
-        f"are different workers; use placement {{type: collocated}}, or {CHECKED}"
+        f"{learner.worker} are different workers; use placement {{type: collocated}}, or {CHECKED}"
     )
 
 
@@ -130,9 +127,8 @@ def _nccl_problem(learner: WorkerLocation, policies: Sequence[WorkerLocation]) -
     for sharing in workers.values():
         if len(sharing) > 1:
             return (
-                f"nccl needs a GPU for each of its ranks, and {_name_workers(sharing)} on the same one; use ipc "
-                f"where all "
-                f"policies share the GPU of the first learner, or host"
+                f"nccl needs a GPU for each of its ranks, and {_name_workers(sharing)} on the same one; use ipc where "
+                "all policies share the GPU of the first learner, or host"
             )
     return ""
 

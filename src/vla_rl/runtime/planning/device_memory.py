@@ -186,8 +186,7 @@ def _worker_memory(plan: Plan, assignment: Assignment, memory: ModelMemory, spec
 
 def _pass_parts(memory: ModelMemory, samples: int, world: int, ranks: int) -> list[MemoryPart]:
     """Return what a learner step needs in addition to weights, gradients and the optimiser's state: for a pass of this
-    many samples, or to reduce gradients if that is more. A fused optimiser needs nothing.
-    """
+    many samples, or to reduce gradients if that is more. A fused optimiser needs nothing."""
     gathered = 0.0
     if world > 1:
         gathered = min(memory.total_weights, memory.outside_blocks + GATHERED_BLOCKS * memory.largest_block)

@@ -22,8 +22,7 @@ GRADIENT_BYTES, MOMENT_BYTES, MASTER_BYTES = 4, 8, 4
 """Bytes for each trainable parameter: its gradient, the two moments of AdamW, and its master if it has one."""
 EVENTS = 40_000
 """Approximate maximum of simulated events (simulator calls and tickets) where something varies; it limits the number of
-steps.
-"""
+steps."""
 STEPS = {False: 8, True: 32}
 """Training steps whose mean is taken where something varies: without and with overlap."""
 LAGS = (0, 1, 2, 3)
@@ -50,8 +49,7 @@ class Forecast:
     """Role -> share of its workers' time that is idle."""
     device_bytes: float | None
     """Bytes of weights, gradients and optimiser state on the fullest device, without activations. None: the model's
-    size is not known.
-    """
+    size is not known."""
     host_bytes: float
     """Host memory of the envs of the fullest worker, in bytes."""
     lag: int
@@ -74,8 +72,7 @@ class Overlap:
 
     rollout: float
     """Seconds that the tickets of a step take: where envs never wait, or where all begin at once, if that is quicker
-    (no env waits for the reset of another).
-    """
+    (no env waits for the reset of another)."""
     training: float
     """Seconds that a step takes besides: update, publication, and the work of the driver alone."""
     by_lag: dict[int, Forecast]
@@ -98,8 +95,7 @@ class Overlap:
 
 def periodic_seconds(rollout: float, training: float, parts: int) -> float:
     """Return the seconds of a step whose rollout, in this many parts, is trained on part by part, with a barrier at its
-    end: the law of RL-VLA3's tables (arXiv:2602.05765, Tables 3 and 4, for 4 parts).
-    """
+    end: the law of RL-VLA3's tables (arXiv:2602.05765, Tables 3 and 4, for 4 parts)."""
     return max(rollout, training) + min(rollout, training) / parts
 
 
@@ -181,8 +177,7 @@ def forecast_spec(
 
 def compared_seconds(plan: Plan, spec: Spec, profile: Profile) -> float:
     """Return the seconds of an iteration, to compare many plans by. With `max_lag` that is the longer of rollout and
-    update, and infinite for a plan that cannot run both at once.
-    """
+    update, and infinite for a plan that cannot run both at once."""
     if (spec.asynchrony.max_lag or spec.asynchrony.streaming_update) and not has_dedicated_learners(plan):
         return math.inf
     if not spec.asynchrony.max_lag:
@@ -193,8 +188,7 @@ def compared_seconds(plan: Plan, spec: Spec, profile: Profile) -> float:
 
 def has_dedicated_learners(plan: Plan) -> bool:
     """Return whether learners have separate workers and nothing is offloaded, so that training can run concurrently
-    with rollouts.
-    """
+    with rollouts."""
     return not plan.offload and all(slot.roles == ("learner",) for slot in plan.slots if "learner" in slot.roles)
 
 

@@ -69,8 +69,7 @@ def reduce_job(
     plan: Plan, assignments: Sequence[Assignment], profile: Profile, tickets: int, moving: float
 ) -> JobModel:
     """Return the part of a plan that has to be simulated. `tickets`: tickets of a training step; `moving`: as in
-    `JobModel`.
-    """
+    `JobModel`."""
     servers = _make_servers(assignments)
     policies = [assignment for assignment in assignments if assignment.served]
     envs = sum(lane.num_envs for assignment in assignments for lane in assignment.lanes)
@@ -157,8 +156,7 @@ def _team_kind(team: Sequence[Assignment], servers: Mapping[int, Server]) -> Has
 
 def _in_step(workers: Sequence[Assignment], servers: Mapping[int, Server]) -> tuple[list[Assignment], dict[int, int]]:
     """Merge lanes of one inference, each with a sim worker that does nothing else, into one lane. Return (workers, lane
-    -> number of its sim workers). Nothing may vary.
-    """
+    -> number of its sim workers). Nothing may vary."""
     by_index = {worker.index: worker for worker in workers}
     uses: dict[int, int] = {}
     for worker in workers:

@@ -1,6 +1,5 @@
 """What is known of a spec's model and simulator before they are built: the sizes of public checkpoints and the
-descriptions of simulators (planning/hardware.yaml).
-"""
+descriptions of simulators (planning/hardware.yaml)."""
 
 from __future__ import annotations
 

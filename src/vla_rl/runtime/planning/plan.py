@@ -80,8 +80,7 @@ def plan_for(
 
 def _without_learners(plan: Plan) -> Plan:
     """Return the plan without learner roles, and without the slots that host nothing else. Nothing is offloaded, since
-    there is only one phase.
-    """
+    there is only one phase."""
     acting = [(slot, tuple(role for role in slot.roles if role != "learner")) for slot in plan.slots]
     slots = tuple(evolve(slot, roles=roles) for slot, roles in acting if roles)
     return evolve(plan, slots=slots, offload=frozenset())
@@ -89,8 +88,7 @@ def _without_learners(plan: Plan) -> Plan:
 
 def _with_separate_sims(plan: Plan) -> Plan:
     """Return the plan with every sim role in a separate slot, which gets half of the shared slot: simulators that
-    need another interpreter need other processes.
-    """
+    need another interpreter need other processes."""
     slots: list[Slot] = []
     for slot in plan.slots:
         others = tuple(role for role in slot.roles if role != "sim")

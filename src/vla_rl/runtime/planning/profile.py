@@ -42,14 +42,12 @@ class Cost:
     """Number of envs that took part in the measured call, or its mean; for learners the number of ranks."""
     fixed: float = field(default=0.0, validator=[v.ge(0.0), v.le(1.0)])
     """Share of the time that does not depend on the number of envs: 0, the time is proportional to it; 1, envs run in
-    parallel.
-    """
+    parallel."""
     cpus: float | None = field(default=None, validator=v.optional(v.gt(0)))
     """CPUs of the worker, where they bound the time (of simulators, or of models on CPUs); null: they do not."""
     each: bool = False
     """For simulators: seconds are those of one env, and the envs of a call run concurrently, so it takes as long as the
-    slowest.
-    """
+    slowest."""
 
     def draw_seconds(self, random: Random, share: float, num_envs: int = 1) -> float:
         """Return the seconds of one call with `share` times the measured load and with `num_envs` envs."""
@@ -101,8 +99,7 @@ class Profile:
     """Seconds from the end of a call in one worker to the start of the next one in another."""
     turn: float = field(default=0.0, validator=v.ge(0))
     """Seconds from the end of a call to the start of the next one in the same worker, which was already queued
-    there.
-    """
+    there."""
     rest: float = field(default=0.0, validator=v.ge(0))
     """Seconds of an iteration in which no worker works: rollouts are assembled and scored, metrics are written."""
     parameters: float | None = None
@@ -142,8 +139,7 @@ class Profile:
 
 def load_profile(files: Sequence[Path]) -> Profile:
     """Load a profile file, a run's trace, or several traces of one job with different numbers of envs, which show how
-    much of a call's time depends on that number. Raises UserError.
-    """
+    much of a call's time depends on that number. Raises UserError."""
     profiles = [_read_profile(file / "trace.json" if file.is_dir() else file) for file in files]
     first = profiles[0]
     if len(profiles) == 1:
@@ -177,8 +173,7 @@ def _read_profile(file: Path) -> Profile:
 
 def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
     """Return the costs of a run's training iterations. The first iteration counts only if it is the only one, since
-    caches are cold then. Raises UserError for a trace without training iterations.
-    """
+    caches are cold then. Raises UserError for a trace without training iterations."""
     events = sorted((e for e in data["traceEvents"] if e["ph"] == "X"), key=lambda e: e["ts"])
     iterations = [i for i in data["otherData"]["iterations"] if i["kind"] == "training"]
     iterations = [i for i in iterations if i["step"] > 1] or iterations
@@ -278,8 +273,7 @@ def _fit_cost(costs: Sequence[Cost]) -> Cost:
 
 def _measure_delays(work: Sequence[Event], assignments: Mapping[int, Mapping[str, Any]]) -> tuple[float, float]:
     """Return `message` and `turn`: median seconds until a call begins after the one that it waits for in another
-    worker, or after the last one in the same worker, whichever ended later.
-    """
+    worker, or after the last one in the same worker, whichever ended later."""
     if all(assignment["local"] for assignment in assignments.values() if assignment["lanes"]):
         return MESSAGE, 0.0
     came: dict[tuple[str, int], float] = {}

@@ -94,8 +94,7 @@ class Simulation:
     max_lag: int
     part_size: float = 0.0
     """Tickets that have to be there before learners begin with them, while the step is incomplete; 0: learners wait for
-    the step.
-    """
+    the step."""
     flow: Flow = field(init=False)
     steps: list[Step] = field(init=False, factory=list)
     now: float = field(init=False, default=0.0)
@@ -222,8 +221,7 @@ class Simulation:
 
     def _work_in_lane(self, host: Assignment, lane: Server, seconds: float, after: float) -> float:
         """Add a call to a lane that runs concurrently with others. Its worker is busy while at least one of them is.
-        Return the time at which it is done.
-        """
+        Return the time at which it is done."""
         begin = max(self.now, lane.free, after)
         lane.free = begin + seconds
         worked = self._busy_until.get(host.index, 0.0)

@@ -1,6 +1,5 @@
 """Description of the env that a checkpoint's policy was trained in, so that it acts without the simulator: `env.json`
-next to the model.
-"""
+next to the model."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ def _read_task(data: dict[str, Any]) -> TaskInfo:
 
 def read_env_info(checkpoint: Path) -> EnvInfo:
     """Return what was written, with the default of an optional field that an earlier version did not have. Raises
-    CheckpointError.
-    """
+    CheckpointError."""
     file = checkpoint / NAME
     try:
         data = json.loads(file.read_text(encoding="utf-8"))

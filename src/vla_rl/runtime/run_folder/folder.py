@@ -62,8 +62,7 @@ class RunFolder:
     def claim_storage(self, resume: bool, lost: Callable[[UserError], None] = lambda error: None) -> RunLock:
         """Create the folder, or with `resume` expect a run in it, and lock it until the lock's release. Raises
         UserError where that is not possible, FolderInUse when another process holds the lock. `lost` is called with
-        an error if the folder is moved later.
-        """
+        an error if the folder is moved later."""
         try:
             if resume and not self.spec_file.is_file():
                 problem = "holds no run (there is no spec.yaml)" if self.path.exists() else "does not exist"
@@ -111,8 +110,7 @@ class RunFolder:
 
     def record_training(self, spec: Spec, resumed: int | None = None) -> None:
         """Write the spec and the environment. If the spec was another one until the step from which a run is resumed, a
-        copy of it is kept.
-        """
+        copy of it is kept."""
         self._write_file(ENVIRONMENT, _to_json(describe_environment(spec)))
         text = dump_yaml(spec.to_dict())
         if resumed is not None and self.spec_file.read_text(encoding="utf-8") != text:
@@ -123,8 +121,7 @@ class RunFolder:
 
     def _refuse_strangers(self) -> None:
         """Raise UserError for a folder that is neither empty nor of a run. Hidden files and logs do not count: people
-        write the run's own output there.
-        """
+        write the run's own output there."""
         if not self.path.is_dir() or (self.path / ENVIRONMENT).exists():
             return
         if self.spec_file.exists():
@@ -141,8 +138,7 @@ class RunFolder:
 
     def _refuse_to_overwrite(self) -> None:
         """Raise UserError for a folder with a run. A folder in which an attempt failed before its first step or
-        evaluation holds no run yet.
-        """
+        evaluation holds no run yet."""
         results = (file for pattern in RESULTS for file in self.path.glob(pattern))
         if self.latest_checkpoint() or any(file.stat().st_size for file in results):
             raise UserError(f"{self.path} already holds a run; add --resume to continue it, or choose another --folder")
@@ -160,8 +156,7 @@ class RunFolder:
     def save_checkpoint(self, state: State, write: Callable[[Path, Path], None], keep: int) -> Path:
         """Write a checkpoint next to the others with its manifest, sync it, rename it and move `last`; only then delete
         those beyond `keep`. Raises CheckpointError, or WorkerDied where a worker died meanwhile; then the previous
-        checkpoint is still the last one.
-        """
+        checkpoint is still the last one."""
         if self._lock is not None:
             self._lock.check_place()
         target = self.checkpoints / f"step_{state.step:06d}"
@@ -269,8 +264,7 @@ class RunFolder:
 
     def _repair_checkpoints(self) -> None:
         """Clean up after a kill or a copy: restore a checkpoint that was being replaced, unless it was replaced; delete
-        half-written ones; replace what a copy made of the link.
-        """
+        half-written ones; replace what a copy made of the link."""
         for replaced in self.checkpoints.glob(".step_*.replaced"):
             target = self.checkpoints / replaced.stem.removeprefix(".")
             if target.exists():
@@ -286,8 +280,7 @@ class RunFolder:
 
     def _make_room_for_link(self, link: Path) -> None:
         """Make room for the link where a copy of the run (`cp -rL`, a bucket, a zip) has a folder or a file in its
-        place. Content that is nowhere else becomes a checkpoint, or is kept under another name.
-        """
+        place. Content that is nowhere else becomes a checkpoint, or is kept under another name."""
         if not link.is_dir():
             names_one = link.stat().st_size < 100 and STEP.fullmatch(
                 link.read_text(encoding="utf-8", errors="replace").strip()
@@ -402,8 +395,7 @@ class RunFolder:
 
 def read_state(checkpoint: Path) -> State:
     """Return the state in a checkpoint folder, after a check of all its files. Raises CheckpointError, which names the
-    damaged files.
-    """
+    damaged files."""
     if problems := find_damage(checkpoint):
         raise CheckpointError(f"{checkpoint} is damaged: {'; '.join(problems)}")
     return read_state_file(checkpoint / "trainer" / STATE)
@@ -411,8 +403,7 @@ def read_state(checkpoint: Path) -> State:
 
 def checkpoint_in(path: Path) -> Path:
     """Return the checkpoint folder that a path means: itself, or the newest one of a run. Raises UserError, which names
-    the checkpoints that are there.
-    """
+    the checkpoints that are there."""
     names_last = path.name == LAST and path.parent.name == "checkpoints"
     run = path.parents[1] if names_last and not (path.is_symlink() and path.is_dir()) else path
     newest = RunFolder(run).latest_checkpoint() if (run / "spec.yaml").is_file() else None

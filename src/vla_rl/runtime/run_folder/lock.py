@@ -32,8 +32,7 @@ NAME = ".lock"
 RENEWAL_S = 10.0
 PATIENCE_S = 60.0
 """Seconds for which a lock of another machine is watched: several renewals, and the caching time of network file
-systems.
-"""
+systems."""
 TICKS_S = 2.0
 """Seconds that the start time of a process may seem to move by."""
 
@@ -75,8 +74,7 @@ class Owner:
 
 class RunLock:
     """Lock of a run folder from `__init__` to `release`. Raises FolderInUse, and OSError where nothing can be
-    written. Its thread calls `lost` once if the folder is moved or removed.
-    """
+    written. Its thread calls `lost` once if the folder is moved or removed."""
 
     def __init__(
         self, folder: Path, patience_s: float = PATIENCE_S, lost: Callable[[UserError], None] = lambda error: None

@@ -20,8 +20,7 @@ Call = Callable[..., Any]
 """(method, *arguments) -> a reference to the result."""
 Wait = tuple[list[Any], float | None]
 """References of which at least one has to be there, and the time at which the waiting ends in any case (None:
-never).
-"""
+never)."""
 Driving = Generator[Wait, None, None]
 """Generator that drives lanes; it yields before each wait."""
 
@@ -107,8 +106,7 @@ class _LaneDriver:
 
     def act_and_step(self, pairs: Sequence[Pair]) -> Generator[Wait, None, list[Pair]]:
         """Run one inference for these lanes, which also values final observations, and step each lane that
-        continues.
-        """
+        continues."""
         requests = [self.value_of(reference) for _, reference in pairs]
         acting = self.policy("act", self.mode, tuple(lane.slice.index for lane, _ in pairs), *requests)
         yield [acting], None
@@ -147,8 +145,7 @@ class _LaneDriver:
 
     def in_dynamic_batches(self, lanes: Sequence[Lane], batching: Batching) -> Driving:
         """Run inference as soon as `max_batch` envs wait, or the oldest request has waited `max_wait_s` seconds since
-        its arrival.
-        """
+        its arrival."""
         limit = batching.max_batch or sum(lane.slice.num_envs for lane in lanes)
         patience = batching.max_wait_s or 0.0
         running: list[Pair] = []

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from threading import Condition
 
 from vla_rl.runtime.messages.reports import RolloutReport
-from vla_rl.runtime.messages.requests import EpisodeRequest
-from vla_rl.runtime.messages.stream_cursors import StreamCursors
+from vla_rl.runtime.messages.requests import EpisodeRequest, StreamCursors
 from vla_rl.runtime.placement.assignments import LaneSlice
 from vla_rl.runtime.scheduling.batching import Lane
 
@@ -17,8 +16,7 @@ Batches = list[list[EpisodeRequest]]
 
 HELD = 2
 """Tickets that a worker holds for each of its envs if the run has several workers. Tickets that it does not hold can
-go to another worker.
-"""
+go to another worker."""
 LOOK_S = 0.5
 """Seconds between two checks of whether to stop, where no ticket may start yet."""
 
@@ -78,8 +76,7 @@ class _Batch:
 
     def pop_ticket(self, tasks: Collection[str]) -> EpisodeRequest:
         """Remove and return the next ticket of one of these tasks; if they have none, of the task with the most tickets
-        left.
-        """
+        left."""
         task = next((task for task in tasks if task in self.by_task), None)
         if task is None:
             task = max(self.by_task, key=lambda name: len(self.by_task[name]))
@@ -111,8 +108,7 @@ class TicketQueue:
         """Tickets that no lane has taken."""
         self._loaded_tasks: dict[int, deque[str]] = {}
         """Lane -> tasks that its envs got last in this rollout. Tickets of the same task are preferred: many simulators
-        need seconds to build the scene of another one.
-        """
+        need seconds to build the scene of another one."""
         self._lane_of_env = {
             env: lane.index for lane in lanes for env in range(lane.first_env, lane.first_env + lane.num_envs)
         }
@@ -141,8 +137,7 @@ class TicketQueue:
 
     def add_tickets(self, batches: Iterable[Sequence[EpisodeRequest]], rollout: int) -> bool:
         """Add tickets to the rollout of this number (from 1); they wait where it has not begun. Return whether they
-        will be rolled out; False means that it has ended and another one has to begin.
-        """
+        will be rolled out; False means that it has ended and another one has to begin."""
         with self._changed:
             if rollout > self.begun:
                 self._early += batches
@@ -153,8 +148,7 @@ class TicketQueue:
 
     def wait_for_report(self, needed: Collection[int], early: bool, rollout: int) -> RolloutReport:
         """Wait until all these tickets are finished (`early`: one of all), or the rollout of this number has ended.
-        Return what was not reported before.
-        """
+        Return what was not reported before."""
 
         def has_news() -> bool:
             done = bool(self._done) if early else self._done.issuperset(needed)
@@ -235,8 +229,7 @@ class TicketQueue:
 
     def end_if_empty(self) -> bool:
         """End the rollout and return True where nothing is left. Otherwise return False, after a short wait where no
-        ticket may start yet.
-        """
+        ticket may start yet."""
         with self._changed:
             if self._left:
                 self._changed.wait_for(lambda: self._stream_tickets or self._batches, LOOK_S)

@@ -12,8 +12,7 @@ from vla_rl.core.manager import Named
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.messages.added_roles import AddedRoles
-from vla_rl.runtime.workers.env.episodes import Bootstrap
-from vla_rl.runtime.workers.env.observer import RolloutObserver
+from vla_rl.runtime.workers.env.episodes import Bootstrap, RolloutObserver
 
 
 @frozen(kw_only=True)

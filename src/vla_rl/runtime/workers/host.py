@@ -12,7 +12,7 @@ Threads and locks (docs/explanation/threads.md). Threads are named by the concur
 | weights (1) | load, adopt_version and verify_weights of the policy | between_requests, while a version arrives |
 | waiting (2) | wait_for_report | none |
 | background (2) | roll_out_in_background, evaluate_in_background; methods of added roles | background, between_requests |
-| lanes (concurrent lanes) | begin, step, collect_demonstrations of a simulator | in_lane |
+| lane (concurrent lanes) | begin, step, collect_demonstrations of a simulator | in_lane |
 | RpcServer's pool (the same number) | begin and step that come through a socket | in_lane |
 | monitor (1) | activity, progress, stop requests | none |
 
@@ -63,7 +63,7 @@ from vla_rl.toolkit.data.mixture import MixedDemonstrations
 from vla_rl.toolkit.models.acting.compilation import CompilationReport, CompiledBlocks
 from vla_rl.toolkit.models.frozen_weights import count_weights
 from vla_rl.toolkit.trainers.master_weights import is_narrow
-from vla_rl.toolkit.waiting import works_now
+from vla_rl.toolkit.waiting import list_running_work
 
 
 class WorkerHost(HostInterface):
@@ -237,7 +237,7 @@ class WorkerHost(HostInterface):
     def rollout_progress(self) -> RolloutProgress:
         sim: EnvWorker | None = self.roles.get("sim")
         solved = sum(sim.solved.values()) if sim else 0
-        return evolve(self._rollouts.progress.current_progress(), solved=solved, works=works_now())
+        return evolve(self._rollouts.progress.current_progress(), solved=solved, works=list_running_work())
 
     def read_clock(self) -> tuple[str, float]:
         return read_machine_clock()

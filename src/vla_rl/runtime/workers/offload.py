@@ -17,7 +17,7 @@ import torch
 from vla_rl.core.capabilities import Offloadable, require_capability
 from vla_rl.core.hookspecs import SimEnv, VLAModel
 from vla_rl.core.trainers import Trainer
-from vla_rl.runtime.workers.env.closing import close_env
+from vla_rl.runtime.workers.env.simulator import close_env
 from vla_rl.toolkit.trainers.trainer_state import owned_parts
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ class Offload:
 
     def _move_role(self, role: str, device: str) -> int:
         """Move a policy or a learner to a device. Return the bytes that were moved. A model that both share stays, and
-        so does a learner's shard of the weights.
-        """
+        so does a learner's shard of the weights."""
         moved = 0
 
         def copy_to_device(tensor: torch.Tensor) -> torch.Tensor:

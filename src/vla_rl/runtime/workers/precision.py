@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,21 +15,20 @@ from vla_rl.toolkit.models.meta_device import device_autocast
 
 class Autocast:
     """Wrapper around a model's calls: bfloat16 inside, float32 results. Acting and learning use the same wrapper, so
-    that recomputed log-probs equal the recorded ones.
-    """
+    that recomputed log-probs equal the recorded ones."""
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device).type
 
     @hookimpl(wraps="model")
     def sample_chunk(self) -> Generator[None, Chunk, Chunk]:
-        with self._autocast_context():
+        with device_autocast(self.device):
             chunk = yield
         return evolve(chunk, log_probs=_to_float(chunk.log_probs), values=_to_float(chunk.values))
 
     @hookimpl(wraps="model")
     def chunk_log_probs(self) -> Generator[None, Scores, Scores]:
-        with self._autocast_context():
+        with device_autocast(self.device):
             scores = yield
         return Scores(
             log_probs=_to_float(scores.log_probs), entropy=_to_float(scores.entropy), values=_to_float(scores.values)
@@ -38,42 +36,11 @@ class Autocast:
 
     @hookimpl(wraps="model")
     def values(self) -> Generator[None, torch.Tensor, torch.Tensor]:
-        with self._autocast_context():
-            values = yield
-        return values.float()
+        with device_autocast(self.device):
+            result = yield
+        return result.float()
 
-    @hookimpl(wraps="model")
-    def reference_log_probs(self) -> Generator[None, torch.Tensor, torch.Tensor]:
-        with self._autocast_context():
-            log_probs = yield
-        return log_probs.float()
-
-    @hookimpl(wraps="model")
-    def imitation_loss(self) -> Generator[None, torch.Tensor, torch.Tensor]:
-        with self._autocast_context():
-            loss = yield
-        return loss.float()
-
-    @hookimpl(wraps="model")
-    def imitation_losses(self) -> Generator[None, torch.Tensor, torch.Tensor]:
-        with self._autocast_context():
-            losses = yield
-        return losses.float()
-
-    @hookimpl(wraps="model")
-    def imitation_terms(self) -> Generator[None, torch.Tensor, torch.Tensor]:
-        with self._autocast_context():
-            terms = yield
-        return terms.float()
-
-    @hookimpl(wraps="model")
-    def policy_features(self) -> Generator[None, torch.Tensor, torch.Tensor]:
-        with self._autocast_context():
-            features = yield
-        return features.float()
-
-    def _autocast_context(self) -> AbstractContextManager[None]:
-        return device_autocast(self.device)
+    reference_log_probs = imitation_loss = imitation_losses = imitation_terms = policy_features = values
 
 
 def _to_float(tensor: Any) -> Any:

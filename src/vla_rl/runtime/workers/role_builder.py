@@ -26,8 +26,7 @@ from vla_rl.runtime.placement.components import build_env, build_reward_model, o
 from vla_rl.runtime.workers.added_roles import RoleContext
 from vla_rl.runtime.workers.compilation import compile_model
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
-from vla_rl.runtime.workers.env.episodes import Bootstrap
-from vla_rl.runtime.workers.env.observer import RolloutObserver
+from vla_rl.runtime.workers.env.episodes import Bootstrap, RolloutObserver
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.learner.trainers import trainers_of
 from vla_rl.runtime.workers.models import build_engine, build_model, policy_name
@@ -87,8 +86,7 @@ class RoleBuilder:
 
     def _reward_model(self, info: EnvInfo) -> RewardModel | None:
         """Build the model of the spec's `rewards:`; None: there is none. Raises UserError for a wait that would be
-        reported as hung.
-        """
+        reported as hung."""
         rewards = self.spec.rewards
         if rewards is None:
             return None

@@ -12,6 +12,8 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
+from attrs import define
+
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.comm.remote import OWN_ROLES, Remote, declaration_of
@@ -31,8 +33,7 @@ class RoleLocks:
         """Held while the policy role is used: weights are swapped between two requests, never within one."""
         self.in_lane = {lane.index: Lock() for lane in assignment.lanes}
         """Lane -> lock that is held while its simulator works. After an error the policy may send a request while its
-        last call is still running.
-        """
+        last call is still running."""
         self.background = Lock()
         """Held while a role is used that a part of the training step added."""
 
@@ -58,31 +59,21 @@ class RoleLocks:
             yield
 
 
+@define(eq=False, slots=False)
 class RoleCalls:
     """Calls of the roles of one worker, from other processes or from another role."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        assignment: Assignment,
-        roles: Mapping[str, object],
-        worker: object,
-        heartbeats: Heartbeats,
-        stop_requested: Callable[[], bool],
-    ) -> None:
-        """Create the calls.
+    _spec: Spec
+    _assignment: Assignment
+    _roles: Mapping[str, object]
+    """Role -> the object that implements it; roles may be added later."""
+    _worker: object
+    """Object that implements the role "worker"."""
+    _heartbeats: Heartbeats
+    _stop_requested: Callable[[], bool]
 
-        Args:
-            roles: role -> the object that implements it; roles may be added later.
-            worker: object that implements the role "worker".
-        """
-        self._spec = spec
-        self._assignment = assignment
-        self._roles = roles
-        self._worker = worker
-        self._heartbeats = heartbeats
-        self._stop_requested = stop_requested
-        self.locks = RoleLocks(assignment)
+    def __attrs_post_init__(self) -> None:
+        self.locks = RoleLocks(self._assignment)
         self.plugins: dict[str, str] = {}
         """Role that a part of the training step added -> kind and type of its plugin."""
         self.recorder = CallRecorder()

@@ -43,7 +43,7 @@ def check_time_major(**tensors: Tensor | None) -> None:
     if wrong:
         raise ShapeError(
             f"expected [S, N], S chunk steps or S = T * C actions of N columns; got {', '.join(wrong)}; "
-            f"toolkit.algorithms.policy_gradient.by_action turns [T, N, C] into [T * C, N]"
+            f"core.samples.by_action turns [T, N, C] into [T * C, N]"
         )
 
 

@@ -19,6 +19,7 @@ from attrs import validators as v
 
 from vla_rl.core.contexts import AlgorithmContext
 from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.samples import by_action, by_chunk
 from vla_rl.core.types import Advantages, AdvantageScope, Batch, Loss, Requirements, Rollout, Scores, Statistic
 from vla_rl.toolkit.algorithms.checks import Aggregation, Deviation, Granularity, ShapeError, check_finite, check_shapes
 from vla_rl.toolkit.lazy_imports import LazyModule
@@ -129,17 +130,6 @@ class CriticSettings(PolicySettings):
         if self.normalize_advantages:
             return "advantages are normalised over all of it; set algorithm.normalize_advantages: null"
         return RLINF_REASON if self.aggregation == "rlinf" else ""
-
-
-def by_action(tensor: Tensor) -> Tensor:
-    """Return [T, N, C] as [T * C, N]: one time axis of actions."""
-    steps, columns, chunk = tensor.shape
-    return tensor.permute(0, 2, 1).reshape(steps * chunk, columns)
-
-
-def by_chunk(flat: Tensor, chunk: int) -> Tensor:
-    """Return [T * C, N] as [T, N, C], the inverse of `by_action`."""
-    return flat.reshape(-1, chunk, flat.shape[1]).permute(0, 2, 1)
 
 
 def flatten_steps(rollout: Rollout, settings: CriticSettings) -> dict[str, Tensor]:

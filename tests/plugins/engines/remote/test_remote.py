@@ -450,7 +450,7 @@ def test_who_waits_says_for_whom(policy, monkeypatch):
     """For a server that is not there yet, and for one that has gone."""
     said = []
     monkeypatch.setattr(waiting, "PATIENCE_S", 0.1)
-    with waiting.listen_to_work(lambda: said.extend(work.title for work in waiting.works_now())):
+    with waiting.listen_to_work(lambda: said.extend(work.title for work in waiting.list_running_work())):
         with pytest.raises(UserError, match="did not answer"):
             remote("ws://127.0.0.1:9", policy.info, timeout_s=0.5)
         with served(policy) as server:

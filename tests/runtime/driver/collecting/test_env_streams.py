@@ -96,7 +96,7 @@ def segments(mode, count=4, left=()):
         request = episodes.step(None, tickets)
         done = []
         while not request.done:
-            keys = (request.noise_keys, request.episode_numbers, request.chunk_numbers, read_stamp(request.obs).step)
+            keys = (*request.asking[2:5], read_stamp(request.obs).step)
             assert request.obs.steps.tolist() == read_stamp(request.obs).step.tolist()
             shown += zip(*(key.tolist() for key in keys), strict=True)
             request = episodes.step(np.full((len(request.positions), 2, 2), 0.25, np.float32))

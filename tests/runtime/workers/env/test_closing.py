@@ -13,7 +13,7 @@ from scripted_runs import scripted_spec
 
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.start import run
-from vla_rl.runtime.workers.env import closing
+from vla_rl.runtime.workers.env import simulator
 from vla_rl.toolkit.envs.env_process import EnvProcess, Inline
 from vla_rl.toolkit.envs.single_env import SingleEnv, View
 from vla_rl.toolkit.processes import limit_time
@@ -40,7 +40,7 @@ def test_a_close_that_raises_is_reported(tmp_path, caplog, closes, said):
 
 @pytest.mark.parametrize("closes", ["sleep", "wait", "spin"])
 def test_a_close_that_does_not_end_is_left(tmp_path, caplog, monkeypatch, closes):
-    monkeypatch.setattr(closing, "CLOSE_S", 0.2)
+    monkeypatch.setattr(simulator, "CLOSE_S", 0.2)
     finish(tmp_path, closes)
     assert "env 'unclosable': close has not returned within 0.2 s" in caplog.text
 

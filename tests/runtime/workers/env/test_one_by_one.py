@@ -8,7 +8,7 @@ import pytest
 from vla_rl.core.catalogue import load
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.types import to_numpy
-from vla_rl.runtime.workers.env.one_by_one import one_by_one
+from vla_rl.runtime.workers.env.simulator import one_by_one
 
 ENVS, CHUNK = 6, 4
 

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from vla_rl.core.contexts import AlgorithmContext
+from vla_rl.core.samples import by_action, by_chunk
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.plugins.algorithms.srpo.config import SRPOConfig
 from vla_rl.plugins.algorithms.srpo.encoder import Frames, TrajectoryEncoder
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards
 from vla_rl.toolkit.algorithms.policy_gradient import (
     PolicyGradientAlgorithm,
-    by_action,
-    by_chunk,
     compute_clipped_surrogate,
     group_relative_advantages,
     loss_terms,

@@ -10,8 +10,8 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -30,8 +30,17 @@ BY_REFERENCE = "\0reference"
 """Placeholder for an argument that travels by reference."""
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _answered_by_monitor(method: F) -> F:
+    """Run the method in the concurrency group "monitor", which answers while others are stuck."""
+    cast(Any, method).__ray_concurrency_group__ = "monitor"
+    return method
+
+
 class Actor:
-    """Ray actor around a `WorkerHost`. Each method is one way to call it, in a separate concurrency group."""
+    """Ray actor around a `WorkerHost`."""
 
     def __init__(self, make_host: MakeHost, data: dict[str, Any], assignment: Assignment):
         ignore_signals()  # they reach a whole process group; the driver decides when workers end
@@ -40,7 +49,7 @@ class Actor:
         self.worker = make_host(data, assignment, lambda: None)
 
     def call(self, request: bytes, *referenced: Any) -> Any:
-        """Run a call in the one thread of the default group, one call after another.
+        """Run a call, in the concurrency group of Ray that the caller names, or in the one thread of the default group.
 
         `request` holds (role, method, arguments) in one piece, which Ray sends faster than one by one. `BY_REFERENCE`
         stands for the next of the arguments that came by reference.
@@ -51,65 +60,27 @@ class Actor:
             role, method, *(next(references) if isinstance(a, str) and a == BY_REFERENCE else a for a in arguments)
         )
 
-    def concurrent(self, request: bytes, *referenced: Any) -> Any:
-        """Run a call in a second thread, while the policy rolls out (group "concurrent")."""
-        return self.call(request, *referenced)
-
-    concurrent.__ray_concurrency_group__ = "concurrent"  # type: ignore[attr-defined]
-
-    def weights(self, request: bytes, *referenced: Any) -> Any:
-        """Run a call in a third thread: weights are swapped while the policy rolls out (group "weights")."""
-        return self.call(request, *referenced)
-
-    weights.__ray_concurrency_group__ = "weights"  # type: ignore[attr-defined]
-
-    def waiting(self, request: bytes, *referenced: Any) -> Any:
-        """Run a call in one of two threads that wait for finished tickets (group "waiting")."""
-        return self.call(request, *referenced)
-
-    waiting.__ray_concurrency_group__ = "waiting"  # type: ignore[attr-defined]
-
-    def background(self, request: bytes, *referenced: Any) -> Any:
-        """Run a call in one of two threads: the policy acts in envs that a part of the training step adds, which may be
-        in this worker too (group "background").
-        """
-        return self.call(request, *referenced)
-
-    background.__ray_concurrency_group__ = "background"  # type: ignore[attr-defined]
-
-    def lane(self, request: bytes, *referenced: Any) -> Any:
-        """Run a call in one of as many threads as there are concurrent lanes (group "lanes")."""
-        return self.call(request, *referenced)
-
-    lane.__ray_concurrency_group__ = "lanes"  # type: ignore[attr-defined]
-
     def connect(self, actors: Mapping[int, Any]) -> None:
         """Connect this worker to the workers of these actors, whose simulators its policy acts for."""
         assignment = self.worker.assignment
         self.worker.connect_peers(RayPeers(assignment.index, actors, assignment.concurrent_lanes))
 
+    @_answered_by_monitor
     def request_stop(self) -> None:
         """End the running rollout or evaluation early."""
         self.worker.stop_requested = lambda: True
 
-    request_stop.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
-
+    @_answered_by_monitor
     def activity(self) -> tuple[str, float]:
-        """Return the longest-running activity and its last heartbeat (group "monitor", which answers while others are
-        stuck).
-        """
+        """Return the longest-running activity and its last heartbeat."""
         return self.worker.longest_activity
 
-    activity.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
-
+    @_answered_by_monitor
     def process(self) -> tuple[tuple[str, str] | None, int]:
         """Return the `host_key` of this process's machine, and the process id."""
         return host_key(), os.getpid()
 
-    process.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
-
+    @_answered_by_monitor
     def progress(self) -> RolloutProgress:
         """Return how far this worker is with what it rolls out."""
         return self.worker.rollout_progress()
-
-    progress.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from vla_rl.runtime.comm.remote import ConcurrencyGroup
 from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.hardware import machine_resources
-from vla_rl.toolkit.waiting import Work, listen_to_work, works_now
+from vla_rl.toolkit.waiting import Work, list_running_work, listen_to_work
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class LocalBackend(Backend):
             self.tick()
 
     def starting_work(self) -> tuple[Work, ...]:
-        return works_now()
+        return list_running_work()
 
     def read_progress(self, workers: Sequence[int]) -> RolloutProgress:
         assert self.worker is not None

@@ -36,14 +36,12 @@ END_S = 10.0
 """Seconds that the system gets to end Ray's processes after they were killed."""
 QUOTED, COLUMNS = 4, 160
 """Number of lines that are quoted of the beginning and of the end of what a process wrote, and their length: a crash of
-native code names its cause in the first, Python in the last.
-"""
+native code names its cause in the first, Python in the last."""
 LOOPBACK = "127.0.0.1"
 SYSTEM = {"worker_niceness": 0, "prestart_worker_first_driver": False, "task_events_report_interval_ms": 0}
 """Ray's settings that differ from its defaults. With niceness 15 (Ray's default) any other work on the machine starves
 the workers; Ray would start a worker for every core in advance, which our actors do not use; and it would keep a record
-of each of the last 100,000 calls: 10 MiB a minute of an asynchronous run.
-"""
+of each of the last 100,000 calls: 10 MiB a minute of an asynchronous run."""
 MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 ADDRESS, TEMPORARY = "RAY_ADDRESS", "RAY_TMPDIR"
 REACH_S = 5.0
@@ -73,8 +71,7 @@ class OwnRay:
 
     def start(self, **options: Any) -> None:
         """Start Ray, with a second try: on a busy machine its processes may start too late. Raises UserError where both
-        fail.
-        """
+        fail."""
         try:
             self._try_start(**options)
         except UserError:
@@ -138,8 +135,7 @@ class OwnRay:
 
     def check_store(self, size: int) -> None:
         """Raise UserError where messages of this many bytes fit neither into the object store nor onto the disk that
-        takes the rest. Log a warning where they travel through files.
-        """
+        takes the rest. Log a warning where they travel through files."""
         assert self.folder is not None
         parent = self.folder.path.parent
         disk = shutil.disk_usage(parent).free
@@ -175,8 +171,7 @@ class OwnRay:
 
     def check_starting_workers(self) -> None:
         """Raise WorkerDied when the process of a worker has ended before it had an actor. Ray reports nothing then, and
-        starts processes for that actor again and again. One that Ray ended, as it was slow to start, is left to Ray.
-        """
+        starts processes for that actor again and again. One that Ray ended, as it was slow to start, is left to Ray."""
         logs, log = self._log_folder, self._read_raylet_log()[self.launched_at :]
         slow = re.findall(rb"worker process\((\d+)\) have not registered", log)
         for number in re.findall(rb"Started worker process .*?pid (\d+)", log):
@@ -231,8 +226,7 @@ def _describe_load() -> str:
 
 def join_cluster(address: str, **options: Any) -> None:
     """Connect to a running cluster. Raises UserError when it cannot be reached, asks for another token, or has another
-    version of Python or Ray.
-    """
+    version of Python or Ray."""
     import ray
 
     named = os.environ.get(ADDRESS) if address == "auto" else None
@@ -286,8 +280,7 @@ def _listen_on_loopback() -> Iterator[None]:
 @contextmanager
 def _commands_quoted() -> Iterator[None]:
     """Make Ray quote the commands of its workers as a shell does: its raylet reads them so, and Ray quotes them as
-    Windows does, which differs for an apostrophe and a backslash.
-    """
+    Windows does, which differs for an apostrophe and a backslash."""
     before, subprocess.list2cmdline = subprocess.list2cmdline, shlex.join  # type: ignore[assignment]
     try:
         yield
@@ -345,8 +338,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 def _check_reachable(address: str) -> None:
     """Raises OSError when nothing listens at host:port, or the cluster asks for another token. Ray itself would try
-    for minutes.
-    """
+    for minutes."""
     import ray
 
     host, _, port = address.removeprefix("ray://").rpartition(":")

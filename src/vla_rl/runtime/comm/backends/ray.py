@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep, time
@@ -22,7 +22,6 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.comm.backend import TICK_S, Backend, CallHung
 from vla_rl.runtime.comm.backends.actor import BY_REFERENCE, Actor
 from vla_rl.runtime.comm.backends.own_ray import OwnRay, join_cluster
-from vla_rl.runtime.comm.backends.progress_polls import ProgressPolls
 from vla_rl.runtime.comm.backends.ray_errors import explain_death, has_died, is_unreachable
 from vla_rl.runtime.comm.backends.reservation import is_node_alive, nodes_of, reserve_slots, rounded_down
 from vla_rl.runtime.comm.interfaces import CLOSE_S, IDLE, MakeHost
@@ -31,22 +30,20 @@ from vla_rl.runtime.comm.shared_memory import host_key
 from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.processes import module_path
-from vla_rl.toolkit.waiting import PATIENCE_S, Work, works_now
+from vla_rl.toolkit.waiting import PATIENCE_S, Work, list_running_work
 
 logger = logging.getLogger(__name__)
 
 HEAD_LOOK_S, HEAD_MISSES = 4.0, 6
 """Seconds between two checks for the head of a cluster, and failed ones after which a run saves and ends: without the
-head Ray ends the process after 60 s (`RAY_gcs_rpc_server_reconnect_timeout_s`).
-"""
+head Ray ends the process after 60 s (`RAY_gcs_rpc_server_reconnect_timeout_s`)."""
 LOOKS = 4
 """Number of checks for hung workers within a deadline."""
 
 
 class RayBackend(Backend):
     """Backend with one Ray actor for each worker. Results that the driver passes on travel through Ray's object store,
-    by reference.
-    """
+    by reference."""
 
     def __init__(self, make_host: MakeHost, address: str | None, deadline_s: float):
         import ray
@@ -147,7 +144,7 @@ class RayBackend(Backend):
             "weights": 1,
             "waiting": 2,
             "background": 2,
-            "lanes": assignment.lane_threads or 1,
+            "lane": assignment.lane_threads or 1,
         }
         actor = self.ray.remote(concurrency_groups=threads)(Actor)  # type: ignore[call-overload]
         options: dict[str, Any] = {
@@ -198,7 +195,8 @@ class RayBackend(Backend):
         self.last[self.names[worker]] = f"{role} {method}"
         handle = self.handles.get((worker, group, returns))
         if handle is None:
-            handle = getattr(self.actors[worker], group).options(num_returns=returns)
+            options = {} if group == "call" else {"concurrency_group": group}
+            handle = self.actors[worker].call.options(num_returns=returns, **options)
             self.handles[worker, group, returns] = handle
         references = [a for a in arguments if isinstance(a, self.ray.ObjectRef)]
         plain = [BY_REFERENCE if isinstance(a, self.ray.ObjectRef) else a for a in arguments]
@@ -224,7 +222,7 @@ class RayBackend(Backend):
 
     def read_progress(self, workers: Sequence[int]) -> RolloutProgress:
         return self._progress_polls.poll_actors([self.actors[worker] for worker in workers]) + RolloutProgress(
-            works=works_now()
+            works=list_running_work()
         )
 
     def wait_for_any(self, references: Sequence[Any]) -> list[Any]:
@@ -389,3 +387,38 @@ class RayBackend(Backend):
 def _interpreter_environment(python: Path) -> dict[str, Any]:
     """Return Ray's runtime environment for another interpreter, whose path Ray hands to a shell."""
     return {"py_executable": shlex.quote(str(python.absolute())), "env_vars": {"PYTHONPATH": module_path()}}
+
+
+class ProgressPolls:
+    """Polls the progress of busy workers and keeps the last answer of each."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._pending: dict[Any, Any] = {}
+        """Actor -> reference to its next answer."""
+        self._known: dict[Any, RolloutProgress] = {}
+
+    def poll_actors(self, actors: Iterable[Any]) -> RolloutProgress:
+        """Return the sum of the last answers of these actors, and ask again."""
+        total = RolloutProgress()
+        for actor in actors:
+            pending = self._pending.get(actor)
+            if pending is not None and self._ray.wait([pending], timeout=0)[0]:
+                self._known[actor] = self._read_answer(pending)
+                pending = None
+            self._pending[actor] = actor.progress.remote() if pending is None else pending
+            total += self._known.get(actor, RolloutProgress())
+        return total
+
+    def count_started(self, actors: Iterable[Any]) -> int:
+        """Return how many of these actors have answered."""
+        return sum(actor in self._known for actor in actors)
+
+    def _read_answer(self, reference: Any) -> RolloutProgress:
+        try:
+            progress: RolloutProgress = self._ray.get(reference)
+        except self._ray.exceptions.RayError as exc:
+            if not (has_died(exc) or is_unreachable(exc)):
+                raise
+            return RolloutProgress()  # the driver learns of it when it waits for a result
+        return progress

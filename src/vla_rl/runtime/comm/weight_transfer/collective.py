@@ -1,6 +1,5 @@
 """Strategy `nccl`: a collective broadcast from device to device, in buckets, by a process group of the first learner
-and the policies. Between CUDA devices the group is NCCL's, between CPUs gloo's.
-"""
+and the policies. Between CUDA devices the group is NCCL's, between CPUs gloo's."""
 
 from __future__ import annotations
 
@@ -9,8 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from vla_rl.core.types import Array
-from vla_rl.runtime.comm.weight_transfer.ends import WeightReceiver, WeightSender
+from vla_rl.runtime.comm.weight_transfer.ends import LinkReceiver, LinkSender
 from vla_rl.runtime.comm.weight_transfer.link import TransferLink
 
 IN_FLIGHT = 2
@@ -54,18 +52,16 @@ class Broadcast:
         return "receiving weights" if self.link.rank else "sending weights"
 
 
-class CollectiveSender(WeightSender):
+class CollectiveSender(LinkSender):
     """The learner's end."""
 
     def __init__(self, link: TransferLink, device: torch.device) -> None:
-        super().__init__(link.transfer.layout)
-        self.link = link
+        super().__init__(link)
         self.broadcast = Broadcast(link, device)
         self._memory = [self.broadcast.allocate_bucket(self.layout.largest_bytes) for _ in range(IN_FLIGHT)]
 
     def begin_version(self) -> None:
-        self.link.forget_signals()
-        self.link.begin_next_version()
+        super().begin_version()
         self.link.set_ready(0)
 
     def bucket_memory(self, index: int) -> torch.Tensor:
@@ -82,19 +78,14 @@ class CollectiveSender(WeightSender):
             self.broadcast.wait_for_broadcast(index)
 
 
-class CollectiveReceiver(WeightReceiver):
+class CollectiveReceiver(LinkReceiver):
     """A policy's end."""
 
     def __init__(self, link: TransferLink, device: torch.device) -> None:
-        super().__init__(link.transfer.layout)
-        self.link = link
+        super().__init__(link)
         self.broadcast = Broadcast(link, device)
         self._expected: dict[int, torch.Tensor] = {}
         """Bucket -> memory that it arrives in. Each has its own: a model may keep tensors until all are loaded."""
-
-    def wait_for_version(self, memory: Array | None) -> None:
-        self.link.begin_next_version()
-        self.link.wait_ready(0)
 
     def receive_bucket(self, index: int) -> torch.Tensor:
         for following in range(index, min(index + IN_FLIGHT, len(self.layout.buckets))):

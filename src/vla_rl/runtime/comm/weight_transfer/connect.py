@@ -15,8 +15,7 @@ from vla_rl.runtime.messages.weights import WeightTransfer
 
 BUCKET_BYTES = {"cuda": 64 * 2**20, "cpu": 4 * 2**20}
 """Kind of the learner's device -> bytes of a bucket. 4 MiB stay in a processor's cache between the two ends; a GPU
-needs larger ones to reach the bandwidth of its links.
-"""
+needs larger ones to reach the bandwidth of its links."""
 
 
 def open_sender(transfer: WeightTransfer, device: torch.device, listener: socket.socket | None) -> WeightSender:

@@ -1,6 +1,5 @@
 """The two ends of a weight transfer. A version travels bucket by bucket; the receiver hands the tensors of one bucket
-to the model while the next one is under way, so it never holds a second copy of all weights.
-"""
+to the model while the next one is under way, so it never holds a second copy of all weights."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ import torch
 
 from vla_rl.core.errors import PluginError
 from vla_rl.core.types import Array
+from vla_rl.runtime.comm.weight_transfer.link import TransferLink
 from vla_rl.runtime.messages.weights import TensorLayout, WeightLayout, compute_checksum, describe_tensor
 
 Pair = tuple[str, torch.Tensor]
@@ -66,8 +66,7 @@ class WeightReceiver(ABC):
     @abstractmethod
     def wait_for_version(self, memory: Array | None) -> None:
         """Wait until the sender has begun with a version. `memory`: what the sender's `send_version` returned, where
-        the runtime passes it on.
-        """
+        the runtime passes it on."""
 
     def named_tensors(self) -> Iterator[Pair]:
         """Yield (name, tensor) of the version. A tensor is valid until the whole version is loaded."""
@@ -77,6 +76,29 @@ class WeightReceiver(ABC):
     @abstractmethod
     def receive_bucket(self, index: int) -> torch.Tensor:
         """Wait for a bucket. Return its memory, uint8 [bytes]."""
+
+
+class LinkSender(WeightSender):
+    """The learner's end of a transfer whose ends signal each other."""
+
+    def __init__(self, link: TransferLink) -> None:
+        super().__init__(link.transfer.layout)
+        self.link = link
+
+    def begin_version(self) -> None:
+        self.link.begin_next_version()
+
+
+class LinkReceiver(WeightReceiver):
+    """A policy's end of a transfer whose ends signal each other."""
+
+    def __init__(self, link: TransferLink) -> None:
+        super().__init__(link.transfer.layout)
+        self.link = link
+
+    def wait_for_version(self, memory: Array | None) -> None:
+        self.link.begin_next_version()
+        self.link.wait_ready(0)
 
 
 def _next_tensor(left: Iterator[Pair], expected: TensorLayout) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
-from vla_rl.runtime.comm.weight_transfer.ends import WeightReceiver, WeightSender
+from vla_rl.runtime.comm.weight_transfer.ends import LinkReceiver, LinkSender, WeightReceiver, WeightSender
 from vla_rl.runtime.comm.weight_transfer.link import TransferLink
 from vla_rl.runtime.messages.weights import WeightLayout
 
@@ -58,14 +58,12 @@ class StoreReceiver(WeightReceiver):
         return self.version[bucket.start : bucket.end]
 
 
-class HostSender(WeightSender):
+class HostSender(LinkSender):
     """The learner's end on one machine. The memory has no name in the file system, so it disappears with the
-    processes, however they end.
-    """
+    processes, however they end."""
 
     def __init__(self, link: TransferLink) -> None:
-        super().__init__(link.transfer.layout)
-        self.link = link
+        super().__init__(link)
         size = self.layout.nbytes
         self._file = os.memfd_create("vla-rl-weights")
         try:
@@ -79,10 +77,6 @@ class HostSender(WeightSender):
         with link.translate_errors("connecting"):
             link.store.set(PATH, f"/proc/{os.getpid()}/fd/{self._file}")
 
-    def begin_version(self) -> None:
-        self.link.forget_signals()
-        self.link.begin_next_version()
-
     def bucket_memory(self, index: int) -> torch.Tensor:
         bucket = self.layout.buckets[index]
         return self._version[bucket.start : bucket.end]
@@ -94,21 +88,16 @@ class HostSender(WeightSender):
         """Do nothing: receivers read a copy."""
 
 
-class HostReceiver(WeightReceiver):
+class HostReceiver(LinkReceiver):
     """A policy's end on one machine."""
 
     def __init__(self, link: TransferLink) -> None:
-        super().__init__(link.transfer.layout)
-        self.link = link
+        super().__init__(link)
         with link.translate_errors("connecting"):
             path = link.store.get(PATH).decode()
         file = os.open(path, os.O_RDWR)
         self._version = torch.frombuffer(mmap(file, self.layout.nbytes), dtype=torch.uint8)
         os.close(file)
-
-    def wait_for_version(self, memory: Array | None) -> None:
-        self.link.begin_next_version()
-        self.link.wait_ready(0)
 
     def receive_bucket(self, index: int) -> torch.Tensor:
         self.link.wait_ready(index)

@@ -1,6 +1,5 @@
 """Strategy `ipc`: processes on one CUDA device. The sender fills two buckets in turn, and the receivers have their
-memory mapped (CUDA IPC), so weights never leave the device.
-"""
+memory mapped (CUDA IPC), so weights never leave the device."""
 
 from __future__ import annotations
 
@@ -9,8 +8,7 @@ import pickle
 import torch
 
 from vla_rl.core.errors import UserError, first_line
-from vla_rl.core.types import Array
-from vla_rl.runtime.comm.weight_transfer.ends import WeightReceiver, WeightSender
+from vla_rl.runtime.comm.weight_transfer.ends import LinkReceiver, LinkSender
 from vla_rl.runtime.comm.weight_transfer.link import TransferLink
 
 HANDLES = "handles"
@@ -21,14 +19,13 @@ DEVICE_ARGUMENT = 6
 ADVICE = "set placement.weight_transfer to nccl (a device for each role) or host"
 
 
-class IpcSender(WeightSender):
+class IpcSender(LinkSender):
     """The learner's end."""
 
     def __init__(self, link: TransferLink, device: torch.device) -> None:
         from torch.multiprocessing.reductions import reduce_tensor
 
-        super().__init__(link.transfer.layout)
-        self.link = link
+        super().__init__(link)
         self._memory = [
             torch.empty(self.layout.largest_bytes, dtype=torch.uint8, device=device) for _ in range(BUCKETS)
         ]
@@ -38,10 +35,6 @@ class IpcSender(WeightSender):
             raise UserError(f"CUDA cannot share memory of this process: {first_line(exc)}; {ADVICE}") from exc
         with link.translate_errors("connecting"):
             link.store.set(HANDLES, pickle.dumps(handles))
-
-    def begin_version(self) -> None:
-        self.link.forget_signals()
-        self.link.begin_next_version()
 
     def bucket_memory(self, index: int) -> torch.Tensor:
         if index >= BUCKETS:
@@ -58,12 +51,11 @@ class IpcSender(WeightSender):
             self.link.wait_taken(index)
 
 
-class IpcReceiver(WeightReceiver):
+class IpcReceiver(LinkReceiver):
     """A policy's end."""
 
     def __init__(self, link: TransferLink, device: torch.device) -> None:
-        super().__init__(link.transfer.layout)
-        self.link = link
+        super().__init__(link)
         self.device = device
         with link.translate_errors("connecting"):
             handles = pickle.loads(link.store.get(HANDLES))  # noqa: S301 - from our own learner
@@ -71,10 +63,6 @@ class IpcReceiver(WeightReceiver):
             self._memory = [_open_mapped_tensor(rebuild, list(arguments), device) for rebuild, arguments in handles]
         except RuntimeError as exc:
             raise UserError(f"CUDA cannot map the learner's memory: {first_line(exc)}; {ADVICE}") from exc
-
-    def wait_for_version(self, memory: Array | None) -> None:
-        self.link.begin_next_version()
-        self.link.wait_ready(0)
 
     def receive_bucket(self, index: int) -> torch.Tensor:
         self.link.wait_ready(index)

@@ -56,7 +56,12 @@ class TransferLink:
     # ----------------------------------------------------------------------------------------------------- signals
 
     def begin_next_version(self) -> None:
-        """Begin with the next version. All ends have finished the one before."""
+        """Begin with the next version, and remove the sender's signals of an earlier one from the store. All ends have
+        finished the one before."""
+        with self.translate_errors("sending weights"):
+            for key in self._keys:
+                self.store.delete_key(key)
+        self._keys.clear()
         self.count += 1
 
     def set_ready(self, index: int) -> None:
@@ -75,13 +80,6 @@ class TransferLink:
         keys = [f"{self.count}/{index}/{rank}" for rank in range(1, self.world)]
         self._wait_for_keys(keys, "waiting for policies")
         self._keys += keys
-
-    def forget_signals(self) -> None:
-        """Remove the sender's signals of an earlier version from the store."""
-        with self.translate_errors("sending weights"):
-            for key in self._keys:
-                self.store.delete_key(key)
-        self._keys.clear()
 
     def _set_key(self, key: str) -> None:
         with self.translate_errors("sending weights" if self.rank == 0 else "receiving weights"):

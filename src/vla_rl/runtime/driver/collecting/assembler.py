@@ -1,6 +1,5 @@
 """Assembly of worker reports into one rollout batch, and of its samples into the arrays of an update. Pure
-functions.
-"""
+functions."""
 
 from __future__ import annotations
 
@@ -83,8 +82,7 @@ class RolloutBatch:
 
 def assemble_rollout(step: int, trajectories: Sequence[tuple[int, TrajectoryResult]], group_size: int) -> RolloutBatch:
     """Build one rollout batch of trajectories in the order of their tickets: (worker, result) of each. Shorter ones are
-    padded.
-    """
+    padded."""
     results = [trajectory for _, trajectory in trajectories]
     of_env = [result.env_part for result in results]
     parts = [{**result.env_part.record, **result.policy_part} for result in results]

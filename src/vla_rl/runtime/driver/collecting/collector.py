@@ -16,8 +16,7 @@ from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import PolicyInterface, RolloutInterface
 from vla_rl.runtime.driver.collecting.restarts import Restarts
 from vla_rl.runtime.messages.reports import RolloutReport, TrajectoryResult
-from vla_rl.runtime.messages.requests import EpisodeRequest
-from vla_rl.runtime.messages.stream_cursors import StreamCursors
+from vla_rl.runtime.messages.requests import EpisodeRequest, StreamCursors
 from vla_rl.runtime.scheduling.ticket_queue import Batches, distribute_tickets
 from vla_rl.toolkit.waiting import register_work
 
@@ -63,14 +62,12 @@ class Collector:
     """Worker -> its running rollout."""
     _rollout_numbers: Counter[int] = field(factory=Counter, init=False)
     """Worker -> number of its running or last rollout. Calls of different concurrency groups overtake each other, so
-    they say which rollout they mean.
-    """
+    they say which rollout they mean."""
     _reports: dict[int, Ref[RolloutReport]] = field(factory=dict, init=False)
     """Worker -> report that its running rollout was asked for."""
     _failure: Exception | None = field(default=None, init=False)
     """What ended a rollout (a stop, or an error). It is raised when tickets are given or waited for, and not by
-    `wait_for`: an update that is under way is finished first, since a checkpoint is between two updates.
-    """
+    `wait_for`: an update that is under way is finished first, since a checkpoint is between two updates."""
 
     def __attrs_post_init__(self) -> None:
         self._assigned = {policy.worker_index: {} for policy in self.fleet.policies}
@@ -91,8 +88,7 @@ class Collector:
 
     def wait_for_tickets(self, needed: Collection[int]) -> list[int]:
         """Wait until some tickets are collected, if possible all that are needed. Return the collected tickets, each
-        once.
-        """
+        once."""
         start = perf_counter()
         while not self._new:
             self._raise_failure()
@@ -104,8 +100,7 @@ class Collector:
 
     def step_metrics(self, consumed: int) -> dict[str, float]:
         """Return the time waited; where rollouts run ahead, also the number of tickets beyond the step, which consumed
-        this many of them.
-        """
+        this many of them."""
         metrics = {"time/rollout": self.wait_seconds}
         if self.runs_ahead:
             running = sum(map(len, (*self._assigned.values(), *self._queue)))
@@ -176,7 +171,7 @@ class Collector:
             if self.fleet.get(handle.call(RolloutInterface.add_tickets, placed, self.purpose, number)):
                 return
             try:
-                self._read_report(self._rollouts, worker)
+                self._receive_report(self._rollouts, worker)
             except WorkerDied:  # the next wait meets it, too, and queues all tickets of this rollout again
                 return
             if self._failure is not None:
@@ -206,7 +201,7 @@ class Collector:
                 self.fleet.get(reference)
         for reports in (self._reports, self._rollouts):
             for worker in [worker for worker, reference in reports.items() if id(reference) in ready]:
-                self._read_report(reports, worker)
+                self._receive_report(reports, worker)
 
     def _request_reports(self, needed: frozenset[int]) -> None:
         """Ask running rollouts for a report where it is of use before their end."""
@@ -222,7 +217,7 @@ class Collector:
         number = self._rollout_numbers[worker]
         return handle.call(RolloutInterface.wait_for_report, needed, early, self.purpose, number)
 
-    def _read_report(self, reports: dict[int, Ref[RolloutReport]], worker: int) -> None:
+    def _receive_report(self, reports: dict[int, Ref[RolloutReport]], worker: int) -> None:
         """Store the report of a worker and remove its call; keep what ended the rollout instead. Raises WorkerDied."""
         try:
             report = self.fleet.get(reports[worker])
@@ -248,8 +243,7 @@ class Collector:
 
     def _recover_from_death(self, error: WorkerDied) -> None:
         """Start dead sim workers again, and queue the running tickets of the policies that act for them. Raises the
-        error where another kind of worker died.
-        """
+        error where another kind of worker died."""
         dead = self.restarts.restart_dead_workers(error)
         for policy in self.fleet.policies:
             worker = policy.worker_index
@@ -258,7 +252,7 @@ class Collector:
             for reports in (self._rollouts, self._reports):
                 if worker in reports:
                     with suppress(WorkerDied):
-                        self._read_report(reports, worker)
+                        self._receive_report(reports, worker)
                     reports.pop(worker, None)
             self._store_report(worker, self.fleet.get(self._ask_for_report(worker, (), False)))
             lost_tickets = self._assigned[worker]

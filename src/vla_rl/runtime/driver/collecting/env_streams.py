@@ -37,13 +37,7 @@ class EnvStreams:
         cursor = self.consumed.get(env)
         if cursor is None:
             return evolve(request, actions=np.zeros((0, 0, 0), np.float32))
-        return evolve(
-            request,
-            state=cursor.state,
-            episode=cursor.episode,
-            actions=cursor.actions,
-            return_so_far=cursor.return_so_far,
-        )
+        return request.continued_from(cursor)
 
     def consume_trajectory(self, trajectory: EnvTrajectory) -> None:
         """Record that a step has trained on this trajectory."""
@@ -73,8 +67,7 @@ class EnvStreams:
 
     def load(self, file: Path, states: Mapping[int, ResetState]) -> None:
         """Restore what `save` wrote; do nothing where the run had no streams. A stream whose state is not among
-        `states` (reset states by their ids) begins again.
-        """
+        `states` (reset states by their ids) begins again."""
         if not file.is_file():
             return
         with np.load(file) as arrays:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from attrs import define
+
 from vla_rl.core.errors import WorkerDied
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import HostInterface
@@ -18,27 +20,22 @@ from vla_rl.runtime.driver.reports.faults import FaultLog
 T = TypeVar("T")
 
 
+@define(eq=False, slots=False)
 class Restarts:
     """Counts and performs the restarts of sim workers."""
 
-    def __init__(self, fleet: Fleet, limit: int, fault_log: FaultLog, stateful: bool = False):
-        """Create the counter.
-
-        Args:
-            limit: `runtime.restarts`.
-            fault_log: told of each restart, which does not count towards its limit.
-            stateful: sim workers have further roles, whose state cannot be rebuilt either.
-        """
-        self.fleet = fleet
-        self.limit = limit
-        self.fault_log = fault_log
-        self.stateful = stateful
-        self.count = 0
+    fleet: Fleet
+    limit: int
+    """`runtime.restarts`."""
+    fault_log: FaultLog
+    """Log of each restart, which does not count towards its limit."""
+    stateful: bool = False
+    """Sim workers have further roles, whose state cannot be rebuilt either."""
+    count: int = 0
 
     def run_with_restarts(self, roll_out: Callable[[], T]) -> T:
         """Call `roll_out` until it ends without the death of a sim worker. Raises WorkerDied when another worker dies,
-        or too many do.
-        """
+        or too many do."""
         while True:
             try:
                 return roll_out()

@@ -40,8 +40,7 @@ def work_metrics(work: RolloutReport) -> dict[str, float]:
 
 def outside_bounds(rollout: Rollout, info: EnvInfo) -> tuple[dict[str, float], str]:
     """Return the number of valid actions of others than the policy that are outside of the simulator's bounds, as a
-    metric if it is not 0, and a text about the worst of them.
-    """
+    metric if it is not 0, and a text about the worst of them."""
     if rollout.executed_actions is None or rollout.source is None:
         return {}, ""
     others = rollout.valid & (rollout.source != ActionSource.POLICY)

@@ -1,6 +1,5 @@
 """Rollouts in the simulators: from tickets to requests for episodes, and from trajectories to a rollout batch and its
-metrics.
-"""
+metrics."""
 
 from __future__ import annotations
 
@@ -8,6 +7,8 @@ import logging
 from collections.abc import Collection, Sequence
 from itertools import groupby
 from pathlib import Path
+
+from attrs import define
 
 from vla_rl.core.catalogue import load
 from vla_rl.core.reset_states import draw_state
@@ -30,34 +31,25 @@ from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest
 logger = logging.getLogger(__name__)
 
 
+@define(eq=False, slots=False)
 class StepRollouts:
     """Requests the episodes of tickets, and assembles their trajectories into the rollout of a step: the `Rollouts` of
-    a runtime.
-    """
+    a runtime."""
 
-    def __init__(
-        self,
-        collector: Collector,
-        requests: EpisodeRequests,
-        memory: SampleMemory,
-        spec: Spec,
-        info: EnvInfo,
-        fault_log: FaultLog,
-        trace: Trace,
-    ) -> None:
-        self.collector = collector
-        self.fleet = collector.fleet
-        self.requests = requests
-        self.memory = memory
-        self.spec = spec
-        self.info = info
-        self.fault_log = fault_log
-        self.trace = trace
-        self.shape = RunShape.from_spec(spec)
+    collector: Collector
+    requests: EpisodeRequests
+    memory: SampleMemory
+    spec: Spec
+    info: EnvInfo
+    fault_log: FaultLog
+    trace: Trace
+
+    def __attrs_post_init__(self) -> None:
+        self.fleet = self.collector.fleet
+        self.shape = RunShape.from_spec(self.spec)
         self.tickets_per_batch = self.shape.envs if self.shape.streaming else self.shape.tickets_per_step
         """Tickets that are rolled out together, before later ones: one for each env with streaming updates, else those
-        of a step.
-        """
+        of a step."""
         self.faults = 0
         """Faults of envs in the running step."""
         self._batch: RolloutBatch | None = None
@@ -120,8 +112,7 @@ class StepRollouts:
 
 class EpisodeRequests:
     """Turns tickets into episode requests: the reset state, the version of the weights and the previous ticket from
-    which each ticket starts.
-    """
+    which each ticket starts."""
 
     def __init__(self, spec: Spec, states: Sequence[ResetState], needs: Requirements):
         """Create the requests' source. `needs`: requirements of the algorithm."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from attrs import define
+
 from vla_rl.core.plan import Plan
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
@@ -13,15 +15,15 @@ from vla_rl.runtime.comm.interfaces import HostInterface, LearnerInterface
 from vla_rl.runtime.planning.memory import check_memory, trajectory_bytes
 
 
+@define(eq=False, slots=False)
 class SampleMemory:
     """Sizes of the model and of samples, which workers measure when first asked."""
 
-    def __init__(self, fleet: Fleet, spec: Spec, plan: Plan, info: EnvInfo) -> None:
-        self.fleet = fleet
-        self.spec = spec
-        self.plan = plan
-        self.info = info
-        self._checked = False
+    fleet: Fleet
+    spec: Spec
+    plan: Plan
+    info: EnvInfo
+    _checked: bool = False
 
     @cached_property
     def sample_bytes(self) -> int:
@@ -30,8 +32,7 @@ class SampleMemory:
 
     def check_samples_fit(self) -> None:
         """Raise UserError where the samples that learners may hold at once do not fit into memory, or those of a step
-        have no room on their way there. Checks once, before the first ticket.
-        """
+        have no room on their way there. Checks once, before the first ticket."""
         if not self._checked:
             check_memory(self.spec, self.plan, self.fleet.backend.cluster_resources(), self.info, self.sample_bytes)
             if self.fleet.remote_policies:
@@ -41,8 +42,7 @@ class SampleMemory:
 
     def measure_sizes(self) -> dict[str, float]:
         """Return the sizes of the model and, with learners, of the longest trajectory; named as in
-        `planning.profile.Profile`.
-        """
+        `planning.profile.Profile`."""
         fleet = self.fleet
         sizes = fleet.get(fleet.worker_of(fleet.policies[0]).call(HostInterface.model_size))
         if fleet.learners:

@@ -22,8 +22,7 @@ class TaskWeighting:
 
     def __init__(self, tasks: Iterable[str], window: int, smoothing: float, ahead: int = 0):
         """Create the weights. `ahead`: training steps for which tickets are issued in advance
-        (`asynchrony.max_lag`).
-        """
+        (`asynchrony.max_lag`)."""
         self.smoothing = smoothing
         self.failed: dict[str, deque[bool]] = {task: deque(maxlen=window) for task in dict.fromkeys(tasks)}
         self.newest: tuple[int, list[tuple[str, bool]]] = (0, [])
@@ -34,8 +33,7 @@ class TaskWeighting:
 
     def group_weights(self, step: int, group: int) -> dict[str, float]:
         """Return task -> weight for a group that is issued while `step` runs. A group that is issued again gets the
-        weights that it had.
-        """
+        weights that it had."""
         if group >= self.next:
             self.next = group + 1
             current = self._current_weights(step)

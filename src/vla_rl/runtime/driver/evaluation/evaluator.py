@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import numpy as np
+from attrs import define, field
 
 from vla_rl.core.errors import StopAndSave, UserError
 from vla_rl.core.events import EpisodeFrames, Evaluation, MissingEpisode, Rate, wilson_interval
@@ -26,8 +27,7 @@ logger = logging.getLogger(__name__)
 
 def evaluation_requests(spec: Spec, states: Sequence[ResetState], frames: int, step: int) -> list[EpisodeRequest]:
     """Return the episodes of the evaluation at `step`; frames are kept of `frames` of them, spread evenly. Raises
-    UserError when there are none.
-    """
+    UserError when there are none."""
     if not states:
         raise UserError(f"env {spec.env.type!r} offers no reset states in its eval split")
     if spec.eval.episodes_per_task is not None:
@@ -52,23 +52,20 @@ def evaluation_requests(spec: Spec, states: Sequence[ResetState], frames: int, s
     ]
 
 
+@define(eq=False)
 class Evaluator:
     """Rolls out evaluations on all envs of a run."""
 
-    def __init__(
-        self, restarts: Restarts, spec: Spec, info: EnvInfo, states: Sequence[ResetState], fault_log: FaultLog
-    ) -> None:
-        """Create the evaluator. `states`: reset states of the eval split."""
-        self.restarts = restarts
-        self.fleet = restarts.fleet
-        self.spec = spec
-        self.info = info
-        self.states = states
-        self.fault_log = fault_log
-        self.given_up: set[int] = set()
-        """Ids of states that broke envs in an earlier evaluation, so that later ones do without them."""
-        self.solved: set[int] = set()
-        """Ids of states in which an episode succeeded with its first action, which were reported."""
+    restarts: Restarts
+    spec: Spec
+    info: EnvInfo
+    states: Sequence[ResetState]
+    """Reset states of the eval split."""
+    fault_log: FaultLog
+    given_up: set[int] = field(factory=set)
+    """Ids of states that broke envs in an earlier evaluation, so that later ones do without them."""
+    solved: set[int] = field(factory=set)
+    """Ids of states in which an episode succeeded with its first action, which were reported."""
 
     def evaluate_states(self, step: int, frames: int, on_start: Callable[[int], object]) -> Evaluation:
         """Roll out every evaluation state once for each repeat, and keep the frames of `frames` episodes. The result
@@ -95,7 +92,7 @@ class Evaluator:
 
     def _roll_out(self, step: int, requests: Sequence[EpisodeRequest]) -> Evaluation:
         start = perf_counter()
-        fleet = self.fleet
+        fleet = self.restarts.fleet
         possible = [request for request in requests if request.state.id not in self.given_up]
         shares = [(policy.worker_index, share) for policy, share in split_over_policies(fleet, possible)]
         reports = fleet.get_all(

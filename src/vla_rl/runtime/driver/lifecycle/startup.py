@@ -115,8 +115,7 @@ def _open_data(fleet: Fleet, section: ImitationSpec, info: EnvInfo) -> list[int]
 
 def _connect_weights(fleet: Fleet, spec: Spec) -> None:
     """Open the ends of the weight transfer from the first learner to policies in other workers. Raises
-    TransferNotPossible.
-    """
+    TransferNotPossible."""
     learner = fleet.learners[0]
     policies = fleet.remote_policies
     hosts = [fleet.worker_of(learner), *map(fleet.worker_of, policies)]

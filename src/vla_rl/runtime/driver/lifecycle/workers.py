@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from attrs import define
+
 from vla_rl.core.events import Evaluation
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo
@@ -22,29 +24,21 @@ from vla_rl.runtime.driver.reports.trace import Trace, traced
 from vla_rl.runtime.placement.hardware import describe_placement
 
 
+@define(eq=False, slots=False)
 class RunWorkers:
     """Evaluates, reports progress and times, and ends the workers: the `Workers` of a runtime."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        info: EnvInfo,
-        collector: Collector,
-        evaluator: Evaluator,
-        memory: SampleMemory,
-        compilation: CompilationMonitor,
-        fault_log: FaultLog,
-        trace: Trace,
-    ) -> None:
-        self.spec = spec
-        self.info = info
-        self.collector = collector
-        self.fleet: Fleet = collector.fleet
-        self.evaluator = evaluator
-        self.memory = memory
-        self.compilation = compilation
-        self.fault_log = fault_log
-        self.trace = trace
+    spec: Spec
+    info: EnvInfo
+    collector: Collector
+    evaluator: Evaluator
+    memory: SampleMemory
+    compilation: CompilationMonitor
+    fault_log: FaultLog
+    trace: Trace
+
+    def __attrs_post_init__(self) -> None:
+        self.fleet: Fleet = self.collector.fleet
         self._on_progress: Callable[[str, int, int], None] = lambda phase, done, total: None
 
     def listen(

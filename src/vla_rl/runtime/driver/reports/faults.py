@@ -20,8 +20,7 @@ class FaultLog:
 
     def report_faults(self, texts: list[str]) -> None:
         """Report these faults and clear the list, so that each is reported once. Raises StopAndSave when there
-        were too many.
-        """
+        were too many."""
         for text in texts:
             self.on_fault(text)
         self.count += len(texts)

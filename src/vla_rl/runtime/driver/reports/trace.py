@@ -89,8 +89,7 @@ class Usage:
     """Idle time between the first and the last of the role's main calls of an iteration."""
     waits: dict[str, float] = field(factory=dict)
     """Idle time by the role that is waited for: the one that supplies this role if that works, else whichever works,
-    else `MESSAGES`.
-    """
+    else `MESSAGES`."""
 
     def compute_shares(self) -> dict[str, Any]:
         """Return the shares of the workers' time, as `Trace.role_shares`."""
@@ -163,8 +162,7 @@ class Trace:
 
     def role_shares(self) -> dict[str, dict[str, Any]]:
         """Return role -> {"workers", "busy", "waits_for": {role: share}, "bubbles"}: shares of its workers' time in all
-        training iterations so far.
-        """
+        training iterations so far."""
         return {role: self.usage[role].compute_shares() for role in ROLES if role in self.usage}
 
     def write_file(self, folder: Path, *, final: bool = False) -> None:
@@ -180,8 +178,7 @@ class Trace:
 
     def to_chrome_format(self) -> dict[str, Any]:
         """Return the kept iterations in Chrome's trace format: a process for each worker, a thread for each role; times
-        in microseconds.
-        """
+        in microseconds."""
         others = {track for segment in self.segments for track in segment.tracks if track[1] in CONCURRENT_TRACKS}
         events = [*_track_names([DRIVER, *self.tracks, *sorted(others)])]
         lanes = {(s.index, "sim"): s.lanes for s in self.assignments if s.concurrent_lanes}
@@ -291,8 +288,7 @@ def find_causes(track: Track, busy: Sequence[Track]) -> dict[str, float]:
 
 def _waited_for(mask: int, tracks: Sequence[Track]) -> dict[str, dict[str, float]]:
     """Return role -> the roles that its idle workers wait for, in numbers of workers. Bit i of `mask`: track i is
-    busy.
-    """
+    busy."""
     result: dict[str, dict[str, float]] = {}
     busy = _busy_tracks(mask, tracks)
     for i, track in enumerate(tracks):

@@ -1,10 +1,8 @@
 """Replay buffer, the driver's half: which groups a training step uses again, how long they are kept, and their
-trajectory records. Their samples are with the learners (`sample_buffer.py`).
-"""
+trajectory records. Their samples are with the learners (`sample_buffer.py`)."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from attrs import define, field, frozen
@@ -91,46 +89,8 @@ class ReplayChanges:
     """Groups of earlier steps that leave it."""
 
 
-class Replay(ABC):
-    """Source of groups that a step trains on again, besides its new ones."""
-
-    @abstractmethod
-    def draw_groups(self, version: int, new: RolloutBatch) -> list[RolloutBatch]:
-        """Return the groups of earlier steps that this step trains on again, and store those of `new`. `version`:
-        version of the learners' weights.
-        """
-
-    @abstractmethod
-    def end_step(self, trained: bool) -> ReplayChanges:
-        """End the step. `trained`: False where it had nothing to train on."""
-
-    @abstractmethod
-    def batch_metrics(self, rollout: Rollout, repeated: Array, version: int) -> dict[str, float]:
-        """Return the metrics of what a step trains on; `repeated`: bool [N], columns that are used again."""
-
-    @abstractmethod
-    def buffer_metrics(self, learner_bytes: Sequence[int]) -> dict[str, float]:
-        """Return the metrics of the buffer. `learner_bytes`: bytes of samples that each learner holds."""
-
-
-class NoReplay(Replay):
-    """Stand-in for a buffer in a run that trains on each group once."""
-
-    def draw_groups(self, version: int, new: RolloutBatch) -> list[RolloutBatch]:
-        return []
-
-    def end_step(self, trained: bool) -> ReplayChanges:
-        return ReplayChanges()
-
-    def batch_metrics(self, rollout: Rollout, repeated: Array, version: int) -> dict[str, float]:
-        return {}
-
-    def buffer_metrics(self, learner_bytes: Sequence[int]) -> dict[str, float]:
-        return {}
-
-
-class ReplayBuffer(Replay):
-    """Trajectory records of the groups that may be used again."""
+class ReplayBuffer:
+    """Trajectory records of the groups that may be used again: a training step trains on some, besides its new ones."""
 
     def __init__(self, index: ReplayIndex) -> None:
         self.index = index
@@ -143,6 +103,8 @@ class ReplayBuffer(Replay):
         self._expired: list[int] = []
 
     def draw_groups(self, version: int, new: RolloutBatch) -> list[RolloutBatch]:
+        """Return the groups of earlier steps that this step trains on again, and store those of `new`. `version`:
+        version of the learners' weights."""
         self._expired = self.index.drop_expired(version)
         self._repeated = self.index.choose_groups(new.rollout.step, len(new.rollout.groups.unique()))
         repeated = [self.batches[group] for group in self._repeated]
@@ -150,6 +112,7 @@ class ReplayBuffer(Replay):
         return repeated
 
     def end_step(self, trained: bool) -> ReplayChanges:
+        """End the step. `trained`: False where it had nothing to train on."""
         leaving = [*self._expired, *(self.index.record_use(self._repeated, self._new) if trained else ())]
         dropped = [self.batches.pop(group) for group in leaving if group in self.batches]
         kept_tickets = [
@@ -161,6 +124,7 @@ class ReplayBuffer(Replay):
         return ReplayChanges(kept_tickets=kept_tickets, dropped=dropped)
 
     def batch_metrics(self, rollout: Rollout, repeated: Array, version: int) -> dict[str, float]:
+        """Return the metrics of what a step trains on; `repeated`: bool [N], columns that are used again."""
         samples = rollout.samples.numpy()
         lags = (version - rollout.versions.numpy())[:, repeated][samples[:, repeated]]
         metrics = {"replay/share": len(lags) / float(samples.sum())}
@@ -170,6 +134,7 @@ class ReplayBuffer(Replay):
         return metrics
 
     def buffer_metrics(self, learner_bytes: Sequence[int]) -> dict[str, float]:
+        """Return the metrics of the buffer. `learner_bytes`: bytes of samples that each learner holds."""
         return {"replay/groups": float(len(self.batches)), "replay/mib": sum(learner_bytes) / 2**20}
 
     def _store_groups(self, new: RolloutBatch, version: int) -> None:

@@ -1,6 +1,5 @@
 """Recomputation of values and log-probs with the newest weights: the driver decides which samples need them, in which
-batches and on which learner. `scoring.py` is the learners' half.
-"""
+batches and on which learner. `scoring.py` is the learners' half."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Route of samples from policies to learners, as the driver directs it: it decides what a step trains on, has model
-inputs moved to the learners and scored there, and has everything freed.
-"""
+inputs moved to the learners and scored there, and has everything freed."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet, by_reference
 from vla_rl.runtime.comm.interfaces import HostInterface, LearnerInterface, PolicyInterface
 from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, all_samples, join_batches
-from vla_rl.runtime.driver.samples.replay import NoReplay, Replay, ReplayBuffer, ReplayIndex
+from vla_rl.runtime.driver.samples.replay import ReplayBuffer, ReplayChanges, ReplayIndex
 from vla_rl.runtime.driver.samples.rescoring import rescore_rollout
 from vla_rl.runtime.messages.reports import TrajectoryResult
 from vla_rl.runtime.placement.assignments import ranks_of
@@ -31,7 +30,7 @@ class SampleRouter:
         self.fleet = fleet
         self.needs = needs
         self.transfers = SampleTransfers(fleet, runs_ahead=shape.has_overlap, replays=shape.has_replay)
-        self.replay: Replay = NoReplay()
+        self.replay: ReplayBuffer | None = None
         section = spec.asynchrony.replay
         if section is not None:
             self.replay = ReplayBuffer(ReplayIndex(section, shape.replayed_groups, spec.seed))
@@ -51,19 +50,19 @@ class SampleRouter:
         """
         version = self.fleet.version
         new = self.transfers.move_samples(batch.cut_columns(selected, columns), ranks)
-        prepared = join_batches([*self.replay.draw_groups(version, new), new])
+        prepared = join_batches([*(self.replay.draw_groups(version, new) if self.replay else ()), new])
         repeated = np.arange(len(prepared.numbers)) < len(prepared.numbers) - len(new.numbers)
-        self.metrics = self.replay.batch_metrics(prepared.rollout, repeated, version)
+        self.metrics = self.replay.batch_metrics(prepared.rollout, repeated, version) if self.replay else {}
         return evolve(prepared, rollout=self._rescore_stale(prepared, repeated, version))
 
     def free_unused(self, batch: RolloutBatch, trained: bool) -> dict[str, float]:
         """Free what no later step trains on, after a step that collected `batch`. `trained`: False where the step had
-        nothing to train on. Return metrics.
-        """
-        changes = self.replay.end_step(trained)
+        nothing to train on. Return metrics."""
+        changes = self.replay.end_step(trained) if self.replay else ReplayChanges()
         over = ~np.isin(batch.numbers, changes.kept_tickets)
         freed = _joined_ids([batch.ids_by_worker(over), *(group.ids_by_worker() for group in changes.dropped)])
-        return self.replay.buffer_metrics(self.transfers.free_samples(batch.numbers.tolist(), freed))
+        learner_bytes = self.transfers.free_samples(batch.numbers.tolist(), freed)
+        return self.replay.buffer_metrics(learner_bytes) if self.replay else {}
 
     def _rescore_stale(self, batch: RolloutBatch, repeated: Array, version: int) -> Rollout:
         """Return the rollout with recomputed values and log-probs.
@@ -85,8 +84,7 @@ class SampleRouter:
 
 class SampleTransfers:
     """Moves the model inputs of a step's samples from the policies that made them to the learners, and knows which are
-    already there.
-    """
+    already there."""
 
     def __init__(self, fleet: Fleet, *, runs_ahead: bool, replays: bool) -> None:
         """Create the transfers.
@@ -99,8 +97,7 @@ class SampleTransfers:
         self.replays = replays
         self.prefetches = runs_ahead and len(fleet.learners) == 1
         """True where model inputs move as soon as their tickets are collected. With several learners the rank of a
-        sample is known only when the step is complete, since all ranks get equally many.
-        """
+        sample is known only when the step is complete, since all ranks get equally many."""
         self.policy_of_worker = {policy.worker_index: policy for policy in fleet.policies}
         self._unsent: dict[int, dict[int, Array]] = {}
         """Policy worker -> tickets collected since its model inputs moved last, with their sample ids."""
@@ -110,8 +107,7 @@ class SampleTransfers:
 
     def prefetch_inputs(self, worker: int, trajectories: Sequence[TrajectoryResult]) -> None:
         """Move the model inputs of these collected tickets from the policy's worker to the learner, in portions of as
-        many tickets as the worker has envs, since each move costs it time.
-        """
+        many tickets as the worker has envs, since each move costs it time."""
         unsent = self._unsent.setdefault(worker, {})
         unsent |= {trajectory.env_part.number: trajectory.policy_part["sample_ids"] for trajectory in trajectories}
         if len(unsent) >= self.policy_of_worker[worker].assignment.envs_served:
@@ -149,8 +145,7 @@ class SampleTransfers:
 
     def free_samples(self, tickets: Sequence[int], sample_ids: Mapping[int, Array]) -> list[int]:
         """Let the learners free these samples (worker -> sample ids), and forget these tickets. Return the bytes that
-        each learner still holds.
-        """
+        each learner still holds."""
         self.wait_for_transfers()
         self._sent.difference_update(tickets)
         for unsent in self._unsent.values():  # a step that trained on nothing has moved nothing
@@ -170,8 +165,7 @@ class SampleTransfers:
 
     def _move_to_learner(self, rank: int, worker: int, sample_ids: Array, several_sources: bool = False) -> None:
         """Move samples that the policy of `worker` made to a learner. `several_sources`: the learner holds samples of
-        other policies too.
-        """
+        other policies too."""
         learner = self.fleet.learners[rank]
         sample_ids = np.sort(sample_ids)
         if learner.worker_index == worker:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from attrs import define
 
 from vla_rl.core.augmentation import AugmentSpec
 from vla_rl.core.errors import UserError
@@ -24,31 +25,23 @@ STEPS_PER_CALL = 10
 """Optimiser steps of one call. A run can be stopped between two calls."""
 
 
+@define(eq=False)
 class ImitationTrainer:
     """Behaviour cloning of demonstrations that the learners hold; deterministic in seed and step."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        orders: Sequence[SampleOrder],
-        metrics: dict[str, float],
-        augment: AugmentSpec | None = None,
-        seed: int = 0,
-    ):
-        """Describe the demonstrations.
+    _fleet: Fleet
+    _orders: Sequence[SampleOrder]
+    """Order of the samples of each rank."""
+    metrics: dict[str, float]
+    """Metrics of the demonstrations."""
+    _augment: AugmentSpec | None = None
+    """Random changes to the images, by numbers of `seed`; None: none."""
+    _seed: int = 0
 
-        Args:
-            orders: order of the samples of each rank.
-            metrics: metrics of the demonstrations.
-            augment: random changes to the images, by numbers of `seed`; None: none.
-        """
-        self.metrics = metrics
-        self._fleet = fleet
-        self._orders = orders
-        self._augment = augment
-        self._seed = seed
-        self.steps_per_epoch = orders[0].steps_per_epoch
+    @property
+    def steps_per_epoch(self) -> int:
         """Optimiser steps of one pass over the demonstrations; with several data sets, over the first."""
+        return self._orders[0].steps_per_epoch
 
     def batch_size(self, step: int) -> int:
         """Return the samples of an optimiser step (from 1), over all ranks."""
@@ -108,8 +101,7 @@ def start_behaviour_cloning(
     fleet: Fleet, spec: Spec, recorded_samples: Sequence[int], on_progress: OnProgress
 ) -> ImitationTrainer:
     """Return the demonstrations of the spec's `imitation:`, ready to train on. `recorded_samples`: samples of each
-    data set that the learners opened.
-    """
+    data set that the learners opened."""
     section = spec.imitation
     assert section is not None
     if section.expert is None:
@@ -120,8 +112,7 @@ def start_behaviour_cloning(
 
 def clone_expert(fleet: Fleet, spec: Spec, on_progress: OnProgress) -> dict[str, float]:
     """Clone the simulator's scripted expert on all learners, as `bc_warmup:` says, and forget the demonstrations and
-    the optimiser's state before RL. Return metrics.
-    """
+    the optimiser's state before RL. Return metrics."""
     section = spec.bc_warmup
     assert section is not None
     on_progress("demonstrations", 0, section.episodes)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
+from attrs import frozen
 
 from vla_rl.core.randomness import generator
 from vla_rl.core.spec.sections import WEIGHT_PARTS
@@ -27,21 +28,19 @@ class SampleOrder(ABC):
         """Return the indices, int64 [size], of an optimiser step's samples."""
 
 
+@frozen(eq=False)
 class Epochs(SampleOrder):
     """All samples once an epoch, in another order each time. The last step of an epoch has what is left."""
 
-    def __init__(self, seed: int, purpose: str, rank: int, samples: Array, batch: int, steps_per_epoch: int) -> None:
-        """Describe the order.
-
-        Args:
-            samples: int64 [n], the rank's indices.
-            batch: samples of an optimiser step.
-            steps_per_epoch: of the rank with the most samples.
-        """
-        self._key = (seed, purpose, rank)
-        self._samples = samples
-        self._batch = batch
-        self.steps_per_epoch = steps_per_epoch
+    _seed: int
+    _purpose: str
+    _rank: int
+    _samples: Array
+    """int64 [n], the rank's indices."""
+    _batch: int
+    """Samples of an optimiser step."""
+    steps_per_epoch: int
+    """Optimiser steps of the rank with the most samples."""
 
     def sample_count(self, step: int) -> int:
         start = (step - 1) % self.steps_per_epoch * self._batch
@@ -49,7 +48,7 @@ class Epochs(SampleOrder):
 
     def batch_indices(self, step: int) -> Array:
         epoch, position = divmod(step - 1, self.steps_per_epoch)
-        order = generator(*self._key, epoch).permutation(len(self._samples))
+        order = generator(self._seed, self._purpose, self._rank, epoch).permutation(len(self._samples))
         return self._samples[order[position * self._batch : (position + 1) * self._batch]]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
-from attrs import evolve
+from attrs import define, evolve
 
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
@@ -27,34 +27,24 @@ PAST_WEIGHTS = "past.pt"
 """Files of a checkpoint's trainer folder."""
 
 
+@define(eq=False, slots=False)
 class RunLearners:
     """Trains on prepared samples, publishes weights and writes checkpoints: the `Learners` of a runtime."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        collector: Collector,
-        requests: EpisodeRequests,
-        update: StepUpdate,
-        parts: Sequence[StepPart],
-        *,
-        recorded_samples: Sequence[int],
-        compilation: CompilationMonitor,
-        on_progress: Callable[[str, int, int], None],
-        trace: Trace,
-    ) -> None:
-        """Create the learners' side of the driver. `recorded_samples`: samples of each data set that they opened."""
-        self.spec = spec
-        self.shape = RunShape.from_spec(spec)
-        self.fleet = collector.fleet
-        self.collector = collector
-        self.requests = requests
-        self.update = update
-        self.parts = parts
-        self.recorded_samples = recorded_samples
-        self.compilation = compilation
-        self.on_progress = on_progress
-        self.trace = trace
+    spec: Spec
+    collector: Collector
+    requests: EpisodeRequests
+    update: StepUpdate
+    parts: Sequence[StepPart]
+    recorded_samples: Sequence[int]
+    """Samples of each data set that the learners opened."""
+    compilation: CompilationMonitor
+    on_progress: Callable[[str, int, int], None]
+    trace: Trace
+
+    def __attrs_post_init__(self) -> None:
+        self.shape = RunShape.from_spec(self.spec)
+        self.fleet = self.collector.fleet
 
     @traced
     def train(self, prepared: Rollout, advantages: Advantages) -> dict[str, float]:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from attrs import evolve
+from attrs import define, evolve, field
 
 from vla_rl.core.errors import PluginError
+from vla_rl.core.fields import ADVANTAGES
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run.selection import select_trajectories, take_columns
-from vla_rl.core.spec.spec import Spec
 from vla_rl.core.trainers import OptimizerStep
 from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.comm.backend import Ref
@@ -29,41 +29,30 @@ from vla_rl.runtime.driver.collecting.assembler import (
     find_samples,
     join_batches,
 )
-from vla_rl.runtime.driver.collecting.rollouts import StepRollouts
-from vla_rl.runtime.driver.reports.trace import Trace, traced
+from vla_rl.runtime.driver.reports.trace import traced
 from vla_rl.runtime.driver.samples.micro_batch_stream import MicroBatchStream
-from vla_rl.runtime.driver.samples.sample_router import SampleRouter
-from vla_rl.runtime.driver.training.part import StepPart
-from vla_rl.runtime.driver.training.scope_check import OTHER_SELECTION, check_parts, scope_error
 from vla_rl.runtime.driver.training.update import StepUpdate, log_warnings, update_metrics
 
 
+@define(eq=False, slots=False)
 class StreamingUpdate(StepUpdate):
     """Update that begins with the first groups of a step while others are still rolled out."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        algorithm: Algorithm,
-        rollouts: StepRollouts,
-        router: SampleRouter,
-        parts: Sequence[StepPart],
-        trace: Trace,
-    ) -> None:
-        super().__init__(spec, rollouts, router, parts, trace)
-        self.algorithm = algorithm
-        self.stream = MicroBatchStream(self.fleet, spec.train.micro_batch)
-        self._scored_tickets: list[int] = []
-        """Tickets of the running step whose groups were scored already; they are its first ones."""
-        self._scored_parts: list[RolloutBatch] = []
-        """Rollouts that the filters left of each scored part."""
-        self._scored_samples: list[RolloutSamples] = []
-        """Samples of each scored part."""
+    algorithm: Algorithm = field(kw_only=True)
+    _scored_tickets: list[int] = field(factory=list, init=False)
+    """Tickets of the running step whose groups were scored already; they are its first ones."""
+    _scored_parts: list[RolloutBatch] = field(factory=list, init=False)
+    """Rollouts that the filters left of each scored part."""
+    _scored_samples: list[RolloutSamples] = field(factory=list, init=False)
+    """Samples of each scored part."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.stream = MicroBatchStream(self.fleet, self.spec.train.micro_batch)
 
     def begin(self, step: int, tickets: Sequence[int]) -> None:
         """Score the groups that are not scored yet, once they fill a micro-batch of every rank, and let learners begin
-        with them. Does not wait.
-        """
+        with them. Does not wait."""
         unscored = tickets[len(self._scored_tickets) :]
         trajectories = [self.collector.trajectories[number] for number in unscored]
         samples = sum(len(trajectory.policy_part["versions"]) for _, trajectory in trajectories)
@@ -135,8 +124,7 @@ class StreamingUpdate(StepUpdate):
 
     def finish_update(self, trained: bool) -> None:
         """Reset the state, as the step is over. Raises PluginError where `select` kept samples of parts and nothing of
-        the whole step.
-        """
+        the whole step."""
         scored = self._scored_count
         self._scored_tickets = []
         self._scored_parts = []
@@ -161,3 +149,40 @@ class StreamingUpdate(StepUpdate):
 
     def _scope_error(self, reason: str) -> PluginError:
         return scope_error(self.spec.algorithm.type, reason)
+
+
+TOLERANCE = 1e-3
+"""Tolerance of the comparison between parts and the whole step, relative to the largest value. Sums of rewards are
+rounded differently where trajectories are longer, and the division by a small standard deviation amplifies that."""
+OTHER_SELECTION = "`select` keeps other trajectories of the whole step than of parts of it"
+
+
+def check_parts(name: str, algorithm: Algorithm, parts: RolloutSamples, step: RolloutSamples) -> None:
+    """Raise PluginError unless the parts are the first samples of the whole step, with the same scores. `name`: type of
+    the algorithm."""
+    count = len(parts)
+    same = count <= len(step) and all(
+        np.array_equal(getattr(parts, key), getattr(step, key)[:count]) for key in ("numbers", "steps")
+    )
+    if not same:
+        raise scope_error(name, OTHER_SELECTION)
+    for key in (*(one.name for one in ADVANTAGES if one.in_batch), *algorithm.extras):
+        of_parts = parts.fields[key]
+        of_step = step.fields[key]
+        if of_parts is None and of_step is None:
+            continue
+        if of_parts is None or of_step is None:
+            raise scope_error(name, f"there are {key} of the whole step or of its parts, and not of both")
+        largest = float(np.abs(of_step).max(initial=0.0))
+        difference = float(np.abs(of_parts - of_step[:count]).max(initial=0.0))
+        if difference > TOLERANCE * largest:
+            raise scope_error(name, f"{key} of parts differ by up to {difference:.3g} from those of the whole step")
+
+
+def scope_error(name: str, reason: str) -> PluginError:
+    """Return the error for an algorithm of this type that scores parts of a step differently."""
+    return PluginError(
+        f"algorithm {name!r} says advantage_scope GROUP, and needs other groups: {reason} (or a wrapper around it "
+        f"does); the weights are unchanged. Set advantage_scope = AdvantageScope.STEP in it, or "
+        f"asynchrony.streaming_update: false"
+    )

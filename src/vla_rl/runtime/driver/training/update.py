@@ -1,6 +1,5 @@
 """Samples of a training step and the update with them: they are prepared on the learners, split into the optimiser
-steps of each rank, trained on, and freed.
-"""
+steps of each rank, trained on, and freed."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 
 import numpy as np
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from vla_rl.core.randomness import generator
 from vla_rl.core.spec.spec import Spec
@@ -26,22 +25,22 @@ from vla_rl.toolkit.algorithms.statistics import read_all
 logger = logging.getLogger(__name__)
 
 
+@define(eq=False, slots=False)
 class StepUpdate:
     """The `Samples` of a runtime: prepares what a step trains on, updates when all of it is there, and frees it."""
 
-    def __init__(
-        self, spec: Spec, rollouts: StepRollouts, router: SampleRouter, parts: Sequence[StepPart], trace: Trace
-    ) -> None:
-        self.spec = spec
-        self.rollouts = rollouts
-        self.collector = rollouts.collector
-        self.fleet = rollouts.fleet
-        self.router = router
-        self.parts = parts
-        self.trace = trace
-        self.prepared: RolloutBatch | None = None
-        """What is trained on next."""
-        self.prepare_seconds = 0.0
+    spec: Spec
+    rollouts: StepRollouts
+    router: SampleRouter
+    parts: Sequence[StepPart]
+    trace: Trace
+    prepared: RolloutBatch | None = field(default=None, init=False)
+    """What is trained on next."""
+    prepare_seconds: float = field(default=0.0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.collector = self.rollouts.collector
+        self.fleet = self.rollouts.fleet
 
     def begin(self, step: int, tickets: Sequence[int]) -> None:
         """Do nothing: the step is incomplete."""
@@ -69,8 +68,7 @@ class StepUpdate:
 
     def prepare_batch(self, batch: RolloutBatch, selected: Rollout, columns: Array) -> RolloutBatch:
         """Return what is trained on, moved to the learners: replayed groups first, then the columns (indices) of a
-        step's rollout that `selected` consists of.
-        """
+        step's rollout that `selected` consists of."""
         return self.router.prepare_samples(batch, selected, columns)
 
     def run_update(self, prepared: RolloutBatch, advantages: Advantages) -> dict[str, float]:
@@ -93,8 +91,7 @@ class StepUpdate:
 
     def _split_shards(self, step: int, samples: RolloutSamples, ranks: Array) -> list[RankShard]:
         """Return the shard of each rank (`ranks`: int64 [S], rank of each sample): first the samples of the policy in
-        the rank's worker, then the others by worker, each in the order of the sample ids.
-        """
+        the rank's worker, then the others by worker, each in the order of the sample ids."""
         train = self.spec.train
         learner_workers = np.array([learner.worker_index for learner in self.fleet.learners])
         source = np.where(samples.workers == learner_workers[ranks], 0, samples.workers + 1)

@@ -1,6 +1,5 @@
 """Memory-mapped files of recorded episodes: each array of an episode has a file, and each episode a slot of fixed
-size.
-"""
+size."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ class EpisodeFiles:
 
     def __init__(self, folder: Path, shape: EpisodeShape, slots: int) -> None:
         """Open the files, or create them. Raises UserError where disk or memory is too small, and for files with other
-        episodes.
-        """
+        episodes."""
         self.folder = folder
         self.shape = shape
         self.slots = slots

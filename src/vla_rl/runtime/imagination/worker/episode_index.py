@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
-from attrs import frozen
+from attrs import define, field, frozen
 
 from vla_rl.runtime.imagination.messages import RecordedEpisode
 
@@ -37,24 +37,20 @@ class EpisodeEntry:
     instruction: str
 
 
+@define(eq=False)
 class EpisodeIndex:
     """Index of the newest `capacity` episodes."""
 
-    def __init__(self, capacity: int, slots: int, held_out: float) -> None:
-        """Create an empty index.
-
-        Args:
-            held_out: share of episodes that are used for measuring only, chosen by a hash of their identity.
-        """
-        self.entries: list[EpisodeEntry] = []
-        """Entries, the oldest first."""
-        self._capacity = capacity
-        self._slots = slots
-        self._held_out = held_out
-        self._recorded = 0
-        """Number of episodes that were ever recorded."""
-        self._checkpointed: list[frozenset[int]] = []
-        """Slots of the checkpoint that would be resumed, and of checkpoints that are being written."""
+    _capacity: int
+    _slots: int
+    _held_out: float
+    """Share of episodes that are used for measuring only, chosen by a hash of their identity."""
+    entries: list[EpisodeEntry] = field(factory=list, init=False)
+    """Entries, the oldest first."""
+    _recorded: int = field(default=0, init=False)
+    """Number of episodes that were ever recorded."""
+    _checkpointed: list[frozenset[int]] = field(factory=list, init=False)
+    """Slots of the checkpoint that would be resumed, and of checkpoints that are being written."""
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -83,8 +79,7 @@ class EpisodeIndex:
 
     def state(self) -> dict[str, Any]:
         """Return the index as plain data, for a checkpoint. Its slots are kept until a later checkpoint is `saved`, or
-        this one is `dropped`.
-        """
+        this one is `dropped`."""
         self._checkpointed.append(frozenset(entry.slot for entry in self.entries))
         return {"recorded": self._recorded, "entries": [attrs.astuple(entry) for entry in self.entries]}
 

@@ -22,8 +22,7 @@ QUARTERS = (0.1, 0.1, 0.1, 0.7)
 
 class EpisodeStore:
     """Store of the newest `capacity` episodes. The id of a window packs the serial number of its episode and the index
-    of the window's newest frame; it stays valid as long as the episode is in the store.
-    """
+    of the window's newest frame; it stays valid as long as the episode is in the store."""
 
     def __init__(self, folder: Path, shape: EpisodeShape, *, capacity: int, spare: int, held_out: float = 0.2) -> None:
         """Open the files in `folder`, or create them.
@@ -41,8 +40,7 @@ class EpisodeStore:
 
     def add(self, episodes: Iterable[RecordedEpisode]) -> None:
         """Record episodes; the oldest beyond `capacity` are dropped. Raises UserError where an episode has another
-        shape, and where checkpoints are too far apart for `spare`.
-        """
+        shape, and where checkpoints are too far apart for `spare`."""
         for episode in episodes:
             slot = self.index.free_slot()
             if slot is None:
@@ -64,8 +62,7 @@ class EpisodeStore:
         self, where: Literal["any", "first"], *, held_out: bool = False, newest: int | None = None
     ) -> tuple[ResetState, ...]:
         """Return the windows to imagine from: their newest frame is the first of an episode, or ("any") one that a
-        chunk followed. They come from the `newest` episodes, or from all.
-        """
+        chunk followed. They come from the `newest` episodes, or from all."""
         entries = self.index.split_entries(held_out)
         return tuple(
             ResetState(id=self._window_id(entry, frame), task=entry.task)

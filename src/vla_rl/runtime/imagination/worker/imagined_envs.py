@@ -1,16 +1,25 @@
 """The envs in which policies train in imagination, in the worker of the world model. They are separate from the
-simulators' envs, so that a rollout may run at the same time.
-"""
+simulators' envs, so that a rollout may run at the same time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vla_rl.runtime.imagination.interfaces import MEASURING, TRAINING, ImaginedEnvInterface
+from vla_rl.runtime.imagination.interfaces import (
+    IMAGINED,
+    MEASURING,
+    RECORDINGS,
+    TRAINING,
+    WORLD_MODEL,
+    ImaginedEnvInterface,
+)
+from vla_rl.runtime.imagination.messages import ImaginationRoles
 from vla_rl.runtime.imagination.worker.imagined_env import ImaginedEnv
+from vla_rl.runtime.imagination.worker.recording import WorldModelObserver, WorldModelRecordings
 from vla_rl.runtime.imagination.worker.world_model_worker import WorldModelWorker
 from vla_rl.runtime.messages.requests import EpisodeRequest, StepRequest
+from vla_rl.runtime.workers.added_roles import BuiltRoles, RoleContext
 from vla_rl.runtime.workers.env.envs import EnvLanes, in_host_memory
 from vla_rl.runtime.workers.env.episodes import Bootstrap, Episodes
 
@@ -21,8 +30,7 @@ still reaches. It matters only where a run keeps more (`imagination.buffer`), an
 
 class ImaginedEnvs(EnvLanes, ImaginedEnvInterface):
     """The imagined envs of all lanes (role `IMAGINED`). Each lane has envs for training (purpose `TRAINING`), and
-    envs that measure the over-estimation of success (purpose `MEASURING`).
-    """
+    envs that measure the over-estimation of success (purpose `MEASURING`)."""
 
     def __init__(self, world_model: WorldModelWorker, num_envs: Mapping[int, int], bootstrap: Bootstrap) -> None:
         """Create the envs.
@@ -87,3 +95,16 @@ class ImaginedEnvs(EnvLanes, ImaginedEnvInterface):
         for ticket in tickets:
             if ticket.world != version:
                 raise RuntimeError(f"ticket {ticket.number} is of world model version {ticket.world}, not {version}")
+
+
+def build_roles(context: RoleContext, settings: ImaginationRoles) -> BuiltRoles:
+    """Build the recordings of a worker and, in the first, the world model and its envs."""
+    assert context.spec.world_model is not None
+    recordings = WorldModelRecordings()
+    roles: dict[str, Any] = {RECORDINGS: recordings}
+    if settings.lanes is not None:
+        world_model = WorldModelWorker(context, settings.folder)
+        roles[WORLD_MODEL] = world_model
+        roles[IMAGINED] = ImaginedEnvs(world_model, settings.lanes, context.bootstrap)
+    plugin = f"world model {context.spec.world_model.type!r}"
+    return BuiltRoles(roles=roles, plugin=plugin, make_observer=lambda: WorldModelObserver(recordings.ended))

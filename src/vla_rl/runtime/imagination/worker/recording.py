@@ -60,12 +60,7 @@ class WorldModelRecordings(WorldModelRecordingInterface):
     def __init__(self) -> None:
         self.ended: dict[int, RecordedEpisode] = {}
         """Number of the ticket -> its episode. With rollouts ahead of training, episodes of later steps are among
-        them.
-        """
-
-    def create_observer(self) -> WorldModelObserver:
-        """Return an observer for the episodes of a lane."""
-        return WorldModelObserver(self.ended)
+        them."""
 
     def take_episodes(self, last: int) -> list[RecordedEpisode]:
         return [self.ended.pop(number) for number in sorted(self.ended.copy()) if number <= last]

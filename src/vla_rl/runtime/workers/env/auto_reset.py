@@ -64,8 +64,7 @@ class StreamPositions:
 
     def take_observations(self, env_ids: Array) -> list[tuple[Array, Observation]]:
         """Return those of these envs that continue where they are, with their observations, and forget these. Envs
-        whose observations were kept together are returned together.
-        """
+        whose observations were kept together are returned together."""
         batches: dict[int, tuple[Observation, list[int], list[int]]] = {}
         for env_id in env_ids.tolist() if self._observations else ():
             if env_id in self._observations:

@@ -25,12 +25,11 @@ from vla_rl.runtime.comm.shared_memory import SharedMemoryWriter
 from vla_rl.runtime.messages.ids import DEMONSTRATIONS
 from vla_rl.runtime.messages.requests import EpisodeRequest, StepRequest
 from vla_rl.runtime.placement.assignments import LaneSlice
-from vla_rl.runtime.workers.env.closing import close_env
 from vla_rl.runtime.workers.env.envs import EnvLanes, in_host_memory
-from vla_rl.runtime.workers.env.episodes import Bootstrap, Episodes
+from vla_rl.runtime.workers.env.episodes import Bootstrap, Episodes, RolloutObserver
 from vla_rl.runtime.workers.env.expert import LaneExpert
-from vla_rl.runtime.workers.env.observer import RolloutObserver
 from vla_rl.runtime.workers.env.reward_scorer import RewardScorer
+from vla_rl.runtime.workers.env.simulator import close_env
 from vla_rl.toolkit.data.recording import settings_in
 
 MOST_FAULTS_AT_A_STATE = 2
@@ -223,8 +222,7 @@ class EnvWorker(EnvLanes, EnvInterface):
 
     def note_fault(self, text: str, state: ResetState | None) -> None:
         """Count a fault of an env, in an episode from this reset state, which the report of the fault names. Raises
-        StopAndSave when there were too many.
-        """
+        StopAndSave when there were too many."""
         if state is not None:
             with self._counting:
                 self.faults_at[state] += 1

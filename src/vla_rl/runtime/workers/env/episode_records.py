@@ -1,6 +1,5 @@
 """Records of the running episodes and tickets of N envs: statistics, masks and rewards of each chunk step, and the
-trajectories that they make up.
-"""
+trajectories that they make up."""
 
 from __future__ import annotations
 
@@ -39,28 +38,21 @@ class StepCounts:
         self.restarted = 0
 
 
+@define(eq=False, slots=False)
 class EpisodeStatistics:
     """Statistics of the running episodes of N envs; `add_chunk` derives the masks and rewards of a chunk step."""
 
-    def __init__(
-        self,
-        num_envs: int,
-        *,
-        name: str,
-        chunk: int,
-        ignore_terminations: bool,
-        reward: Literal["raw", "relative"],
-        reward_coef: float,
-        extras: Mapping[str, str] = MappingProxyType({}),
-    ):
-        """Create the statistics. `extras`: as `EnvInfo.extras`."""
-        self.num_envs = num_envs
-        self.name = name
-        self.chunk = chunk
-        self.ignore_terminations = ignore_terminations
-        self.reward = reward
-        self.reward_coef = reward_coef
-        self.extras = extras
+    num_envs: int
+    name: str
+    chunk: int
+    ignore_terminations: bool
+    reward: Literal["raw", "relative"]
+    reward_coef: float
+    extras: Mapping[str, str] = MappingProxyType({})
+    """Dimensions of further numbers, as `EnvInfo.extras`."""
+
+    def __attrs_post_init__(self) -> None:
+        num_envs = self.num_envs
         self.limit = np.zeros(num_envs, np.int64)
         """Step limit of each episode."""
         self.steps = np.zeros(num_envs, np.int64)  # only valid ones count

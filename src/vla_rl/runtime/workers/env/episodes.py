@@ -22,8 +22,8 @@ An episode of an evaluation is given up where its reset state breaks envs again 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
 
 import numpy as np
 from attrs import evolve
@@ -35,8 +35,6 @@ from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest, Step
 from vla_rl.runtime.workers.env.auto_reset import StreamPositions
 from vla_rl.runtime.workers.env.episode_records import ACTIONS, EpisodeStatistics, RunningTrajectories, StepCounts
 from vla_rl.runtime.workers.env.expert import LABELS, LaneExpert
-from vla_rl.runtime.workers.env.fault_recovery import FaultRecovery
-from vla_rl.runtime.workers.env.observer import RolloutObserver
 from vla_rl.runtime.workers.env.recording import EpisodeRecorder, FrameRecorder
 from vla_rl.runtime.workers.env.reward_scorer import RewardScorer
 from vla_rl.runtime.workers.env.simulator import LaneSimulator
@@ -52,12 +50,32 @@ NUMBER, VERSION = 0, 3
 """Columns of `Episodes.identity`."""
 
 
+class RolloutObserver(Protocol):
+    """Observer of all episodes of a lane; `world_model_recording.py` records them through it."""
+
+    def on_reset(self, env_ids: Array, starts: Sequence[EpisodeRequest], seeds: Array, obs: Observation) -> None:
+        """Take note that these envs (int64 [R]) were reset with these seeds (int64 [R]); `obs` has their R
+        observations."""
+
+    def on_chunk(
+        self, env_ids: Array, actions: Array, record: Mapping[str, Array], success: Array, obs: Observation
+    ) -> None:
+        """Take note that these envs (int64 [R]) executed a chunk.
+
+        Args:
+            actions: float32 [N, C, A] of all N envs, as they were asked for.
+            record: masks [N, C], as `EpisodeStatistics.add_chunk` returns them.
+            success: bool [N]: whether the last action solved the task.
+            obs: observations of all envs after the chunk.
+        """
+
+
 class Episodes:
     """Runs the envs of one lane: call `step` with tickets, then with the actions that each request asks for.
 
     It decides which env runs which ticket and which episode. Its parts do the rest: `simulator` executes, `statistics`
     derives masks and rewards, `trajectories` and the recorders keep the results, `streams` and `replay` continue
-    persistent env streams, `recovery` handles faults.
+    persistent env streams.
     """
 
     def __init__(
@@ -136,10 +154,16 @@ class Episodes:
         self.keeps_actions = auto_reset != "off"
         self.streams = StreamPositions(num_envs, self.simulator.no_actions()[:0])
         self.gives_up = gives_up
-        self.recovery = FaultRecovery(
-            self.simulator, self.streams, self.trajectories, lambda env_id: self._request_of(env_id).state, on_fault
+        self.on_fault = on_fault
+        self.replay = StreamReplay(
+            self.simulator,
+            self.statistics,
+            self.streams,
+            self.counts,
+            self._find_broken,
+            self._reset_envs,
+            self._request_of,
         )
-        self.replay = StreamReplay(self.simulator, self.statistics, self.streams, self.recovery, self.counts)
         self.requests: list[EpisodeRequest | None] = [None] * num_envs
         """Request of each env's running episode, or of its last one."""
         self.identity = np.zeros((num_envs, 4), np.int64)
@@ -198,7 +222,7 @@ class Episodes:
         result = self.simulator.chunk_step(chosen[:, :width], self.active, remaining)
         if expert_step is not None:
             result = expert_step.mark_source(result, chosen)
-        broken = self.recovery.find_broken(self.active)
+        broken = self._find_broken(self.active)
         record, ends, executed = self.statistics.add_chunk(self.active, remaining, result, broken)
         if expert_step is not None:
             record[LABELS] = expert_step.labels
@@ -240,7 +264,9 @@ class Episodes:
             executed[:, : result.executed_actions.shape[1]] = result.executed_actions
         for observer in self.observers:
             observer.on_chunk(moved, executed, record, self.statistics.at_end, result.obs)
-        again = [self.recovery.drop_attempt(env_id, self._request_of(env_id).number) for env_id in broken.tolist()]
+        again = [
+            (self._request_of(env_id).number, self.trajectories.drop_attempt(env_id)) for env_id in broken.tolist()
+        ]
         self.recorder.add_chunk(moved, executed, result, record)
         self.frames.add_frames(env_ids, result.obs)
         return again
@@ -296,8 +322,7 @@ class Episodes:
 
     def _end_tickets(self, env_ids: Array, obs: Observation) -> list[EnvTrajectory]:
         """Return the trajectories of these envs' finished tickets; the envs are free then. `obs`: observations of all
-        envs.
-        """
+        envs."""
         self.active[env_ids] = False
         finished = []
         amid_episode = []
@@ -326,8 +351,7 @@ class Episodes:
 
     def _renew_observations(self, env_ids: Array) -> None:
         """Continue envs where their stream is, or else from a reset, and replace their observations by the ones from
-        there.
-        """
+        there."""
         if not len(env_ids):
             return
         env_ids = np.unique(env_ids)
@@ -357,7 +381,7 @@ class Episodes:
         replayed = env_ids[has_begun]
         return [
             (env_ids[~has_begun], obs.take(np.flatnonzero(~has_begun))),
-            (replayed, self.replay.replay_actions(replayed, self._reset_envs, self._request_of)),
+            (replayed, self.replay.replay_actions(replayed)),
         ]
 
     def _reset_envs(self, env_ids: Array) -> Observation:
@@ -366,7 +390,7 @@ class Episodes:
         state_ids = np.array([request.state.id for request in requests], np.int64)
         seeds = derived_seeds(self.seed, "episode", [r.random_key for r in requests], [r.episode for r in requests])
         obs = self.simulator.reset_envs(env_ids, state_ids, seeds)
-        self.recovery.find_broken(self.active)  # they are repaired already: these faults are only counted
+        self._find_broken(self.active)  # they are repaired already: these faults are only counted
         for observer in self.observers:
             observer.on_reset(env_ids, requests, seeds, obs)
         self.statistics.reset_episodes(env_ids)
@@ -376,6 +400,15 @@ class Episodes:
             self.frames.begin_episode(env_id, request, obs, position)
         return obs
 
+    def _find_broken(self, active: Array) -> Array:
+        """Report new faults. Return those of the active envs that broke since the last call, int64, ascending."""
+        faults = self.simulator.take_faults()
+        for env_id, texts in faults.items():
+            self.streams.forget_observation(env_id)
+            for text in texts:
+                self.on_fault(text, self._request_of(env_id).state if active[env_id] else None)
+        return np.array(sorted(env_id for env_id in faults if active[env_id]), np.int64)
+
     def _with_steps(self, obs: Observation, env_ids: Array) -> Observation:
         """Return the observation of these envs with the step counts of their episodes."""
         return evolve(obs, steps=self.statistics.steps[env_ids])
@@ -384,8 +417,7 @@ class Episodes:
 
     def _count_ending(self, env_ids: Array, lengths: Array) -> int:
         """Return how many of these envs, with this many chunk steps each, certainly end their tickets with the next
-        one.
-        """
+        one."""
         if self.chunk_steps is not None:
             return int(np.count_nonzero(lengths + 1 == self.chunk_steps))
         remaining = self.statistics.limit[env_ids] - self.statistics.steps[env_ids]

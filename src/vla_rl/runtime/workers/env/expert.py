@@ -1,6 +1,5 @@
 """The scripted expert of a lane in training: it labels what the policy visits, and acts in its place with the
-probability that a ticket tells (DAgger, Ross et al. 2011, arXiv:1011.0686).
-"""
+probability that a ticket tells (DAgger, Ross et al. 2011, arXiv:1011.0686)."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class ExpertStep:
 
     def mark_source(self, result: ChunkResult, actions: Array) -> ChunkResult:
         """Return the result of these actions, float32 [N, C, A], with the expert as their source where it acts. A
-        person who took over from it stays the source.
-        """
+        person who took over from it stays the source."""
         executed = to_numpy(result.executed)
         by_expert = self.acts[:, None] & executed
         if result.source is None:

@@ -74,8 +74,7 @@ class EpisodeRecorder:
 
     def add_chunk(self, env_ids: Array, actions: Array, result: ChunkResult, record: Mapping[str, Array]) -> None:
         """Record what these envs (int64) did: the executed actions float32 [N, C, A] of all envs, and the trajectory
-        record of the chunk step.
-        """
+        record of the chunk step."""
         rewards = to_numpy(result.rewards)
         valid = record["valid"]
         interventions = record["source"] != ActionSource.POLICY if "source" in record else None

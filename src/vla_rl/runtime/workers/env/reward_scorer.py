@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 from threading import Lock
+from typing import Any
 
 import numpy as np
-from attrs import evolve
+from attrs import define, evolve, field
 
 from vla_rl.core.errors import PluginError
 from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.types import Array, ChunkResult, Observation, to_numpy
 
 
+@define(eq=False)
 class RewardScorer:
     """Rewrites the results of chunk steps as the spec's `rewards:` says. A model gets one call at a time, though
-    concurrent lanes have separate threads.
-    """
+    concurrent lanes have separate threads."""
 
-    def __init__(
-        self, model: RewardModel, lock: Lock | None = None, *, name: str, threshold: float, judges_success: bool = True
-    ) -> None:
-        """Wrap a reward model.
-
-        Args:
-            lock: lock of all scorers that share the model; None: there is one.
-            name: name of its plugin, for errors.
-            threshold: probability from which an observation counts as success.
-            judges_success: whether the model judges success; False: it only watches, and waits before resets.
-        """
-        self.model = model
-        self.lock = lock or Lock()
-        self.name = name
-        self.threshold = threshold
-        self.judges_success = judges_success
+    model: RewardModel
+    lock: Any = field(factory=Lock)
+    """Lock of all scorers that share the model."""
+    name: str = field(kw_only=True)
+    """Name of the model's plugin, for errors."""
+    threshold: float = field(kw_only=True)
+    """Probability from which an observation counts as success."""
+    judges_success: bool = True
+    """Whether the model judges success; False: it only watches, and waits before resets."""
 
     @property
     def watches_actions(self) -> bool:

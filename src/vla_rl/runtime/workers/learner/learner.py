@@ -8,7 +8,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from attrs import evolve
 
@@ -37,7 +36,7 @@ from vla_rl.runtime.messages.learning import SampleBatch, SampleRefs, SampleScor
 from vla_rl.runtime.messages.weights import WeightLayout, WeightTransfer
 from vla_rl.runtime.run_folder.env_info import write_env_info
 from vla_rl.runtime.workers.learner.parallel.strategy import strategy_for
-from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer, ScatteredSamples
+from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer
 from vla_rl.runtime.workers.learner.scoring import Scoring
 from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.runtime.workers.learner.training_state import load_state, save_state
@@ -150,7 +149,7 @@ class Learner(LearnerInterface):
         else:
             rows = self.buffer.find_inputs(*refs)
             # Replayed groups are trained on more than once, so their samples stay in their batches.
-            inputs = rows if self.replays else _as_one_batch(rows)
+            inputs = rows if self.replays else rows.take_all() if len(rows) else None
             data = TrajectoryData(step=step, version=version, inputs=inputs, fields=fields, steps=steps)
         return self._updated_by(self._rollout_trainer, data)
 
@@ -164,10 +163,11 @@ class Learner(LearnerInterface):
         first: bool,
     ) -> None:
         trainer = require_capability(self._rollout_trainer, TrainsInParts, "asynchrony.streaming_update")
+        rows = self.buffer.find_inputs(*refs)
         trainer.accumulate(
             TrajectoryPart(
                 version=version,
-                inputs=_as_one_batch(self.buffer.find_inputs(*refs)),
+                inputs=rows.take_all() if len(rows) else None,
                 fields=fields,
                 micro_batches=micro_batches,
                 passes=passes,
@@ -240,8 +240,3 @@ class Learner(LearnerInterface):
             version = load_state(self.trained, self.trainers.named_trainers, state_file)
         self._updated = True
         return version
-
-
-def _as_one_batch(rows: ScatteredSamples[ModelInputs]) -> ModelInputs | None:
-    """Return all rows as one batch; None without rows."""
-    return rows.take(np.arange(len(rows))) if len(rows) else None

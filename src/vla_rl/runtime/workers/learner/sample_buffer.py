@@ -43,6 +43,10 @@ class ScatteredSamples(Generic[T]):
     def __len__(self) -> int:
         return len(self.rows)
 
+    def take_all(self) -> T:
+        """Return all samples as one batch."""
+        return self.take(np.arange(len(self)))
+
     def take(self, indices: Array) -> T:
         """Return the samples at these positions (int64 [b]), in this order, as one batch."""
         batch_of = self.batch_of[indices]
@@ -58,8 +62,7 @@ class ScatteredSamples(Generic[T]):
 
 class SampleBuffer:
     """Samples by (worker whose policy made them, sample id). The thread of "concurrent" adds and releases while the
-    thread of "call" reads; there is no lock, since single operations of a dict are atomic.
-    """
+    thread of "call" reads; there is no lock, since single operations of a dict are atomic."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -98,8 +101,7 @@ class SampleBuffer:
 
     def release_samples(self, sample_ids: Mapping[int, Array]) -> None:
         """Free these samples (worker -> sample ids), as far as they are held. The memory of a batch is freed with its
-        last sample.
-        """
+        last sample."""
         for worker, of_worker in sample_ids.items():
             for sample_id in of_worker.tolist():
                 block, _ = self._blocks.pop((worker, sample_id), (None, 0))

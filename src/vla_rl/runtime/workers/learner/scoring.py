@@ -1,6 +1,5 @@
 """Scores that a learner computes with its current weights, before training on its samples: values, also of final
-observations (AcceRL eq. 3-4), and log-probs.
-"""
+observations (AcceRL eq. 3-4), and log-probs."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from vla_rl.core.capabilities import HasCritic, require_capability
 from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import Array, Chunk, Observation, to_numpy
 from vla_rl.runtime.messages.learning import SampleScores, ScoreRequest
-from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer, ScatteredSamples
+from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 T = TypeVar("T")
@@ -38,19 +37,19 @@ class Scoring:
         with self.trained.released():
             return SampleScores(
                 values=self._score_batches(
-                    lambda refs: self._compute_values(_take_all(inputs(*refs)).obs),
+                    lambda refs: self._compute_values(inputs(*refs).take_all().obs),
                     request.values,
                     values,
                     self._dummy_values,
                 ),
                 next_values=self._score_batches(
-                    lambda refs: _first_values(self._compute_values(_take_all(finals(*refs)))),
+                    lambda refs: _first_values(self._compute_values(finals(*refs).take_all())),
                     request.finals,
                     next_values,
                     self._dummy_values,
                 ),
                 log_probs=self._score_batches(
-                    lambda batch: self._log_probs(_take_all(inputs(*batch[0])), batch[1]),
+                    lambda batch: self._log_probs(inputs(*batch[0]).take_all(), batch[1]),
                     request.log_probs,
                     log_probs,
                     self._dummy_log_probs,
@@ -61,8 +60,7 @@ class Scoring:
         self, score: Callable[[T], torch.Tensor], batches: Sequence[T], passes: int, dummy: Callable[[ModelInputs], Any]
     ) -> list[Array]:
         """Score each batch, then dummy batches while other ranks have batches left (`passes`: the most of any rank).
-        Scores are copied to the host after the last batch, so that the device never waits for the host.
-        """
+        Scores are copied to the host after the last batch, so that the device never waits for the host."""
         scores: list[torch.Tensor] = []
         for batch in batches:
             self.heartbeat()
@@ -89,10 +87,6 @@ class Scoring:
     def _dummy_log_probs(self, inputs: ModelInputs) -> None:
         tokens = self.trained.model.tokens_per_action
         self._log_probs(inputs, np.zeros((*inputs.actions.shape[:2], tokens), np.float32))
-
-
-def _take_all(rows: ScatteredSamples[Any]) -> Any:
-    return rows.take(np.arange(len(rows)))
 
 
 def _first_values(values: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """Checkpoint file of the learners: exact weights (masters, for weights that act in a narrower type), optimiser state
-and version, as full tensors for any number of learners, and what trainers own in addition to the policy.
-"""
+and version, as full tensors for any number of learners, and what trainers own in addition to the policy."""
 
 from __future__ import annotations
 
@@ -10,9 +9,8 @@ from typing import Any
 
 import torch
 
-from vla_rl.core.errors import UserError
 from vla_rl.core.trainers import Trainer
-from vla_rl.toolkit.models.checkpoints.files import read_pickled
+from vla_rl.toolkit.models.checkpoints.files import check_same_weights, read_pickled
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 from vla_rl.toolkit.trainers.trainer_state import load_owned_state, owned_state
 
@@ -45,10 +43,9 @@ def save_state(
 
 def load_state(trained: TrainedModel, trainers: Mapping[str, Trainer[Any]], file: Path) -> int:
     """Restore what `save_state` wrote; all ranks together. Return the version of the weights. Raises UserError for the
-    weights of another model, or the state of another trainer.
-    """
+    weights of another model, or the state of another trainer."""
     state = read_pickled(file, ("weights", "optimizer", "version"))
-    _check_weights(state["weights"], trained, file)
+    check_same_weights(state["weights"], trained.parameters, file)
     strategy = trained.strategy
     with torch.no_grad():
         for name, parameter in trained.parameters.items():
@@ -68,22 +65,6 @@ def load_state(trained: TrainedModel, trainers: Mapping[str, Trainer[Any]], file
     for name, trainer in trainers.items():
         load_owned_state(trainer, state.get("trainers", {}).get(name, {}), str(file))
     return int(state["version"])
-
-
-def _check_weights(weights: Mapping[str, torch.Tensor], trained: TrainedModel, file: Path) -> None:
-    """Raises UserError where names or shapes are not those of the model."""
-    in_file = set(weights)
-    in_model = set(trained.parameters)
-    if in_file != in_model:
-        raise UserError(
-            f"{file} holds the weights of another model: missing {sorted(in_model - in_file)[:5]}, "
-            f"unexpected {sorted(in_file - in_model)[:5]}"
-        )
-    for name, parameter in trained.parameters.items():
-        if parameter.shape != weights[name].shape:
-            raise UserError(
-                f"{file}: {name} has shape {tuple(weights[name].shape)}, the model has {tuple(parameter.shape)}"
-            )
 
 
 def _convert_state(

@@ -23,14 +23,13 @@ def transitions_of(buffer: SampleBuffer, refs: SampleRefs, fields: SampleFields)
         return None
     order = np.lexsort((_required_field(fields, "transition_step"), columns))
     workers, sample_ids = (ids[order] for ids in refs)
-    inputs = buffer.find_inputs(workers, sample_ids).take(np.arange(len(order)))
+    inputs = buffer.find_inputs(workers, sample_ids).take_all()
     continues = _required_field(fields, "transition_continues")[order]
     terminated = _required_field(fields, "transition_terminated")[order]
     cut = np.flatnonzero(~continues & ~terminated)
     frames = [inputs.obs.numpy()]
     if len(cut):
-        finals = buffer.find_finals(workers[cut], sample_ids[cut])
-        frames.append(finals.take(np.arange(len(cut))).numpy())
+        frames.append(buffer.find_finals(workers[cut], sample_ids[cut]).take_all().numpy())
     first = np.arange(len(order))
     following = np.where(continues, first + 1, first)
     following[cut] = len(order) + np.arange(len(cut))

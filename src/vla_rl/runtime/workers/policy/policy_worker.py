@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import evolve
+from attrs import define, evolve, field
 
 from vla_rl.core.errors import PluginError, WorkerDied
 from vla_rl.core.fields import shape_matches
@@ -32,53 +32,39 @@ NO_LOCK = nullcontext()
 NO_ACTIONS = np.zeros((0, 0, 0), np.float32)
 
 
+@define(eq=False, slots=False)
 class PolicyWorker(PolicyInterface):
     """The policy of a worker (role "policy")."""
 
-    def __init__(
-        self,
-        engine: PolicyEngine,
-        *,
-        name: str,
-        seed: int,
-        worker: int = 0,
-        device: str = "cpu",
-        lag: int = 0,
-        finals: bool = False,
-        values_finals: bool = True,
-        embed: Callable[[tuple[Array, ...]], Any] = lambda frames: None,
-        on_version: Callable[[int], None] = lambda version: None,
-        between_requests: AbstractContextManager[Any] = NO_LOCK,
-    ):
-        """Create the role around an engine.
+    engine: PolicyEngine
+    name: str = field(kw_only=True)
+    """Description of the policy in messages, such as "model 'openvla'"."""
+    seed: int = field(kw_only=True)
+    worker: int = 0
+    """Index of the worker."""
+    device: str = "cpu"
+    """Device that weights arrive on."""
+    lag: int = 0
+    """Number of versions before the newest that tickets may ask for; they are kept in host memory."""
+    finals: bool = False
+    """Final observations are kept for the learners."""
+    values_finals: bool = True
+    """There is a critic, which values final observations."""
+    embed: Callable[[tuple[Array, ...]], Any] = lambda frames: None
+    """`Algorithm.features`."""
+    on_version: Callable[[int], None] = lambda version: None
+    """Called with the version of the weights that act from now on."""
+    between_requests: AbstractContextManager[Any] = NO_LOCK
+    """Lock that is held while the engine is used."""
 
-        Args:
-            name: description of the policy in messages, such as "model 'openvla'".
-            worker: index of the worker.
-            device: device that weights arrive on.
-            lag: number of versions before the newest that tickets may ask for; they are kept in host memory.
-            finals: final observations are kept for the learners.
-            values_finals: there is a critic, which values final observations.
-            embed: `Algorithm.features`.
-            on_version: called with the version of the weights that act from now on.
-            between_requests: lock that is held while the engine is used.
-        """
-        self.engine = engine
-        self.name = name
-        self.seed = seed
-        self.embed = embed
-        self.on_version = on_version
-        self.between_requests = between_requests
-        self.weights = WeightVersions(engine, lag)
-        self._worker = worker
-        self._device = torch.device(device)
+    def __attrs_post_init__(self) -> None:
+        self.weights = WeightVersions(self.engine, self.lag)
         self._receiver: WeightReceiver | None = None
         """End of the transfer from a learner in another worker."""
         self._partly_loaded = ""
         """Error that broke off the loading of a version; the model must not act then."""
-        self.extras = {} if engine.model is None else engine.model.extras
-        self.samples = SampleStore(finals, self.extras)
-        self._values_finals = values_finals
+        self.extras = {} if self.engine.model is None else self.engine.model.extras
+        self.samples = SampleStore(self.finals, self.extras)
         self.seconds: dict[str, float] = {}
         """Purpose of a `PolicyMode` -> seconds that it took, until the rollout reports and resets them."""
 
@@ -109,7 +95,7 @@ class PolicyWorker(PolicyInterface):
                 for ticket, remaining in request.again:
                     self.samples.forget_ticket(ticket, remaining)
             # Before anything is inferred, as final observations belong to the newest chunk step of their tickets.
-            self._value_finals(requests)
+            self._store_final_observations(requests)
         actions: dict[int, Array] = {}
         busy = [(lane, request) for lane, request in zip(lanes, requests, strict=True) if request.obs is not None]
         if busy:
@@ -144,17 +130,16 @@ class PolicyWorker(PolicyInterface):
             versions[rows] = version
         return _join_chunks([(rows, part) for rows, _, part in parts]), versions
 
-    def _value_finals(self, requests: Sequence[StepRequest]) -> None:
+    def _store_final_observations(self, requests: Sequence[StepRequest]) -> None:
         """Keep the final observations after the previous chunk step, with their bootstrap values, which are computed
-        in one forward pass of the envs that need one.
-        """
+        in one forward pass of the envs that need one."""
         due = [request for request in requests if request.final is not None]
         if not due:
             return
         final = Observation.concat([request.final for request in due if request.final is not None])
         wanted = np.concatenate([request.final_versions for request in due])
         values = np.zeros(len(final), np.float32)
-        if self._values_finals:
+        if self.values_finals:
             for rows, _, part in self.weights.with_each(
                 wanted, lambda rows: self._bootstrap_values(select_observations(final, rows))
             ):
@@ -194,8 +179,7 @@ class PolicyWorker(PolicyInterface):
 
     def ticket_results(self, finished: Sequence[EnvTrajectory], framed: bool) -> list[dict[str, Any]]:
         """Return the policy's half of each finished ticket: its fields [T, ...], and "features" [D] of its frames if
-        `framed`. "ended" marks the chunks that are followed by a final observation.
-        """
+        `framed`. "ended" marks the chunks that are followed by a final observation."""
         records: list[dict[str, Any]] = self.samples.trajectory_records([trajectory.number for trajectory in finished])
         if framed and finished:
             features = self._embed_frames([_only_camera(trajectory) for trajectory in finished])
@@ -225,7 +209,7 @@ class PolicyWorker(PolicyInterface):
     def connect_learner(self, transfer: WeightTransfer) -> None:
         if self.engine.model is not None:
             transfer.layout.check_layout(self.engine.model.weights())
-        self._receiver = open_receiver(transfer, self._worker, self._device)
+        self._receiver = open_receiver(transfer, self.worker, torch.device(self.device))
 
     def load(self, version: int, memory: Array | None) -> None:
         receiver = self._receiver

@@ -20,8 +20,7 @@ from vla_rl.toolkit.data.recording import Recording
 @define
 class RecordingStore:
     """Recorded episodes in a file, in the order in which they end. The file is emptied when all of them are forgotten.
-    Any thread may use the store.
-    """
+    Any thread may use the store."""
 
     _file: Any = field(factory=tempfile.TemporaryFile, init=False)
     _positions: dict[RecordingKey, tuple[int, int]] = field(factory=dict, init=False)

@@ -1,6 +1,5 @@
 """The rollout loop of a policy's worker, which drives lanes of envs until no ticket is left, and the clients through
-which it calls them.
-"""
+which it calls them."""
 
 from __future__ import annotations
 
@@ -15,49 +14,59 @@ from vla_rl.runtime.comm.interfaces import RolloutInterface
 from vla_rl.runtime.comm.peers import RayPeers
 from vla_rl.runtime.comm.shared_memory import SharedMemoryReader
 from vla_rl.runtime.comm.tracing import BACKGROUND
-from vla_rl.runtime.messages.reports import RolloutReport, TrajectoryResult
+from vla_rl.runtime.messages.reports import RolloutProgress, RolloutReport, TrajectoryResult
 from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest, PolicyMode, RecordingKey, StepRequest
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.scheduling.batching import Call, Lane, drive_lanes
 from vla_rl.runtime.scheduling.ticket_queue import TicketQueue
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
-from vla_rl.runtime.workers.policy.progress import ProgressCounter
 from vla_rl.runtime.workers.policy.recording_store import RecordingStore
 from vla_rl.toolkit.data.recording import Recording
 
 
+class ProgressCounter:
+    """Counter of finished tickets and running chunk steps. One thread writes it, others read it; it needs no lock,
+    since readers only sum plain integers."""
+
+    def __init__(self) -> None:
+        self._tickets = 0
+        self._steps: dict[int, int] = {}
+        """Lane -> chunk steps of its running tickets."""
+
+    def reset_counts(self) -> None:
+        """Reset the counts, as a rollout or an evaluation begins."""
+        self._tickets = 0
+        self._steps = {}
+
+    def note_request(self, lane: int, request: StepRequest) -> None:
+        self._tickets += len(request.finished)
+        self._steps[lane] = request.steps
+
+    def current_progress(self) -> RolloutProgress:
+        return RolloutProgress(self._tickets, sum(tuple(self._steps.values())))
+
+
+@define(eq=False, slots=False)
 class RolloutLoop(RolloutInterface):
     """Rollouts and evaluations of the policy of one worker, in simulators and in envs of added roles."""
 
-    def __init__(
-        self,
-        assignment: Assignment,
-        clients: EnvClients,
-        direct: Callable[[str, str | None], Call],
-        policy: Callable[[], PolicyWorker],
-        *,
-        frames: bool,
-        idle: Callable[[], None],
-        stop_requested: Callable[[], bool],
-    ) -> None:
-        """Create the loop.
+    _assignment: Assignment
+    _clients: EnvClients
+    """Clients of the lanes that the policy acts for."""
+    _direct: Callable[[str, str | None], Call]
+    """(Role, track of the trace) -> a function that calls a role of this worker."""
+    _policy: Callable[[], PolicyWorker]
+    """Returns the policy role, which is built after the loop."""
+    _frames: bool
+    """The algorithm sees the frames of episodes."""
+    _idle: Callable[[], None]
+    """Tells that the worker waits, so that the waiting is not taken for a hung call."""
+    _stop_requested: Callable[[], bool]
 
-        Args:
-            clients: clients of the lanes that the policy acts for.
-            direct: (role, track of the trace) -> a function that calls a role of this worker.
-            policy: returns the policy role, which is built after the loop.
-            frames: the algorithm sees the frames of episodes.
-            idle: tells that the worker waits, so that the waiting is not taken for a hung call.
-        """
-        self._assignment = assignment
-        self._clients = clients
-        self._direct = direct
-        self._policy = policy
-        self._frames = frames
-        self._idle = idle
-        self._stop_requested = stop_requested
+    def __attrs_post_init__(self) -> None:
         self.progress = ProgressCounter()
-        self._worker_of = {lane.index: worker for lane, worker in zip(assignment.served, assignment.homes, strict=True)}
+        served, homes = self._assignment.served, self._assignment.homes
+        self._worker_of = {lane.index: worker for lane, worker in zip(served, homes, strict=True)}
         """Lane -> worker of its simulator."""
         self._queues: dict[str, TicketQueue] = {}
         """Purpose -> the tickets of its rollout; `queue_of` adds them."""
@@ -95,8 +104,7 @@ class RolloutLoop(RolloutInterface):
 
     def queue_of(self, purpose: str) -> TicketQueue:
         """Return the queue of a purpose. Whoever asks first creates it: tickets and the question for their report come
-        in separate threads, in any order.
-        """
+        in separate threads, in any order."""
         queue = self._queues.get(purpose)
         return self._queues.setdefault(purpose, TicketQueue(self._assignment.served)) if queue is None else queue
 
@@ -108,8 +116,7 @@ class RolloutLoop(RolloutInterface):
 
     def _drive_rollout(self, mode: PolicyMode, queue: TicketQueue, role: str = "sim") -> RolloutReport:
         """Roll out the tickets of the queue, and those that are added meanwhile, in the envs of a role. Return what was
-        not reported.
-        """
+        not reported."""
         real = role == "sim"
         lanes = self._clients.lanes_of(role)
         infer = self._direct("policy", None if real else BACKGROUND)
@@ -220,8 +227,7 @@ class EnvClients:
 
     def lanes_of(self, role: str) -> list[Lane]:
         """Return the lanes that this worker acts for, with calls to their simulators ("sim") or to the envs of an added
-        role.
-        """
+        role."""
         served, homes, added_at = self.assignment.served, self.assignment.homes, self.assignment.added_envs_at
         at = homes if role == "sim" or added_at is None else (added_at,) * len(served)
         return [

@@ -89,8 +89,7 @@ class SampleStore:
 
     def add_finals(self, request: StepRequest, values: Array) -> None:
         """Add the bootstrap values, float32 [F], of a request's final observations to the last chunk steps of their
-        tickets.
-        """
+        tickets."""
         last_ids = np.array([self.tickets[number][-1] for number in request.final_numbers.tolist()], np.int64)
         numbers, rows = SampleId.unpack(last_ids)
         inference = self.inferences[int(numbers[0])]  # a lane is in one inference
@@ -126,8 +125,7 @@ class SampleStore:
 
     def sample_batches(self, samples: Array) -> list[SampleBatch]:
         """Return samples by their ids, int64 ascending, where they are, by inference. Nothing is copied of an inference
-        that is needed in full.
-        """
+        that is needed in full."""
         numbers, rows = SampleId.unpack(samples)
         cuts = np.flatnonzero(np.diff(numbers)) + 1
         return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ import torch
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.hookspecs import PolicyEngine
 from vla_rl.core.types import Array
-from vla_rl.toolkit.models.checkpoints.files import read_file, read_pickled
+from vla_rl.toolkit.models.checkpoints.files import check_same_weights, read_file, read_pickled
 
 T = TypeVar("T")
 Weights = list[tuple[str, torch.Tensor]]
@@ -24,8 +24,7 @@ class WeightVersions:
 
     def __init__(self, engine: PolicyEngine, lag: int) -> None:
         """Begin with version 0. `lag`: number of versions before the newest that tickets may ask for; above 0 only for
-        an engine with a model in this process.
-        """
+        an engine with a model in this process."""
         self.engine = engine
         self.lag = lag
         self.version = 0
@@ -41,8 +40,7 @@ class WeightVersions:
 
     def with_each(self, wanted: Array, act: Callable[[Array], T]) -> list[tuple[Array, int, T]]:
         """Act for the rows [R] of a batch with the versions that they want (below 0: the newest), and leave the newest
-        loaded. Return (rows, version, result of `act`) for each version.
-        """
+        loaded. Return (rows, version, result of `act`) for each version."""
         if self.lag and not self._past:
             self._keep_weights()
         newest = self.version
@@ -87,14 +85,13 @@ class WeightVersions:
 def load_trained(engine: PolicyEngine, file: Path) -> None:
     """Load the weights of a learner's file, which is in a checkpoint's trainer folder, into an engine, rounded to the
     types in which they act, with the model's `instruction_suffix`. Raises CheckpointError where they belong to another
-    model, and for a suffix where the engine has no model in this process to take it.
-    """
+    model, and for a suffix where the engine has no model in this process to take it."""
     saved = read_pickled(file, ("weights", "acting_types"), mmap=True)
     weights = saved["weights"]
     types = saved["acting_types"]
     suffix = saved.get("instruction_suffix", "")
     if engine.model is not None:
-        _check_shapes(weights, engine.model.weights(), file)
+        check_same_weights(weights, dict(engine.model.weights()), file)
         engine.model.instruction_suffix = suffix
     elif suffix:
         raise CheckpointError(
@@ -105,16 +102,3 @@ def load_trained(engine: PolicyEngine, file: Path) -> None:
         engine.load((name, weight.to(types[name])) for name, weight in weights.items())
     except (KeyError, RuntimeError, AttributeError) as exc:
         raise CheckpointError(f"{file} holds the weights of another model: {exc}") from exc
-
-
-def _check_shapes(saved: Mapping[str, torch.Tensor], current: Iterable[tuple[str, torch.Tensor]], file: Path) -> None:
-    """Raise CheckpointError where names or shapes are not those of the model."""
-    in_model = dict(current)
-    missing, unexpected = sorted(in_model.keys() - saved.keys())[:5], sorted(saved.keys() - in_model.keys())[:5]
-    if missing or unexpected:
-        text = f"missing {missing}, unexpected {unexpected}"
-        raise CheckpointError(f"{file} holds the weights of another model: {text}")
-    for name, weight in in_model.items():
-        if weight.shape != saved[name].shape:
-            text = f"{name} has shape {tuple(saved[name].shape)}, the model has {tuple(weight.shape)}"
-            raise CheckpointError(f"{file} holds the weights of another model: {text}")

@@ -456,3 +456,15 @@ def check_names(expected: Shapes, stored: Shapes, source: Path, remedy: str = ""
 
 def _format_names(names: list[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def check_same_weights(saved: Mapping[str, Tensor], current: Mapping[str, Tensor], file: Path) -> None:
+    """Raise CheckpointError where names or shapes in a file are not those of the model."""
+    missing, unexpected = sorted(current.keys() - saved.keys())[:5], sorted(saved.keys() - current.keys())[:5]
+    if missing or unexpected:
+        text = f"missing {missing}, unexpected {unexpected}"
+        raise CheckpointError(f"{file} holds the weights of another model: {text}")
+    for name, weight in current.items():
+        if weight.shape != saved[name].shape:
+            text = f"{name} has shape {tuple(saved[name].shape)}, the model has {tuple(weight.shape)}"
+            raise CheckpointError(f"{file} holds the weights of another model: {text}")

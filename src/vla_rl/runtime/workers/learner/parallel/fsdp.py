@@ -86,8 +86,7 @@ class FullyShardedParallel(ParallelStrategy):
 
     def shard_module(self, module: nn.Module, blocks: Iterable[nn.Module]) -> None:
         """Shard a module. Raises UserError for a block whose trainable weights differ in type, and for a torch that
-        cannot shard.
-        """
+        cannot shard."""
         problem = sharding_problem()
         if problem is not None:
             raise UserError(f"train.sharding: full {problem}")
@@ -111,8 +110,7 @@ class FullyShardedParallel(ParallelStrategy):
 
     def _shard_unit(self, unit: nn.Module) -> Any:
         """Shard what no earlier unit has. Frozen weights that are wider than the trained ones stay whole on every rank,
-        because a unit is gathered in one type.
-        """
+        because a unit is gathered in one type."""
         own = [p for p in unit.parameters() if not isinstance(p, DTensor) and p not in self._whole]
         narrow = [p for p in own if p.requires_grad and is_narrow(p.dtype)]
         if not narrow:
@@ -149,8 +147,7 @@ class FullyShardedParallel(ParallelStrategy):
     @contextmanager
     def full_weights(self) -> Iterator[None]:
         """Context in which the module's parameters are plain full tensors, outside of FSDP: `state_dict` finds them,
-        and NumPy may share their memory.
-        """
+        and NumPy may share their memory."""
         modules = list(self.root.modules())
         sharded = [(module, name, p) for module in modules for name, p in module.named_parameters(recurse=False)]
         full: dict[int, nn.Parameter] = {}
@@ -172,8 +169,7 @@ class FullyShardedParallel(ParallelStrategy):
 
     def local_shard(self, tensor: Any, like: torch.Tensor) -> Any:
         """Return this rank's shard as FSDP2 cuts it: in chunks of the first dimension, of which the last ranks may have
-        fewer rows.
-        """
+        fewer rows."""
         if not isinstance(tensor, torch.Tensor) or not tensor.dim():
             return tensor
         assert isinstance(like, DTensor)
@@ -209,8 +205,7 @@ def _check_types(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
 @contextmanager
 def collect_called_blocks(model: VLAModel) -> Iterator[list[nn.Module]]:
     """Context that collects the blocks of `find_blocks` that are called in it, and the critic. Blocks of the critic
-    are left out.
-    """
+    are left out."""
     critic = [model.critic] if isinstance(model, HasCritic) and model.critic is not None else []
     in_critic = {id(part) for critic_module in critic for part in critic_module.modules()}
     classes = model.blocks if isinstance(model, Compilable) else ()
