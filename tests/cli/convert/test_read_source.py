@@ -84,7 +84,6 @@ def checkout_in(folder: Path) -> Path:
 
 
 def test_groups_packages_and_interpolations_are_composed(tmp_path: Path) -> None:
-    pytest.importorskip("hydra")
     source = read_source(checkout_in(tmp_path))
     at = "examples/embodiment/config"
     expected = {
@@ -99,7 +98,6 @@ def test_groups_packages_and_interpolations_are_composed(tmp_path: Path) -> None
 
 
 def test_an_experiment_outside_of_the_checkout_names_it(tmp_path: Path) -> None:
-    pytest.importorskip("hydra")
     file = checkout_in(tmp_path / "RLinf")
     mine = tmp_path / "mine.yaml"
     mine.write_text(file.read_text())
@@ -119,7 +117,6 @@ def test_an_experiment_outside_of_the_checkout_names_it(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_composed_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
-    pytest.importorskip("hydra")
     file = checkout_in(tmp_path)
     file.write_text(file.read_text().replace(old, new))
     with pytest.raises(UserError, match=message):
