@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import attrs
 from attrs import evolve, frozen
@@ -45,27 +44,20 @@ def compare_placements(
 ) -> list[Candidate]:
     """The spec's own placement, then the others by name, each with its defaults and 1, 2 and 4 pipeline stages.
     `prediction`: memory of the spec's model."""
-    placements = list(_list_placements(spec))
-    with register_work("planning", total=len(placements)) as note:
-        return [
-            _plan_candidate(spec, cluster, profile, prediction, *named, note=partial(note, i))
-            for i, named in enumerate(placements)
-        ]
+    listed = list(_list_placements(spec))
+    candidates: list[Candidate] = []
+    with register_work("planning", total=len(listed)) as note:
+        for candidate in listed:
+            note(len(candidates))
+            candidates.append(_plan_candidate(spec, cluster, profile, prediction, candidate))
+    return candidates
 
 
 def _plan_candidate(
-    spec: Spec,
-    cluster: Cluster,
-    profile: Profile,
-    prediction: Prediction,
-    name: str,
-    from_spec: bool,
-    placement: PlacementSpec,
-    note: Callable[[], None],
+    spec: Spec, cluster: Cluster, profile: Profile, prediction: Prediction, candidate: Candidate
 ) -> Candidate:
-    candidate_spec = evolve(spec, placement=placement)
+    candidate_spec = evolve(spec, placement=candidate.placement)
     gpus: Sequence[DeviceMemory] = ()
-    note()
     try:
         plan = plan_for(candidate_spec, cluster, lambda spec, cluster: profile)
         if (spec.asynchrony.max_lag or spec.asynchrony.streaming_update) and not has_dedicated_learners(plan):
@@ -82,8 +74,8 @@ def _plan_candidate(
             forecast = evolve(forecast, device_bytes=gpus[0].peak[0])
             check_capacity(gpus, cluster.gpu_memory)
     except (DoesNotFit, UserError) as exc:
-        return Candidate(name=name, own=from_spec, placement=placement, reason=str(exc))
-    return Candidate(name=name, own=from_spec, placement=placement, plan=plan, forecast=forecast, gpus=gpus)
+        return evolve(candidate, reason=str(exc))
+    return evolve(candidate, plan=plan, forecast=forecast, gpus=gpus)
 
 
 def forecast_overlap(spec: Spec, candidates: Sequence[Candidate], profile: Profile) -> tuple[Candidate, Overlap] | None:
@@ -103,9 +95,9 @@ def best_candidate(candidates: Sequence[Candidate]) -> Candidate | None:
     return max(fit, key=lambda pair: pair[0])[1] if fit else None
 
 
-def _list_placements(spec: Spec) -> Iterator[tuple[str, bool, PlacementSpec]]:
+def _list_placements(spec: Spec) -> Iterator[Candidate]:
     placements = [spec.placement]
-    yield _placement_name(spec.placement), True, spec.placement
+    yield Candidate(name=_placement_name(spec.placement), own=True, placement=spec.placement)
     for name in sorted(installed_plugins("placement", spec.plugins)):
         try:
             config = load("placement", name, spec.plugins).config()
@@ -117,7 +109,7 @@ def _list_placements(spec: Spec) -> Iterator[tuple[str, bool, PlacementSpec]]:
             placement = evolve(spec.placement, type=name, config=changed)
             if placement not in placements:
                 placements.append(placement)
-                yield _placement_name(placement), False, placement
+                yield Candidate(name=_placement_name(placement), own=False, placement=placement)
 
 
 def _placement_name(placement: PlacementSpec) -> str:

@@ -136,16 +136,13 @@ def _describe_keys(config: type) -> Iterator[str]:
     """Return each key with its type, its default and the line of documentation below it."""
     documented = _read_docstrings(config)
     for field in attrs.fields(config):
-        default = "required" if field.default is attrs.NOTHING else f"default {_format_default(field.default)}"
+        factory = getattr(field.default, "factory", None)
+        default = field.default if factory is None else factory()
+        shown = "its own defaults" if attrs.has(type(default)) else repr(default)
         kind = field.type.__name__ if type(field.type) is type else str(field.type).replace("typing.", "")
         about = textwrap.fill(documented.get(field.name, ""), 108)
-        yield f"{field.name}: {kind}, {default}" + textwrap.indent(f"\n{about}" if about else "", "    ")
-
-
-def _format_default(default: object) -> str:
-    factory = getattr(default, "factory", None)
-    shown = default if factory is None else factory()
-    return "its own defaults" if attrs.has(type(shown)) else repr(shown)
+        presence = "required" if default is attrs.NOTHING else f"default {shown}"
+        yield f"{field.name}: {kind}, {presence}" + textwrap.indent(f"\n{about}" if about else "", "    ")
 
 
 def _read_docstrings(config: type) -> dict[str, str]:

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import typer
 from typer.models import OptionInfo
@@ -96,13 +96,9 @@ def _print_errors(*lines: str) -> None:
 def _take_signals_as_ctrl_c() -> None:
     """Take SIGTERM and SIGUSR1 as Ctrl-C, also before a run begins, and after it has ended: imports take seconds. Runs
     install their own handlers."""
-
-    def raise_interrupt(number: int, frame: object) -> NoReturn:
-        raise KeyboardInterrupt
-
     for number in (signal.SIGTERM, signal.SIGUSR1):
         if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, raise_interrupt)
+            signal.signal(number, signal.default_int_handler)
 
 
 def _path_error(exc: Exception, command: Callable[..., Any], arguments: dict[str, Any]) -> Exception | None:

@@ -54,23 +54,17 @@ def examine_machine() -> list[Finding]:
     with ThreadPoolExecutor(len(probes)) as pool:
         outcomes = dict(zip(probes, pool.map(probe_rendering, probes), strict=True))
     return [
-        *_check_requirements(),
         *_check_machine(),
-        *_check_mujoco(),
         *_check_runtimes(outcomes),
         *_check_drawing(outcomes),
         *_check_extras(),
     ]
 
 
-def _check_requirements() -> Iterator[Finding]:
-    """Check what everything needs. It comes first: later findings may follow from it."""
-    if unmet := unmet_base():
+def _check_machine() -> Iterator[Finding]:
+    if unmet := unmet_base():  # what everything needs comes first: later findings may follow from it
         detail = f"{OWN_DIST} needs {', '.join(unmet)}"
         yield Finding(area="machine", what="requirements", state="broken", detail=detail, fix=keep_build(unmet))
-
-
-def _check_machine() -> Iterator[Finding]:
     versions = f"Python {platform.python_version()}, vla-rl {_installed_version(OWN_DIST)}, {platform.platform()}"
     yield Finding(area="machine", what="versions", state="ok", detail=versions)
     packages = ", ".join(f"{name} {version}" for name in LIBRARIES if (version := _installed_version(name)))
@@ -89,9 +83,6 @@ def _check_machine() -> Iterator[Finding]:
     detail = f"{shm / GIB:.1f} GiB free, for samples on their way to learners in other workers{files}"
     fix = f"docker run --shm-size=8g, or mount -o remount,size=8G {SHARED}"
     yield _describe_part("machine", str(SHARED), suffices, detail, fix)
-
-
-def _check_mujoco() -> Iterator[Finding]:
     if damage := find_damage():
         yield Finding(area="machine", what="MuJoCo", state="broken", detail=damage.detail, fix=damage.fix)
 
@@ -99,13 +90,8 @@ def _check_mujoco() -> Iterator[Finding]:
 def _check_runtimes(outcomes: dict[str, ProbeResult]) -> Iterator[Finding]:
     ray = outcomes["ray"]
     fixes = [ray.choose_remedy(""), "" if ray.works else "until Ray starts here: runtime.backend=local"]
-    yield Finding(
-        area="runtime",
-        what="Ray",
-        state="ok" if ray.works else "broken",
-        detail=ray.detail,
-        fix="; ".join(filter(None, fixes)),
-    )
+    state: State = "ok" if ray.works else "broken"
+    yield Finding(area="runtime", what="Ray", state=state, detail=ray.detail, fix="; ".join(filter(None, fixes)))
     cuda, has_driver = outcomes["cuda"], shutil.which("nvidia-smi") is not None
     fix = cuda.choose_remedy("install a torch build with CUDA: https://pytorch.org/get-started") if has_driver else ""
     detail = cuda.detail + ("" if cuda.works or has_driver else ", and there is no NVIDIA driver; runs use the CPU")

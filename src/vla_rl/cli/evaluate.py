@@ -12,12 +12,11 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from vla_rl.cli.benchmark.run import describe_missing, evaluate_suite, rate_line
+from vla_rl.cli.benchmark.run import describe_missing, evaluate_suite, rate_line, write_result
 from vla_rl.cli.benchmark.suites import load_benchmark
 from vla_rl.cli.inputs import checkpoint_of, name_of, read_spec
 from vla_rl.cli.protocol.protocols import protocol_record, with_protocol
-from vla_rl.core.errors import UserError
-from vla_rl.core.paths import check_file, explain_path_errors, write_whole
+from vla_rl.core.paths import check_file
 from vla_rl.core.spec.spec import Component, Spec, make_component
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.status_line import StatusLine
@@ -60,9 +59,11 @@ class PlannedEvaluation:
         try:
             result = self.evaluate_spec(self.source.read_spec(()), self.checkpoint or self.source.checkpoint)
         except NotRecorded as exc:
-            _write_result(exc.result, output)
+            if output is not None:
+                write_result("--output", output, exc.result)
             raise
-        _write_result(result, output)
+        if output is not None:
+            write_result("--output", output, result)
         return result
 
     def evaluate_suites(
@@ -96,14 +97,6 @@ class PlannedEvaluation:
         finally:
             line.clear()
         return result if self.protocol is None else {**result, "protocol": protocol_record(self.protocol, spec)}
-
-
-class NotSaved(UserError):
-    """Error for an evaluation whose file could not be written."""
-
-    def __init__(self, result: dict[str, Any], cause: UserError) -> None:
-        super().__init__(f"{cause}; what it would have held is printed above")
-        self.result = result
 
 
 def find_source(what: Any, overrides: Sequence[str], policy: str | None, protocol: str | None) -> EvaluationSource:
@@ -144,22 +137,6 @@ def print_result(result: dict[str, Any], given: Any) -> None:
         print(f"interventions in {interventions['rate']:.1%} of all steps")
     if result.get("missing"):
         print(describe_missing(result))
-
-
-def _write_result(result: dict[str, Any], output: Path | None) -> None:
-    """Write it where it is asked for, and print all of it where it cannot be written."""
-    if output is None:
-        return
-    text = json.dumps(result, indent=1) + "\n"
-    try:
-        with explain_path_errors("--output", output):
-            write_whole(output, text)
-    except UserError as exc:
-        print(text, end="")
-        raise NotSaved(result, exc) from exc
-    except KeyboardInterrupt:  # a pipe without a reader
-        print(text, end="")
-        raise
 
 
 def _recording_to(spec: Spec, folder: Path) -> Component:

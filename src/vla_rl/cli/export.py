@@ -50,10 +50,9 @@ def export_checkpoint(
     step = read_state(checkpoint).step
     run = read_report_data(checkpoint.parents[1])
     library = "lerobot" if format == "lerobot" else "vla-rl"
+    title = (push or target.name).rpartition("/")[2]
     written = {
-        "README.md": render_card(
-            run, step, (push or target.name).rpartition("/")[2], saved_suffix(checkpoint / "model"), library
-        ),
+        "README.md": render_card(run, step, title, saved_suffix(checkpoint / "model"), library),
         "success.svg": success_curve(run),
         "vla_rl_spec.yaml": run.spec_text,
     }

@@ -46,6 +46,11 @@ def describe_inspection(inspected: InspectedData) -> dict[str, Any]:
     """Return the inspection as plain data."""
     data = inspected.data
     lengths = [len(episode) for episode in data.episodes]
+    features: dict[str, dict[str, Any]] = {}
+    for name in data.features:
+        rows = data.stack_rows(name).astype(np.float64)
+        measures = {key: getattr(rows, key)(0).tolist() for key in ("min", "mean", "max", "std")}
+        features[name] = {"names": list(data.names.get(name, ())), **measures}
     return {
         "folder": str(data.folder),
         "format": data.layout,
@@ -55,20 +60,9 @@ def describe_inspection(inspected: InspectedData) -> dict[str, Any]:
         "lengths": {"least": min(lengths), "most": max(lengths), "median": float(np.median(lengths))},
         "tasks": dict(Counter(episode.task for episode in data.episodes)),
         "cameras": {views.camera: list(next(iter(views.sizes.values()), ())) for views in inspected.views},
-        "features": {name: _describe_feature(data, name) for name in data.features},
+        "features": features,
         "uncompared": inspected.uncompared,
         "findings": [asdict(finding) for finding in inspected.findings],
-    }
-
-
-def _describe_feature(data: RecordedData, name: str) -> dict[str, list[Any]]:
-    rows = data.stack_rows(name).astype(np.float64)
-    return {
-        "names": list(data.names.get(name, ())),
-        "min": rows.min(0).tolist(),
-        "mean": rows.mean(0).tolist(),
-        "max": rows.max(0).tolist(),
-        "std": rows.std(0).tolist(),
     }
 
 
@@ -84,7 +78,10 @@ def print_inspection(about: Mapping[str, Any], given: Any) -> int:
 
 
 def _print_description(about: Mapping[str, Any]) -> None:
-    rate = f" at {about['fps']:g} fps, {_format_minutes(about['frames'] / about['fps'])}" if about["fps"] else ""
+    rate = ""
+    if about["fps"]:
+        minutes, seconds = divmod(int(about["frames"] / about["fps"]), 60)
+        rate = f" at {about['fps']:g} fps, {minutes}:{seconds:02d} minutes"
     print(f"{about['folder']}: {about['format']}, {about['episodes']} episodes, {about['frames']:,} frames{rate}")
     lengths = about["lengths"]
     print(f"  lengths    {lengths['least']} to {lengths['most']} frames, median {lengths['median']:.0f}")
@@ -116,7 +113,3 @@ def _print_description(about: Mapping[str, Any]) -> None:
     episodes = {number for finding in findings for number in finding.episodes}
     if episodes and len(episodes) < about["episodes"]:
         print(f"to train without these episodes, set in `data`: {exclude_remedy(episodes)}")
-
-
-def _format_minutes(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d} minutes"

@@ -49,6 +49,7 @@ def render_card(run: ReportData, step: int, title: str, suffix: str = "", librar
     kinds = {part: _escape_markdown(run.spec_section(part).get("type", "?")) for part in ("model", "env", "algorithm")}
     eval_result = find_evaluation(run, step)
     versions = run.results.get("versions") or {}
+    arguments = (run.environment.get("argv") or [])[1:]
     return Template(_read_resource("model_card.md")).substitute(
         kinds,
         front=dump_yaml(_front_matter(title, kinds, eval_result, library)),
@@ -57,7 +58,7 @@ def render_card(run: ReportData, step: int, title: str, suffix: str = "", librar
         steps=_escape_markdown(run.spec_section("train").get("steps", "?")),
         success=f"Step {step} was not evaluated." if eval_result is None else _success_text(run, eval_result),
         condition=_condition_text(suffix),
-        command=_training_command(run),
+        command=shlex.join(["vla-rl", *arguments]) if arguments else "vla-rl run vla_rl_spec.yaml",
         versions=_escape_markdown(", ".join(f"{package} {version}" for package, version in versions.items()))
         or "not written down",
         notes="".join(f"\n- {_escape_markdown(note)}" for note in run.results.get("notes") or ()),
@@ -82,11 +83,8 @@ def _front_matter(
         "tags": ["robotics", "reinforcement-learning", "vision-language-action", *kinds.values()],
     }
     if eval_result is not None:
-        measured = {
-            "type": "success_rate",
-            "value": round(100 * eval_result["success"]["rate"], 1),
-            "name": "success, %",
-        }
+        rate = round(100 * eval_result["success"]["rate"], 1)
+        measured = {"type": "success_rate", "value": rate, "name": "success, %"}
         task = {"type": "robotics", "name": "robot manipulation"}
         result = {"task": task, "dataset": {"type": kinds["env"], "name": kinds["env"]}, "metrics": [measured]}
         front["model-index"] = [{"name": title, "results": [result]}]
@@ -125,11 +123,6 @@ def _condition_text(suffix: str) -> str:
         "vla-rl appends it by itself (`instruction.json`). Other code has to append it, or the policy acts as one that "
         "was not conditioned.\n"
     )
-
-
-def _training_command(run: ReportData) -> str:
-    arguments = run.environment.get("argv") or []
-    return shlex.join(["vla-rl", *arguments[1:]]) if len(arguments) > 1 else "vla-rl run vla_rl_spec.yaml"
 
 
 def _escape_markdown(value: Any) -> str:

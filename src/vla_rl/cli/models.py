@@ -50,17 +50,15 @@ def _print_table(entries: list[dict[str, Any]]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("checkpoint", no_wrap=True)
     table.add_column("type", no_wrap=True)
-    for heading in ("trained on", "reaches (as its authors report)", "licence"):
+    columns = {"trained_on": "trained on", "reaches": "reaches (as its authors report)", "licence": "licence"}
+    for heading in columns.values():
         table.add_column(heading, overflow="fold")
     for entry in entries:
         known = entry["facts"]
-        facts = [Text(_format_value(known[fact]["value"]) if fact in known else "") for fact in _COLUMNS]
+        facts = [Text(_format_value(known[fact]["value"]) if fact in known else "") for fact in columns]
         table.add_row(entry["name"], " ".join(entry["types"]), *facts)
     Console(width=None if sys.stdout.isatty() else 180).print(table)
     print("`vla-rl models NAME` prints the keys that go with one, and who says so. None of them was run by us.")
-
-
-_COLUMNS = ("trained_on", "reaches", "licence")
 
 
 def _describe_entry(entry: dict[str, Any]) -> str:
@@ -71,16 +69,15 @@ def _describe_entry(entry: dict[str, Any]) -> str:
     sections["what else is known"] = {fact: entry["facts"][fact] for fact in FACTS if fact in entry["facts"]}
     for heading, values in sections.items():
         if values:
-            lines += [heading, *(line for key, known in values.items() for line in _key_lines(key, known)), ""]
+            lines.append(heading)
+            for key, known in values.items():
+                lines += [f"  {key}: {_format_value(known['value'])}", f"      {known['source']}"]
+            lines.append("")
     for heading, key in (("what it lacks, and you give", "required"), ("what no source gives, and you tell", "tell")):
         if entry[key]:
             lines += [heading, *(f"  {name}: {text}" for name, text in entry[key].items()), ""]
     spec = {"model": {"type": entry["types"][0], "checkpoint": entry["name"]}}
     return "\n".join([*lines, "in a spec", *(f"  {line}" for line in dump_yaml(spec).splitlines())])
-
-
-def _key_lines(key: str, known: dict[str, Any]) -> list[str]:
-    return [f"  {key}: {_format_value(known['value'])}", f"      {known['source']}"]
 
 
 def _format_value(value: Any) -> str:

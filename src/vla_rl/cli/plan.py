@@ -80,8 +80,10 @@ def load_or_estimate_latencies(
                 "--profile RUN/trace.json of a run, or a file"
             )
         profile, cluster = load_profile(profiles), cluster_of(*machine)
-        with showing_progress():
-            return Latencies(profile=profile, cluster=cluster, prediction=_predict_memory(spec, cluster))
+        if not cluster.gpus:
+            return Latencies(profile=profile, cluster=cluster, prediction=NOT_PREDICTED)
+        with showing_progress(), register_work("counting the model's memory", about=spec.model.type):
+            return Latencies(profile=profile, cluster=cluster, prediction=predict_model_memory(spec))
     if profiles:
         raise UserError("--gpu estimates the latencies, and --profile gives them; leave one of them out")
     from vla_rl.runtime.gpu_memory.estimate import estimate_job
@@ -93,14 +95,8 @@ def load_or_estimate_latencies(
     cluster = cluster_of(gpus, cpus, memory, rates.gib if gpu_memory is None else gpu_memory)
     with showing_progress(), register_work("counting the model's operators", about=spec.model.type):
         expected = estimate_job(spec, cluster, rates)
-    return Latencies(
-        profile=expected.profile,
-        cluster=cluster,
-        prediction=expected.prediction,
-        estimate=expected,
-        gpu=gpu,
-        rates=rates,
-    )
+    profile, prediction = expected.profile, expected.prediction
+    return Latencies(profile=profile, cluster=cluster, prediction=prediction, estimate=expected, gpu=gpu, rates=rates)
 
 
 class ForecastList(list[dict[str, Any]]):
@@ -125,8 +121,15 @@ def print_forecasts(forecasts: ForecastList, given: Any) -> None:
 
 def forecast_placements(spec: Spec, known: Latencies) -> ForecastList:
     """Compare the strategies."""
-    candidates, winner, further = _compare_candidates(spec, known)
-    waiting_sizes = _waiting_sizes(spec, known.profile, further)
+    winner: Candidate | None = None
+    further: tuple[Candidate, Overlap] | None = None
+    with showing_progress():
+        candidates = compare_placements(spec, known.cluster, known.profile, known.prediction)
+        if not known.forecasts_are_bounds:
+            winner, further = best_candidate(candidates), forecast_overlap(spec, candidates, known.profile)
+    waiting_sizes: dict[int, float] = {}
+    if further is not None and known.profile.trajectory_bytes is not None:
+        waiting_sizes = {lag: waiting_bytes(spec, known.profile.trajectory_bytes, lag) for lag in further[1].by_lag}
     rows = [
         {**_plain_candidate(candidate, candidate is winner), "bounds": known.forecasts_are_bounds}
         for candidate in candidates
@@ -146,18 +149,6 @@ def forecast_placements(spec: Spec, known: Latencies) -> ForecastList:
             _print_overlap(spec, further, waiting_sizes)
 
     return ForecastList(rows, print_tables)
-
-
-def _compare_candidates(
-    spec: Spec, known: Latencies
-) -> tuple[list[Candidate], Candidate | None, tuple[Candidate, Overlap] | None]:
-    """Return all strategies, the best, and what running ahead brings; the latter two are None where forecasts are
-    bounds."""
-    with showing_progress():
-        candidates = compare_placements(spec, known.cluster, known.profile, known.prediction)
-        if known.forecasts_are_bounds:
-            return candidates, None, None
-        return candidates, best_candidate(candidates), forecast_overlap(spec, candidates, known.profile)
 
 
 def _plain_estimate(known: Latencies, estimate: Estimate) -> dict[str, object]:
@@ -183,13 +174,12 @@ def _print_estimate(spec: Spec, known: Latencies, estimate: Estimate) -> None:
     rates = "measured rates" if known.rates.measured else "published rates"
     warning = "" if estimate.calibrated else "; [yellow]not calibrated[/]: nothing was measured on this card or model"
     console.print(f"estimated for {known.gpu}, {rates}{warning}")
-    micro_batch = spec.train.micro_batch
+    micro_batch, seconds = spec.train.micro_batch, estimate.learner_pass.total
     simulation = "?" if estimate.simulation_s is None else f"{_format_number(estimate.simulation_s)} s an env"
     console.print(
         f"  inference of {estimate.rows} rows {_format_number(estimate.inference.total)} s; learner's pass of "
-        f"{micro_batch} samples {_format_number(estimate.learner_pass.total)} s "
-        f"({_format_number(micro_batch / estimate.learner_pass.total)} samples/s); chunk step of simulation "
-        f"{simulation}"
+        f"{micro_batch} samples {_format_number(seconds)} s ({_format_number(micro_batch / seconds)} samples/s); chunk "
+        f"step of simulation {simulation}"
     )
     for change in estimate.faster:
         console.print(
@@ -222,26 +212,12 @@ def _plain_candidate(candidate: Candidate, is_best: bool) -> dict[str, object]:
 
 def _plain_gpu(device: DeviceMemory) -> dict[str, object]:
     size, phases = device.peak
-    return {
-        "bytes": size,
-        "workers": [
-            {
-                "worker": worker.worker,
-                "roles": list(worker.roles),
-                "phase": phases[worker.worker],
-                "parts": {part.name: part.size for part in worker.phases[phases[worker.worker]]},
-            }
-            for worker in device.workers
-        ],
-    }
-
-
-def _predict_memory(spec: Spec, cluster: Cluster) -> Prediction:
-    """Predict the model's memory on the cluster's GPUs, if any."""
-    if not cluster.gpus:
-        return NOT_PREDICTED
-    with register_work("counting the model's memory", about=spec.model.type):
-        return predict_model_memory(spec)
+    workers = []
+    for worker in device.workers:
+        phase = phases[worker.worker]
+        parts = {part.name: part.size for part in worker.phases[phase]}
+        workers.append({"worker": worker.worker, "roles": list(worker.roles), "phase": phase, "parts": parts})
+    return {"bytes": size, "workers": workers}
 
 
 def _print_gpus(candidate: Candidate | None, prediction: Prediction) -> None:
@@ -259,13 +235,6 @@ def _print_gpus(candidate: Candidate | None, prediction: Prediction) -> None:
             f"{_format_gib(part.size)} {part.name}" for part in worker.phases[phase] if part.size >= GIB / 100
         )
         console.print(f"  worker {worker.worker} ({', '.join(worker.roles)}), {phase}: {parts}")
-
-
-def _waiting_sizes(spec: Spec, profile: Profile, further: tuple[Candidate, Overlap] | None) -> dict[int, float]:
-    """Return max_lag -> largest size of the waiting trajectories, in bytes; empty if a trajectory's size is unknown."""
-    if further is None or profile.trajectory_bytes is None:
-        return {}
-    return {lag: waiting_bytes(spec, profile.trajectory_bytes, lag) for lag in further[1].by_lag}
 
 
 def _plain_overlap(overlap: Overlap, waiting: Mapping[int, float]) -> dict[str, object]:
@@ -292,12 +261,10 @@ def _print_candidates(spec: Spec, known: Latencies, candidates: Sequence[Candida
     )
     table = _make_table("strategy", *(BOUND_TITLES if known.forecasts_are_bounds else TITLES), *FURTHER_TITLES)
     for candidate in candidates:
-        expected = candidate.forecast
-        if expected is not None:
+        if candidate.forecast is not None:
             name = Text(candidate.name, style="bold green" if candidate is winner else "")
-            table.add_row(
-                name.append("\n(spec)" if candidate.own else ""), *_forecast_cells(expected, known.forecasts_are_bounds)
-            )
+            name.append("\n(spec)" if candidate.own else "")
+            table.add_row(name, *_forecast_cells(candidate.forecast, known.forecasts_are_bounds))
     if table.row_count:
         console.print(table)
     for candidate in candidates:

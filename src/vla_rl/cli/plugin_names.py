@@ -48,6 +48,8 @@ def check_classes(name: str, class_name: str, sources: Iterable[str]) -> None:
 
 def _owner_of(package: str) -> str | None:
     """Return the owner of the name; None if it is free."""
+    from packaging.requirements import Requirement
+
     if keyword.iskeyword(package) or keyword.issoftkeyword(package):
         return "a word of Python"
     if not isinstance(parse_yaml(package).data, str):
@@ -60,18 +62,13 @@ def _owner_of(package: str) -> str | None:
     for kind in KINDS:
         for item in installed_plugins(kind).get(package, ()):
             return f"the {kind} plugin of {item.origin}"
-    if _normalise_name(package) in _required_packages():
+    required = {_normalise_name(Requirement(text).name) for text in metadata.requires(OWN_DIST) or ()}
+    if _normalise_name(package) in required | {OWN_DIST}:
         return f"a package that {OWN_DIST} or one of its extras installs"
     module_spec = importlib.util.find_spec(package)
     if module_spec is not None and module_spec.origin is not None:
         return f"a module that is there already ({module_spec.origin})"
     return "a name of Python's own" if hasattr(builtins, package) else None
-
-
-def _required_packages() -> set[str]:
-    from packaging.requirements import Requirement
-
-    return {_normalise_name(Requirement(text).name) for text in metadata.requires(OWN_DIST) or ()} | {OWN_DIST}
 
 
 def _normalise_name(name: str) -> str:

@@ -67,7 +67,12 @@ def egl() -> str:
 
 def osmesa() -> str:
     """Draw into memory, as MuJoCo does with MUJOCO_GL=osmesa."""
-    lib = _load_osmesa()
+    lib: Any = None
+    for library in ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"):
+        with suppress(OSError):
+            lib = lib or ctypes.CDLL(library)
+    if lib is None:
+        raise RuntimeError("libOSMesa is not installed")
     lib.OSMesaCreateContextExt.restype = c_void_p
     lib.OSMesaMakeCurrent.argtypes = (c_void_p, c_void_p, c_uint, c_int, c_int)
     lib.OSMesaGetProcAddress.restype = c_void_p
@@ -141,13 +146,6 @@ def ray() -> str:
 
 
 PROBES = {probe.__name__: probe for probe in (egl, osmesa, vulkan, cuda, ray)}
-
-
-def _load_osmesa() -> Any:
-    for library in ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"):
-        with suppress(OSError):
-            return ctypes.CDLL(library)
-    raise RuntimeError("libOSMesa is not installed")
 
 
 if __name__ == "__main__":

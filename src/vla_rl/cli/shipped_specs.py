@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +58,13 @@ def suggest_specs(path: Path) -> str:
 def first_line(file: Path) -> str:
     """Return a spec's description: the first sentence of its head."""
     lines = file.read_text(encoding="utf-8").splitlines()
-    comment: list[str] = []
-    for line in lines:
-        if not line.startswith("# "):
-            break
-        comment.append(line[2:].strip())
+    comment = [line[2:].strip() for line in takewhile(lambda line: line.startswith("# "), lines)]
     return " ".join(comment).partition(". ")[0].partition(" vla-rl run ")[0].strip().removesuffix(".")
 
 
 def choose_specs(collection: SpecCollection, action: str, names: Sequence[str], to: Path | None) -> list[Path]:
     """Return the files of specs, or with the action "copy" their copies in a folder; arguments as of
-    `vla_rl.examples`. Raises UserError."""
+    `vla_rl.examples`. Raises UserError, also for an unknown name."""
     if action not in ACTIONS:
         raise UserError(
             f"vla-rl {collection.name}: there is no {action!r}{did_you_mean(action, ACTIONS)}; there are: "
@@ -77,9 +74,13 @@ def choose_specs(collection: SpecCollection, action: str, names: Sequence[str], 
         raise UserError(f"--to is where specs are copied to: vla-rl {collection.name} copy [NAME]... --to {to}")
     if action == "show" and not names:
         raise UserError(f"name what to show: vla-rl {collection.name} show NAME")
-    if action == "copy":
-        return copy_specs(collection, to or Path(), names)
-    return [find_spec_file(collection, name) for name in names] or collection.files
+    files = {file.stem: file for file in collection.files}
+    stems = [Path(name).name.removesuffix(SUFFIX) for name in names]
+    for stem in stems:
+        if stem not in files:
+            raise UserError(f"there is no {stem!r} among the {collection.name}{did_you_mean(stem, files)}")
+    chosen = [files[stem] for stem in stems] or collection.files
+    return _copy_specs(chosen, to or Path()) if action == "copy" else chosen
 
 
 def print_specs(files: Sequence[Path], given: Any) -> None:
@@ -92,26 +93,10 @@ def print_specs(files: Sequence[Path], given: Any) -> None:
             print(file if given.action == "copy" else f"{file.stem:<{width}}  {first_line(file)}")
 
 
-def find_spec_file(collection: SpecCollection, name: str) -> Path:
-    """Return the file of a spec, named with or without `.yaml`. Raises UserError for an unknown name."""
-    files = {file.stem: file for file in collection.files}
-    stem = Path(name).name.removesuffix(SUFFIX)
-    if stem not in files:
-        raise UserError(f"there is no {stem!r} among the {collection.name}{did_you_mean(stem, files)}")
-    return files[stem]
-
-
-def copy_specs(collection: SpecCollection, folder: Path, names: Sequence[str] = ()) -> list[Path]:
-    """Copy specs to a folder. Return the new files.
-
-    Args:
-        names: of the specs, with or without `.yaml`; none: all.
-
-    Raises UserError for an unknown name, and if a different file has the same name.
-    """
+def _copy_specs(files: Sequence[Path], folder: Path) -> list[Path]:
+    """Copy specs to a folder. Return the new files. Raises UserError if a different file has the same name."""
     check_folder("--to", folder)
-    chosen = [find_spec_file(collection, name) for name in names] or collection.files
-    texts = {folder / file.name: file.read_text(encoding="utf-8") for file in chosen}
+    texts = {folder / file.name: file.read_text(encoding="utf-8") for file in files}
     for target, text in texts.items():
         if target.exists() and (not target.is_file() or target.read_text(encoding="utf-8") != text):
             raise UserError(f"{target} is there and is not as it comes; choose another folder with --to")

@@ -262,7 +262,7 @@ class Observation(SampleRecord):
 
 
 @frozen(kw_only=True, eq=False)
-class ChunkResult:
+class ChunkResult(SampleRecord):
     """Result of `SimEnv.chunk_step` for N envs and chunks of C actions."""
 
     obs: Observation

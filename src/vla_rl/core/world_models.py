@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from vla_rl.core.hookspecs import hookspec
-from vla_rl.core.types import Array, Observation
+from vla_rl.core.types import Array, Observation, SampleRecord
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @frozen(kw_only=True, eq=False)
-class Windows:
+class Windows(SampleRecord):
     """B windows of recorded episodes, in NumPy: T chunk ends each, and the T - 1 chunks between them. Before the first
     and after the last frame of an episode that frame is repeated; the chunks there executed nothing."""
 

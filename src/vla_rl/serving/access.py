@@ -54,19 +54,20 @@ class Access:
         """Return the refusal of a request with these headers `Host` and `Origin`; None if it is accepted."""
         for origin in origins:
             if origin.lower() not in self.origins:
+                given = _shorten_text(origin)
                 return (
-                    f"this server does not answer web pages: the request has the header Origin: "
-                    f"{_shorten_text(origin)}; "
-                    f"leave it out, or start the server with --allow-origin {_shorten_text(origin)}"
+                    f"this server does not answer web pages: the request has the header Origin: {given}; leave it out, "
+                    f"or start the server with --allow-origin {given}"
                 )
         name = _host_name(hosts[0]) if len(hosts) == 1 else None
         if name is None:
             return "the request has no valid header Host"
         if name in self.hosts or (_is_address(name) and (self.any_address or is_loopback(name))):
             return None
+        given = _shorten_text(name)
         return (
-            f"this server does not answer to the host {_shorten_text(name)}; ask for it by its address, or start it "
-            f"with --allow-host {_shorten_text(name)}"
+            f"this server does not answer to the host {given}; ask for it by its address, or start it with "
+            f"--allow-host {given}"
         )
 
 

@@ -117,14 +117,6 @@ class Traffic:
             del self.opening[oldest]
             oldest.transport.abort()
 
-    def hang_up(self) -> None:
-        """Close the connections without a request, when the server stops."""
-        for connection in list(self.opening):
-            connection.transport.abort()
-
-    def mark_opened(self, connection: ServerConnection) -> None:
-        self.opening.pop(connection, None)
-
     def remove_connection(self, connection: ServerConnection) -> None:
         self.opening.pop(connection, None)
         self.total -= self.held.pop(connection, 0)

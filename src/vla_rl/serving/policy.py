@@ -130,10 +130,11 @@ class Policy:
 
     def observation(self, images: Mapping[str, Any], state: Any, instruction: str | None) -> Observation:
         """One row, as the model takes it. Raises BadObservation."""
-        info = self.info
+        info, wanted = self.info, f"it must be {self.info.state_dim} numbers"
+        shape = (info.state_dim,)
         return Observation(
             images={camera: _check_image(images, camera, size)[None] for camera, size in info.cameras.items()},
-            state=_check_state(state, info.state_dim)[None] if info.state_dim else None,
+            state=_check_numbers(state, "the state", wanted, shape.__eq__)[None] if info.state_dim else None,
             instructions=(self._check_instruction(instruction),),
         )
 
@@ -182,21 +183,18 @@ class Policy:
         """Return the chosen actions [N, C, A]: one inference for the rows with previous actions, one for the others."""
         actions = np.empty((len(obs), self.chunk, self.info.action_dim), np.float32)
         starting = [row for row, unexecuted in enumerate(previous) if unexecuted is None]
-        continued = {row: unexecuted for row, unexecuted in enumerate(previous) if unexecuted is not None}
-        if starting:
-            noise = self._make_noise([keys[row] for row in starting])
-            chunk = self.engine.act(_take_rows(obs, starting), noise, self.greedy)
-            actions[starting] = to_numpy(chunk.actions)
-        if continued:
-            rows = list(continued)
-            noise = self._make_noise([keys[row] for row in rows])
-            unexecuted = list(continued.values())
-            engine = require_capability(self.engine, ContinuesChunks, "real-time chunking")
-            actions[rows] = to_numpy(engine.continue_chunk(_take_rows(obs, rows), noise, self.greedy, unexecuted))
+        continued = [row for row, unexecuted in enumerate(previous) if unexecuted is not None]
+        for rows in filter(None, (starting, continued)):
+            row_obs = obs if len(rows) == len(obs) else obs.take(np.array(rows))
+            noise = Noise(self.spec.seed, "serving", *zip(*(keys[row] for row in rows), strict=True))
+            if rows is starting:
+                chunk = self.engine.act(row_obs, noise, self.greedy).actions
+            else:
+                unexecuted = [rest for rest in previous if rest is not None]
+                engine = require_capability(self.engine, ContinuesChunks, "real-time chunking")
+                chunk = engine.continue_chunk(row_obs, noise, self.greedy, unexecuted)
+            actions[rows] = to_numpy(chunk)
         return actions
-
-    def _make_noise(self, keys: Sequence[Key]) -> Noise:
-        return Noise(self.spec.seed, "serving", *zip(*keys, strict=True))
 
     def warm_up(self, rows: int) -> None:
         """Run inference for one black image and for a batch of this many, so that no client waits for one-time work."""
@@ -281,11 +279,6 @@ def open_policy(
     return Policy(engine=engine, spec=spec, info=info, step=state.step, sha256=digest, device=device, greedy=greedy)
 
 
-def _take_rows(obs: Observation, rows: Sequence[int]) -> Observation:
-    """Return these rows of an observation, without a copy if they are all of them."""
-    return obs if len(rows) == len(obs) else obs.take(np.array(rows))
-
-
 def _check_image(images: Mapping[str, Any], camera: str, size: tuple[int, int]) -> Array:
     if camera not in images:
         raise BadObservation(f"there is no image of camera {camera!r}; there are: {', '.join(map(str, images)) or '-'}")
@@ -296,10 +289,6 @@ def _check_image(images: Mapping[str, Any], camera: str, size: tuple[int, int]) 
             f"{[*size, 3]}: height, width, RGB"
         )
     return np.ascontiguousarray(image)
-
-
-def _check_state(state: Any, length: int) -> Array:
-    return _check_numbers(state, "the state", f"it must be {length} numbers", lambda shape: shape == (length,))
 
 
 def _check_numbers(data: Any, what: str, wanted: str, fits: Callable[[tuple[int, ...]], bool]) -> Array:

@@ -60,13 +60,9 @@ class SessionRecorder:
 
     def close(self) -> None:
         """Write the rest, and end the open sessions."""
-
-        def end_sessions() -> None:
-            for session in list(self._sessions):
-                self._run_guarded(self._write_episode, session)
-
-        self._thread.submit(end_sessions).result()
         self._thread.shutdown()
+        for session in list(self._sessions):
+            self._run_guarded(self._write_episode, session)
         self._writer.close()
 
     async def _run_in_thread(self, method: Callable[..., None], *arguments: Any) -> None:

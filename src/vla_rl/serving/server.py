@@ -182,7 +182,8 @@ class PolicyServer:
             async with server:
                 listening(next(iter(server.sockets)).getsockname()[1])
                 await stop.wait()
-                self._traffic.hang_up()
+                for connection in list(self._traffic.opening):  # without a request
+                    connection.transport.abort()
         finally:
             answering.cancel()
             self._batcher.close()
@@ -242,7 +243,7 @@ class PolicyServer:
 
     async def _handle_connection(self, connection: ServerConnection) -> None:
         client, number = Client(connection), next(self._numbers)
-        self._traffic.mark_opened(connection)
+        self._traffic.opening.pop(connection, None)
         self._clients[connection] = client
         logger.info("%s connected", client.name)
         try:

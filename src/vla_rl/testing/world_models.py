@@ -22,7 +22,7 @@ from vla_rl.testing.common.findings import Findings, build_component
 from vla_rl.testing.common.generators import OWN, SEEDED, changed_generators, run_from, seeded_generators
 from vla_rl.testing.env_checks.values import check_array, check_observation
 from vla_rl.testing.policy_traces import other_seed
-from vla_rl.toolkit.world_models.windows import take_frames, take_rows
+from vla_rl.toolkit.world_models.windows import take_frames
 
 ROWS = 4
 ROLLOUT = 2
@@ -55,7 +55,7 @@ class _Case:
     @property
     def past_windows(self) -> Windows:
         """Return copies of the windows' history, from which imagination starts."""
-        return take_rows(take_frames(self.windows, 0, self.mind.history), self.row_indices)
+        return take_frames(self.windows, 0, self.mind.history).take(self.row_indices)
 
     @property
     def recorded_actions(self) -> Array:
@@ -412,7 +412,7 @@ def _check_each_number(case: _Case) -> None:
         actions[1 + step, step] = other[step]
     for number in range(numbers):
         actions[1 + steps + number, :, number] = other[:, number]
-    past = take_rows(case.past_windows, rows)
+    past = case.past_windows.take(rows)
     after = mind.imagine(past, actions, _make_noise(rows)).numpy()
     chances = to_numpy(mind.outcome(past, actions, after))
     changed = np.abs(chances - chances[:1]).max(1) > BARELY
@@ -432,7 +432,7 @@ def _check_rows_apart(case: _Case) -> None:
     f, mind, past, actions = case.f, case.mind, case.past_windows, case.recorded_actions
     after = case.imagine_from(past, actions)
     one = case.row_indices[1:2]
-    alone = mind.imagine(take_rows(past, one), actions[1:2], _make_noise(one)).numpy()
+    alone = mind.imagine(past.take(one), actions[1:2], _make_noise(one)).numpy()
     got = _observation_gap(after.take(one), alone)
     f.expect(got < 1.0, "imagine", "a row alone as among others", f"{got:.3g} of 255 apart", "let rows share nothing")
     if after.state is not None and alone.state is not None:
@@ -449,7 +449,7 @@ def _check_rows_apart(case: _Case) -> None:
     expected, remedy = "a row that does not depend on other rows' actions", "let rows share nothing"
     f.expect(got < 0.1, "imagine", expected, f"{got:.3g} of 255 apart", remedy)
     chances = to_numpy(mind.outcome(past, actions, after))[1:2]
-    single = to_numpy(mind.outcome(take_rows(past, one), actions[1:2], after.take(one)))
+    single = to_numpy(mind.outcome(past.take(one), actions[1:2], after.take(one)))
     got = float(np.abs(chances - single).max())
     f.expect(got < 1e-3, "outcome", "a row alone as among others", f"{got:.3g} apart", "let rows share nothing")
 

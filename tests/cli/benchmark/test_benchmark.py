@@ -20,7 +20,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.spec.shipped_files import names_in
 from vla_rl.core.spec.spec import load_spec
 from vla_rl.core.types import TaskInfo
-from vla_rl.plugins.envs.tabletop import info
+from vla_rl.plugins.envs.tabletop import config
 
 EXAMPLE = str(Path(__file__).parents[3] / "examples" / "tabletop_grpo.yaml")
 SHORT = ["runtime.backend=local", "env.num_envs=16", "eval.episodes_per_task=2"]
@@ -108,7 +108,7 @@ def test_success_is_shown_by_category_where_tasks_have_any(tmp_path, monkeypatch
     task_info = TaskInfo
     categories = {"pick_red": ("pick",), "pick_blue": ("pick", "pick, blue")}
     monkeypatch.setattr(
-        info, "TaskInfo", lambda name, **of: task_info(name=name, categories=categories.get(name, ()), **of)
+        config, "TaskInfo", lambda name, **of: task_info(name=name, categories=categories.get(name, ()), **of)
     )
     said = vla_rl("eval", EXAMPLE, *SHORT, "--benchmark", "tabletop", "--folder", str(tmp_path), "--suite", "Pick")
     assert "n=8" in said

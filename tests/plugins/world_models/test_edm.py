@@ -14,7 +14,7 @@ from attrs import evolve
 from vla_rl import EnvInfo, Noise, TaskInfo, UserError, Windows, WorldModelContext, build, load
 from vla_rl.plugins.world_models.edm.motion import LeastSquares, Motion
 from vla_rl.toolkit.world_models.measures import compute_psnr
-from vla_rl.toolkit.world_models.windows import frames_of, take_frames, take_rows
+from vla_rl.toolkit.world_models.windows import frames_of, take_frames
 
 CHUNK = 2
 INFO = EnvInfo(
@@ -123,7 +123,7 @@ def test_a_prediction_depends_on_its_row_only_and_on_all_of_it():
     trained(model, windows, 0, 3)
     start, actions = take_frames(windows, 0, 2), windows.actions[:, 1]
     whole = model.imagine(start, actions, noise(6)).numpy()
-    alone = model.imagine(take_rows(start, np.array([4])), actions[4:5], Noise(0, "test", [4], [0], [0])).numpy()
+    alone = model.imagine(start.take(np.array([4])), actions[4:5], Noise(0, "test", [4], [0], [0])).numpy()
     assert np.abs(alone.images["top"][0].astype(int) - whole.images["top"][4]).max() <= 1
     assert alone.state[0] == pytest.approx(whole.state[4], abs=1e-5)
     chances = model.outcome(start, actions, whole)

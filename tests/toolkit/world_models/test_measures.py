@@ -19,7 +19,7 @@ from vla_rl.toolkit.world_models.measures import (
     roc_auc_error,
     thresholds_met,
 )
-from vla_rl.toolkit.world_models.windows import followed_by, frames_of, put_rows, take_frames, take_rows
+from vla_rl.toolkit.world_models.windows import followed_by, frames_of, put_rows, take_frames
 
 CHUNK, STEPS = 2, 3
 INFO = env_info(cameras=2, pixels=8, bounds=((-1.0, 1.0),))
@@ -163,7 +163,7 @@ def test_windows_move_on_by_one_chunk(windows):
 
 
 def test_rows_can_be_put_back(windows):
-    kept = take_rows(windows, np.arange(40))
-    changed = put_rows(kept, np.array([3, 1]), take_rows(windows, np.array([1, 3])))
+    kept = windows.take(np.arange(40))
+    changed = put_rows(kept, np.array([3, 1]), windows.take(np.array([1, 3])))
     assert changed.instructions[3] == windows.instructions[1] and changed.states[[1, 3]].tolist() == [3, 1]
     assert np.array_equal(changed.images["camera0"][1], windows.images["camera0"][3])

@@ -62,7 +62,8 @@ def evaluate_suite(
     check_folder("--folder", folder)
     with explain_path_errors("--folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    files = {name: folder / f"{make_slug(name)}.json" for name in specs}
+    slugs = {name: re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") for name in specs}
+    files = {name: folder / f"{slug}.json" for name, slug in slugs.items()}
     for file in (*files.values(), folder / "index.html"):
         check_file("--folder", file)
     results: dict[str, Result] = {}
@@ -85,7 +86,7 @@ def evaluate_suite(
                 "versions": library_versions(),
                 **result,
             }
-            _write_record(file, record, say)
+            write_result("--folder", file, record, say)
             if unrecorded is not None:
                 raise unrecorded
         results[name] = record
@@ -123,15 +124,26 @@ def _read_record(file: Path) -> Result:
         ) from exc
 
 
-def _write_record(file: Path, record: Result, say: Callable[[str], object]) -> None:
-    """Write a suite's result, or say all of it where that is not possible."""
-    text = json.dumps(record, indent=1) + "\n"
+class NotSaved(UserError):
+    """Error for an evaluation whose file could not be written."""
+
+    def __init__(self, result: Result, cause: UserError) -> None:
+        super().__init__(f"{cause}; what it would have held is printed above")
+        self.result = result
+
+
+def write_result(option: str, file: Path, result: Result, say: Callable[[str], object] = print) -> None:
+    """Write a result, or say all of it where that is not possible. `option`: what named the file."""
+    text = json.dumps(result, indent=1)
     try:
-        with explain_path_errors("--folder", file):
-            write_whole(file, text)
+        with explain_path_errors(option, file):
+            write_whole(file, f"{text}\n")
     except UserError as exc:
         say(text)
-        raise UserError(f"{exc}; what it would have held is printed above") from exc
+        raise NotSaved(result, exc) from exc
+    except KeyboardInterrupt:  # a pipe without a reader
+        say(text)
+        raise
 
 
 def result_fingerprint(spec: Spec, checkpoint: Path | None) -> str:
@@ -154,7 +166,3 @@ def describe_missing(result: Mapping[str, Any]) -> str:
     states = dict.fromkeys(f"state {episode['state']} of task {episode['task']!r}" for episode in missing)
     total = result["success"]["n"] + len(missing)
     return f"no result, as envs broke, for {len(missing)} of {format_count(total, 'episode')}: {', '.join(states)}"
-
-
-def make_slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")

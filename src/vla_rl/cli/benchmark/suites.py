@@ -17,7 +17,7 @@ A benchmark is a YAML file; those of this package go by their names, and any oth
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import field, frozen
@@ -72,22 +72,11 @@ class Benchmark:
 
 def load_benchmark(name: str) -> Benchmark:
     """Load a benchmark by name or path. Raises UserError if it does not exist, or if the file does not hold one."""
-    return _parse_benchmark(read_named("benchmark", name, PACKAGE, "libero.yaml"), name)
-
-
-def _parse_benchmark(text: str, where: str) -> Benchmark:
-    benchmark, _ = parse_file(text, where, Benchmark)
-    for unknown in _unknown_suites(benchmark):
-        raise UserError(f"{where}: names a suite {unknown!r} that it does not have: {', '.join(benchmark.suites)}")
+    benchmark, _ = parse_file(read_named("benchmark", name, PACKAGE, "libero.yaml"), name, Benchmark)
+    for suite in (*benchmark.mean, *benchmark.optional, *(suite for p in benchmark.published for suite in p.rates)):
+        if suite not in benchmark.suites:
+            raise UserError(f"{name}: names a suite {suite!r} that it does not have: {', '.join(benchmark.suites)}")
     return benchmark
-
-
-def _unknown_suites(benchmark: Benchmark) -> Iterator[str]:
-    for published in (
-        dict.fromkeys((*benchmark.mean, *benchmark.optional), 0.0),
-        *(p.rates for p in benchmark.published),
-    ):
-        yield from (name for name in published if name not in benchmark.suites)
 
 
 def mean_of(rates: Mapping[str, float], over: tuple[str, ...]) -> float | None:

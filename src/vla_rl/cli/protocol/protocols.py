@@ -63,7 +63,15 @@ class Protocol:
 
 def load_protocol(name: str) -> Protocol:
     """Load a protocol by name or path. Raise UserError if it does not exist, or if the file does not hold one."""
-    return _parse_protocol(read_named("protocol", name, PACKAGE, "openvla.yaml"), name)
+    protocol, _ = parse_file(read_named("protocol", name, PACKAGE, "openvla.yaml"), name, Protocol)
+    cases = []
+    for number, case in enumerate(protocol.cases):
+        try:
+            keys = {k: evolve(v, source=written_source(v.source, protocol.sources)) for k, v in case.keys.items()}
+        except ValueError as exc:
+            raise UserError(f"{name}: cases.{number}: source: {exc}") from None
+        cases.append(evolve(case, keys=keys))
+    return evolve(protocol, cases=tuple(cases))
 
 
 def with_protocol(
@@ -113,18 +121,3 @@ def protocol_record(name: str, spec: Spec) -> dict[str, Any]:
         "keys": {key: {"value": known.value, "source": known.source} for key, known in keys.items()},
         "differs": list(protocol.differs),
     }
-
-
-# ------------------------------------------------------------------------------------------------ internal
-
-
-def _parse_protocol(text: str, where: str) -> Protocol:
-    protocol, _ = parse_file(text, where, Protocol)
-    cases = []
-    for number, case in enumerate(protocol.cases):
-        try:
-            keys = {k: evolve(v, source=written_source(v.source, protocol.sources)) for k, v in case.keys.items()}
-        except ValueError as exc:
-            raise UserError(f"{where}: cases.{number}: source: {exc}") from None
-        cases.append(evolve(case, keys=keys))
-    return evolve(protocol, cases=tuple(cases))

@@ -87,10 +87,9 @@ def small_chart(name: str, pairs: Pairs, band: Sequence[Pairs] = ()) -> str:
     """One metric, small; `band`: its lower and its upper ends, or nothing."""
     values = [value for of_line in (pairs, *band) for _, value in of_line]
     low, high = min(values), max(values)
+    ends = min(x for x, _ in pairs), max(x for x, _ in pairs)
     room = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
-    frame = Frame(
-        width=250, height=125, left=46, right=14, top=10, bottom=24, x=_x_range(pairs), y=(low - room, high + room)
-    )
+    frame = Frame(width=250, height=125, left=46, right=14, top=10, bottom=24, x=ends, y=(low - room, high + room))
     parts = [*_draw_grid(frame, axis_ticks(*frame.y, 3), format_number, "")]
     if band:
         lower, upper = ([frame.map_point(*pair) for pair in _thin_points(end)] for end in band)
@@ -151,10 +150,6 @@ def _draw_grid(frame: Frame, values: Sequence[float], label: Callable[[float], s
 
 def _path_data(points: Pairs) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-
-
-def _x_range(pairs: Pairs) -> tuple[float, float]:
-    return min(x for x, _ in pairs), max(x for x, _ in pairs)
 
 
 def _thin_points(items: Sequence[T]) -> list[T]:

@@ -46,11 +46,6 @@ def read_results(file: Path) -> Mapping[str, Any]:
     return results.data
 
 
-def read_environment(file: Path) -> Mapping[str, Any]:
-    """environment.json, or nothing. Raises UserError."""
-    return read_record(file).data if file.exists() else {}
-
-
 def read_trace(file: Path) -> Mapping[str, Any]:
     """trace.json without the events that no run writes, or nothing. Raises UserError."""
     if not file.exists():
@@ -81,14 +76,11 @@ def read_metrics(file: Path) -> Iterator[dict[str, Any]]:
 def read_captions(folder: Path) -> dict[str, tuple[str, str]]:
     """Return task and instruction of each video by its file's name, from the lists that the hook `video` writes next to
     them. Raises UserError."""
-    episodes = [episode for file in sorted(folder.glob("step_*.json")) for episode in _read_episodes(file)]
     return {
-        episode.get_text("file"): (episode.get_text("task"), episode.get_text("instruction")) for episode in episodes
+        episode.get_text("file"): (episode.get_text("task"), episode.get_text("instruction"))
+        for file in sorted(folder.glob("step_*.json"))
+        for episode in read_record(file).list_of_records("episodes")
     }
-
-
-def _read_episodes(file: Path) -> list[Record]:
-    return read_record(file).list_of_records("episodes")
 
 
 def check_roles(roles: Record) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 from vla_rl.cli.report.charts import small_chart
 from vla_rl.cli.report.html import render_document, render_section
 from vla_rl.core.errors import UserError
-from vla_rl.core.types import Array
 from vla_rl.toolkit.data.inspection.recorded import InspectedEpisode, RecordedData
 from vla_rl.toolkit.data.inspection.report import InspectedData
 
@@ -33,30 +32,26 @@ def render_data_page(inspected: InspectedData) -> str:
         f" at {data.fps:g} fps" if data.fps else ""
     )
     rows = "".join(f"<tr><td>{escape(task)}</td><td>{count}</td></tr>" for task, count in tasks.most_common())
+    items = "".join(f"<li>{escape(finding.describe())}</li>" for finding in inspected.findings)
+    findings = f"<ul>{items}</ul>" if items else "Nothing wrong was found."
     table = f'<div class="card"><table><tr><th>task</th><th>episodes</th></tr>{rows}</table></div>'
     return render_document(
         escape(data.folder.name),
         f"<header><h1>{escape(data.folder.name)}</h1><p>{escape(line)}</p></header>"
-        + render_section("Findings", _list_findings(inspected))
+        + render_section("Findings", f'<div class="card">{findings}</div>')
         + render_section("Tasks", table)
         + "".join(render_section(escape(name), _draw_curves(data, name)) for name in data.features)
         + "".join(render_section(escape(camera), _show_images(inspected, camera)) for camera in data.cameras),
     )
 
 
-def _list_findings(inspected: InspectedData) -> str:
-    if not inspected.findings:
-        return '<div class="card">Nothing wrong was found.</div>'
-    items = "".join(f"<li>{escape(finding.describe())}</li>" for finding in inspected.findings)
-    return f'<div class="card"><ul>{items}</ul></div>'
-
-
 def _draw_curves(data: RecordedData, feature: str) -> str:
     """Return a chart for each number: the median over the episodes at each share of their length, and the range in
     which nine of ten are."""
     share = np.linspace(0, 1, min(CURVES, max(len(episode) for episode in data.episodes)))
-    resampled = np.stack([_resample_rows(episode.vectors[feature], share) for episode in data.episodes])
-    low, middle, high = np.quantile(resampled, [0.05, 0.5, 0.95], axis=0)
+    rows = [episode.vectors[feature] for episode in data.episodes]
+    resampled = np.stack([values[np.round(share * (len(values) - 1)).astype(np.int64)] for values in rows])
+    low, middle, high = np.quantile(np.nan_to_num(resampled), [0.05, 0.5, 0.95], axis=0)
     names = data.names.get(feature, ())
     figures = ""
     for index in range(middle.shape[1]):
@@ -67,12 +62,6 @@ def _draw_curves(data: RecordedData, feature: str) -> str:
         figures += f"<figure><figcaption>{escape(name)}</figcaption>{small_chart(name, pairs, (below, above))}</figure>"
     note = "The median of all episodes, and the range of nine of ten, over the course of an episode in per cent."
     return f'<div class="multiples">{figures}</div><p class="note">{note}</p>'
-
-
-def _resample_rows(rows: Array, share: Array) -> Array:
-    """Return rows [T, D] at these shares of the episode, [points, D]."""
-    at = np.round(share * (len(rows) - 1)).astype(np.int64)
-    return np.nan_to_num(rows[at])
 
 
 def _show_images(inspected: InspectedData, camera: str) -> str:

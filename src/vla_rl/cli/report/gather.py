@@ -8,10 +8,11 @@ from typing import Any
 
 from attrs import field, frozen
 
-from vla_rl.cli.report.checks import read_captions, read_environment, read_metrics, read_results, read_trace
+from vla_rl.cli.report.checks import read_captions, read_metrics, read_results, read_trace
 from vla_rl.core.errors import UserError
 from vla_rl.core.events import wilson_interval
 from vla_rl.core.spec.yaml import parse_yaml
+from vla_rl.toolkit.json_files import read_record
 
 EVALUATED = ("eval/success_rate", "eval/success_low", "eval/success_high", "eval/episodes")
 
@@ -48,11 +49,13 @@ class ReportData:
     @property
     def rollout_points(self) -> list[Point]:
         """Success of each rollout."""
-        return [
-            _rate_point(int(m["step"]), m["env/success_rate"], int(m["rollout/episodes"]))
-            for m in self.steps
-            if m.get("rollout/episodes", 0) > 0 and "env/success_rate" in m
-        ]
+        points = []
+        for m in self.steps:
+            if m.get("rollout/episodes", 0) > 0 and "env/success_rate" in m:
+                rate, n = m["env/success_rate"], int(m["rollout/episodes"])
+                interval = wilson_interval(round(rate * n), n)
+                points.append(Point(step=int(m["step"]), rate=rate, low=interval.low, high=interval.high, n=n))
+        return points
 
     def spec_section(self, name: str) -> Mapping[str, Any]:
         """A section of the spec; empty if the spec has none."""
@@ -77,6 +80,7 @@ def read_report_data(folder: Path) -> ReportData:
     text = find_run_spec(folder).read_text(encoding="utf-8", errors="replace")
     spec = parse_yaml(text).data
     lines = list(read_metrics(folder / "metrics.jsonl"))
+    environment = folder / "environment.json"
     evaluations = {
         int(m["step"]): Point(
             step=int(m["step"]),
@@ -94,7 +98,7 @@ def read_report_data(folder: Path) -> ReportData:
         spec=spec if isinstance(spec, dict) else {},
         spec_text=text,
         results=read_results(folder / "results.json"),
-        environment=read_environment(folder / "environment.json"),
+        environment=read_record(environment).data if environment.exists() else {},
         steps=[steps[step] for step in sorted(steps)],
         evaluations=[evaluations[step] for step in sorted(evaluations)],
         trace=read_trace(folder / "trace.json"),
@@ -107,8 +111,3 @@ def _video_order(video: Path) -> tuple[str, str]:
     """Sorts the last evaluation first, and its episodes in order."""
     head, _, episode = video.stem.partition("_ep")
     return "".join(chr(0x10FFFF - ord(c)) for c in head), episode
-
-
-def _rate_point(step: int, rate: float, n: int) -> Point:
-    interval = wilson_interval(round(rate * n), n)
-    return Point(step=step, rate=rate, low=interval.low, high=interval.high, n=n)

@@ -49,10 +49,11 @@ def render_report(run: ReportData, video_bytes: int) -> str:
         _learning_section(run),
         imagination_section(run),
         _time_section(run),
+        _videos_section(run, video_bytes),
+        _setup_section(run),
+        f"<footer>Made by vla-rl report from {escape(str(run.folder.resolve()))}</footer>",
     ]
-    return render_document(
-        name, "".join([*sections, _videos_section(run, video_bytes), _setup_section(run), _page_footer(run)])
-    )
+    return render_document(name, "".join(sections))
 
 
 def _page_header(run: ReportData, name: str) -> str:
@@ -65,7 +66,10 @@ def _page_header(run: ReportData, name: str) -> str:
         f"{parts['model']} on {parts['env']} ({run.spec_section('env').get('num_envs', '?')} envs) with "
         f"{parts['algorithm']}, {parts['placement']} placement, {done} of {planned} steps{state}"
     )
-    tiles = "".join(_render_tile(*tile) for tile in _list_tiles(run))
+    tiles = "".join(
+        f'<div class="tile {kind}"><span>{escape(title)}</span><b>{escape(value)}</b><span>{escape(note)}</span></div>'
+        for title, value, note, kind in _list_tiles(run)
+    )
     return f'<header><h1>{name}</h1><p>{escape(line)}</p></header><div class="tiles">{tiles}</div>'
 
 
@@ -73,8 +77,10 @@ def _list_tiles(run: ReportData) -> Iterator[tuple[str, str, str, str]]:
     """(title, value, note, class)."""
     results = run.results
     after, before = results.get("success"), results.get("success_before")
-    if after:
-        yield _success_tile("success", after, _comparison_class(after, before))
+    if after:  # better or worse than before training; where that is not known, good unless there was none
+        then = before["rate"] if before else 0.0
+        css = "better" if after["rate"] > then else "worse" if after["rate"] < then else ""
+        yield _success_tile("success", after, css)
     if before:
         yield _success_tile("before training", before)
     if not results:
@@ -86,10 +92,11 @@ def _list_tiles(run: ReportData) -> Iterator[tuple[str, str, str, str]]:
         yield "env steps a second", format_number(round(sorted(speed)[len(speed) // 2], 1)), "median of the steps", ""
     steps = results.get("env_steps") or sum(int(m.get("rollout/env_steps", 0)) for m in run.steps)
     if steps:
-        yield "environment steps", _format_count(steps), "single actions", ""
+        yield "environment steps", f"{steps:,.0f}" if steps < 1e6 else f"{steps / 1e6:,.2f} M", "single actions", ""
     seconds = results.get("wall_seconds") or sum(m.get("time/step", 0.0) for m in run.steps)
     if seconds:
-        yield "wall time", _format_duration(seconds), "" if results else "of training steps", ""
+        size, unit = (3600, "h") if seconds >= 3600 else (60, "min") if seconds >= 60 else (1, "s")
+        yield "wall time", f"{seconds / size:.1f} {unit}", "" if results else "of training steps", ""
     if results.get("faults"):
         yield "faults", str(results["faults"]), "envs that broke", ""
     if results.get("missing"):
@@ -176,22 +183,20 @@ def _usage_bar(role: str, usage: Mapping[str, Any]) -> str:
 
 
 def _videos_section(run: ReportData, limit: int) -> str:
-    figures, left = "", limit
-    num_shown = 0
+    if not run.videos:
+        return ""
+    figures, left, missing = "", limit, len(run.videos)
     for video in run.videos:
         size = video.stat().st_size
         if size > left:
             continue
         left -= size
-        num_shown += 1
+        missing -= 1
         data = b64encode(video.read_bytes()).decode()
         figures += (
             f'<figure><video controls muted loop preload="metadata" src="data:video/mp4;base64,{data}"></video>'
             f"<figcaption>{_video_caption(video, run.captions)}</figcaption></figure>"
         )
-    if not run.videos:
-        return ""
-    missing = len(run.videos) - num_shown
     note = f'<p class="note">{missing} more in {escape(str(run.folder / "videos"))}</p>' if missing else ""
     return render_section("Episodes", f'<div class="videos">{figures}</div>{note}')
 
@@ -244,22 +249,6 @@ def _checkpoint_keys(run: ReportData) -> str:
     return f'<details><summary>{title}</summary><div class="scroll"><table>{rows}</table></div></details>'
 
 
-def _page_footer(run: ReportData) -> str:
-    return f"<footer>Made by vla-rl report from {escape(str(run.folder.resolve()))}</footer>"
-
-
-def _comparison_class(after: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
-    """Class of a success: better or worse than before training; where that is not known, good unless there was none."""
-    then = before["rate"] if before else 0.0
-    return "better" if after["rate"] > then else "worse" if after["rate"] < then else ""
-
-
-def _render_tile(title: str, value: str, note: str, kind: str) -> str:
-    return (
-        f'<div class="tile {kind}"><span>{escape(title)}</span><b>{escape(value)}</b><span>{escape(note)}</span></div>'
-    )
-
-
 def _success_tile(title: str, success: Mapping[str, Any], css: str = "") -> tuple[str, str, str, str]:
     interval = f"{100 * success['low']:.1f} to {100 * success['high']:.1f} %, n\u00a0=\u00a0{success['n']}"
     return title, f"{100 * success['rate']:.1f} %", interval, css
@@ -273,12 +262,3 @@ def _format_value(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
     return str(value)
-
-
-def _format_count(value: float) -> str:
-    return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.2f} M"
-
-
-def _format_duration(seconds: float) -> str:
-    size, unit = (3600, "h") if seconds >= 3600 else (60, "min") if seconds >= 60 else (1, "s")
-    return f"{seconds / size:.1f} {unit}"

@@ -43,12 +43,8 @@ def draw_timelines(trace: Mapping[str, Any]) -> list[tuple[str, str]]:
     lanes = {str(e.get("args", {}).get("lane")) for track in tracks for e in track.calls if e["name"] == "act"}
     near = CLOSE_STEPS * max(len(lanes), 1)
     if len(acts) > 2 * near and acts[near] > acts[0]:
-        drawings.append(
-            (
-                f"The begin of its rollout, {(acts[near] - acts[0]) / 1e3:,.0f} ms",
-                _draw_shapes(tracks, acts[0], acts[near]),
-            )
-        )
+        title = f"The begin of its rollout, {(acts[near] - acts[0]) / 1e3:,.0f} ms"
+        drawings.append((title, _draw_shapes(tracks, acts[0], acts[near])))
     return drawings
 
 

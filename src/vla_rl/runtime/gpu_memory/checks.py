@@ -15,7 +15,7 @@ from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.gpu_memory.model_memory import measure_model
 from vla_rl.runtime.placement.assignments import Assignment, assign_workers
 from vla_rl.runtime.placement.hardware import machine_resources
-from vla_rl.runtime.planning.device_memory import GIB, DeviceMemory, ModelMemory, check_device_memory
+from vla_rl.runtime.planning.device_memory import GIB, ModelMemory, check_device_memory
 from vla_rl.runtime.planning.known_sizes import known_info, of_public_size
 from vla_rl.runtime.planning.plan import plan_for
 
@@ -78,13 +78,12 @@ def predicted_memory(spec: Spec, plan: Plan, cluster: Cluster) -> str:
         lambda changed: measure_model(of_public_size(changed, []), info),
     )
     assumed = f" (assumed: {'; '.join(prediction.guesses)})" if prediction.guesses else ""
-    return f"memory of GPUs: {_summarise_device(devices[0], capacity)}{assumed}" if devices else ""
-
-
-def _summarise_device(device: DeviceMemory, capacity: int | None) -> str:
-    size, phases = device.peak
+    if not devices:
+        return ""
+    size, phases = devices[0].peak
     known = "" if capacity is None else f" of {capacity / GIB:.1f}"
-    return f"{size / GIB:.1f}{known} GiB on the fullest, in its {' and '.join(dict.fromkeys(phases.values()))}"
+    phase = " and ".join(dict.fromkeys(phases.values()))
+    return f"memory of GPUs: {size / GIB:.1f}{known} GiB on the fullest, in its {phase}{assumed}"
 
 
 def check_gpu_memory(spec: Spec, cluster: Cluster | None) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from attrs import frozen
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan
+from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.core.types import EnvInfo
@@ -86,7 +86,7 @@ def estimate_job(spec: Spec, cluster: Cluster, gpu: GpuRates) -> Estimate:
     guesses: list[str] = []
     sized = of_public_size(spec, guesses)
     info = known_info(sized, guesses)
-    rows = _largest_inference(sized, cluster)
+    rows, ranks = _largest_inference(sized, cluster)
     try:
         calls = ModelCalls.count_operators(sized, info, (max(1, rows // 4), rows) if rows > 1 else (1, 2), gpu)
     except Exception as exc:  # of any plugin
@@ -98,7 +98,7 @@ def estimate_job(spec: Spec, cluster: Cluster, gpu: GpuRates) -> Estimate:
     pass_seconds = calls.learner_pass(learning)
     simulation = _simulation_cost(spec, info, guesses)
     return Estimate(
-        profile=_build_profile(spec, info, calls.costs, gpu, cluster, inferences, pass_seconds, simulation, guesses),
+        profile=_build_profile(spec, info, calls.costs, gpu, ranks, inferences, pass_seconds, simulation, guesses),
         prediction=Prediction(memory=calls.costs.memory, info=info),
         parameters=calls.costs.parameters,
         calibrated=gpu.measured and spec.model.type in CALIBRATED_MODELS,
@@ -114,15 +114,17 @@ def estimate_job(spec: Spec, cluster: Cluster, gpu: GpuRates) -> Estimate:
 # ------------------------------------------------------------------------------------------ the model and its inputs
 
 
-def _largest_inference(spec: Spec, cluster: Cluster) -> int:
-    """Return the rows of the largest inference under the spec's placement; for one that does not fit, an even share."""
+def _largest_inference(spec: Spec, cluster: Cluster) -> tuple[int, int]:
+    """Return the rows of the largest inference under the spec's placement, and the number of its learners; for one that
+    does not fit, an even share, and a learner on each GPU."""
+    gpus = max(cluster.gpus, 1)
     try:
         plan = plan_for(spec, cluster)
         workers = assign_workers(plan, spec.env.num_envs, one_process=False)
     except (DoesNotFit, MeasureFirst, UserError):
-        return max(1, spec.env.num_envs // max(cluster.gpus, 1))
+        return max(1, spec.env.num_envs // gpus), gpus
     served = [w.batching.max_batch or sum(lane.num_envs for lane in w.served) for w in workers if w.served]
-    return max(served, default=1)
+    return max(served, default=1), max(len(plan.hosting("learner")), 1)
 
 
 # ---------------------------------------------------------------------------------------------------- seconds of calls
@@ -194,7 +196,7 @@ def _build_profile(
     info: EnvInfo,
     costs: ModelCosts,
     gpu: GpuRates,
-    cluster: Cluster,
+    ranks: int,
     inferences: Mapping[int, CallSeconds],
     pass_seconds: CallSeconds,
     simulation: Cost | None,
@@ -209,7 +211,6 @@ def _build_profile(
     memory = costs.memory
     weights = memory.total_weights
     guesses.append("resets, messages between workers and the driver's own work take no time")
-    ranks = _learner_count(spec, cluster)
     return Profile(
         chunk_steps=chunk_steps,
         sim=simulation or Cost(seconds=0.0),
@@ -228,15 +229,6 @@ def _build_profile(
         masters=memory.masters / 4,
         weight_bytes=weights / costs.parameters,
     )
-
-
-def _learner_count(spec: Spec, cluster: Cluster) -> int:
-    """Return the number of learners under the spec's placement."""
-    try:
-        plan: Plan = plan_for(spec, cluster)
-    except (DoesNotFit, MeasureFirst, UserError):
-        return max(cluster.gpus, 1)
-    return max(len(plan.hosting("learner")), 1)
 
 
 def _update_seconds(

@@ -118,6 +118,7 @@ def measure_costs(
         in_blocks = [_module_bytes(block) for block in blocks]
         everything = _module_bytes(module)
     (first, low), *_, (last, high) = sorted(needs.items())
+    each = (high - low) / (last - first)
     return ModelCosts(
         memory=ModelMemory(
             frozen_weights=everything - trained_bytes,
@@ -127,7 +128,7 @@ def measure_costs(
             gradients=gradients,
             optimizer_state=MOMENTS * gradients,
             adapted_weights=float(merged_bytes(module)),
-            acting=Line.through_points((first, low), (last, high)),
+            acting=Line(fixed=low - each * first, each=each),
             activations=saved,
             learning=peak,
             largest_block=max(in_blocks, default=0.0),

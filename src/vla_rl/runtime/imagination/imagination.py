@@ -25,8 +25,8 @@ from vla_rl.runtime.imagination.interfaces import (
     WorldModelInterface,
     WorldModelRecordingInterface,
 )
-from vla_rl.runtime.imagination.messages import FitResult, ImaginationRoles
-from vla_rl.runtime.imagination.quality import measure_over_estimation, reason_to_pause, threshold_metrics
+from vla_rl.runtime.imagination.messages import ImaginationRoles
+from vla_rl.runtime.imagination.quality import measure_over_estimation, reason_to_pause
 from vla_rl.runtime.imagination.totals import ImaginationTotals
 from vla_rl.runtime.messages.added_roles import AddedRoles
 
@@ -56,8 +56,7 @@ class Imagination(StepPart):
 
     def connect_to_run(self, context: StepContext) -> None:
         check_episodes(self.spec, context.algorithm, context.info)
-        fleet = context.fleet
-        self.fleet = fleet
+        fleet = self.fleet = context.fleet
         self.collector = context.rollouts.collector
         self.router = context.router
         self.algorithm = context.algorithm
@@ -83,10 +82,15 @@ class Imagination(StepPart):
         batch = self.real_rollouts.current_batch
         self.collector.wait_for_weights()
         self.on_progress("imagination", 0, 0)
-        fit = self._fit_world_model(step, last_ticket=int(batch.numbers[-1]))
+        last_ticket = int(batch.numbers[-1])
+        recorded = [
+            by_reference(recordings.call(WorldModelRecordingInterface.take_episodes, last_ticket))
+            for recordings in self.recordings
+        ]
+        fit = self.fleet.get(self.world_model.call(WorldModelInterface.fit, step, *recorded))
         metrics = {
             **fit.metrics,
-            **threshold_metrics(fit),
+            **{f"imagination/threshold_{n.replace(' ', '_')}": float(met) for n, met in fit.thresholds_met.items()},
             **measure_over_estimation(self.fleet, self.section, step, fit, self.fault_log),
         }
         pause = reason_to_pause(self.section, step, fit, metrics)
@@ -126,14 +130,6 @@ class Imagination(StepPart):
         self.fleet.get(self.world_model.call(WorldModelInterface.load, folder / "world_model.pt"))
 
     # -------------------------------------------------------------------------------------------------- inside
-
-    def _fit_world_model(self, step: int, last_ticket: int) -> FitResult:
-        """Fit the world model to the recorded episodes of tickets up to the last one of the step."""
-        recorded = [
-            by_reference(recordings.call(WorldModelRecordingInterface.take_episodes, last_ticket))
-            for recordings in self.recordings
-        ]
-        return self.fleet.get(self.world_model.call(WorldModelInterface.fit, step, *recorded))
 
     def _collect_imagined(self, step: int, states: list[ResetState], world_version: int) -> dict[str, float]:
         """Let the policy act in the world model of this version, from these states, and prepare what is trained on.

@@ -26,7 +26,7 @@ class ImaginedRollouts:
         self.spec = spec
         self.fault_log = fault_log
         self.collector = Collector(fleet, restarts, runs_ahead=False, purpose=TRAINING, role=IMAGINED)
-        self.flow = self._make_flow(Ledger())
+        self.resume_tickets(Ledger())
 
     @property
     def next_groups(self) -> list[int]:
@@ -35,7 +35,12 @@ class ImaginedRollouts:
 
     def resume_tickets(self, ledger: Ledger) -> None:
         """Continue with the tickets after those that were counted."""
-        self.flow = self._make_flow(ledger)
+        self.flow = Flow(
+            groups_per_step=RunShape.from_spec(self.spec).added_groups,
+            steps=self.spec.train.steps,
+            group_size=self.spec.rollout.group_size,
+            ledger=ledger,
+        )
 
     def collect_groups(self, step: int, states: Sequence[ResetState], world_version: int) -> RolloutBatch:
         """Roll out the next groups from these states, one for each group, in the world model of this version. Waits."""
@@ -77,11 +82,3 @@ class ImaginedRollouts:
             self.collector.drop_tickets(batch.numbers.tolist())
             self.flow.finish_step(end)
         self.collector.reset_work()
-
-    def _make_flow(self, ledger: Ledger) -> Flow:
-        return Flow(
-            groups_per_step=RunShape.from_spec(self.spec).added_groups,
-            steps=self.spec.train.steps,
-            group_size=self.spec.rollout.group_size,
-            ledger=ledger,
-        )

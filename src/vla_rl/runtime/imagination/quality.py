@@ -22,11 +22,6 @@ NORMAL_QUANTILE = 1.96
 """Quantile of the normal distribution for a two-sided 95 % interval."""
 
 
-def threshold_metrics(fit: FitResult) -> dict[str, float]:
-    """Return for each quality threshold whether it is met."""
-    return {f"imagination/threshold_{name.replace(' ', '_')}": float(met) for name, met in fit.thresholds_met.items()}
-
-
 def reason_to_pause(section: ImaginationSpec, step: int, fit: FitResult, metrics: Mapping[str, float]) -> str:
     """Return the reason why nothing is imagined in this step; "" where something is. `metrics`: as of
     `measure_over_estimation`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from attrs import evolve, frozen
@@ -34,13 +35,6 @@ class Line:
 
     def bytes_at(self, count: int) -> float:
         return self.fixed + self.each * count
-
-    @classmethod
-    def through_points(cls, first_point: tuple[int, float], last_point: tuple[int, float]) -> Line:
-        """Return the line through two points."""
-        (first, low), (last, high) = first_point, last_point
-        each = (high - low) / (last - first)
-        return cls(fixed=low - each * first, each=each)
 
 
 @frozen(kw_only=True)
@@ -98,11 +92,6 @@ class WorkerMemory:
     def bytes_in(self, phase: str) -> float:
         return sum(part.size for part in self.phases[phase])
 
-    @property
-    def peak_phase(self) -> str:
-        """Phase that needs most."""
-        return max(self.phases, key=self.bytes_in)
-
 
 @frozen(kw_only=True)
 class DeviceMemory:
@@ -119,7 +108,7 @@ class DeviceMemory:
         PyTorch's allocator keeps what it once took, so that every process counts with its own peak, also in a phase in
         which another one works. Only offload gives memory back.
         """
-        choices = [{worker.worker: worker.peak_phase for worker in self.workers}]
+        choices = [{worker.worker: max(worker.phases, key=worker.bytes_in) for worker in self.workers}]
         if self.moved:
             choices = [dict.fromkeys((worker.worker for worker in self.workers), phase) for phase in (ACT, LEARN)]
         return max(
@@ -238,21 +227,9 @@ def check_device_memory(
     devices = device_memory(plan, assignments, memory, spec)
     if capacity is None or not devices or devices[0].peak[0] <= capacity:
         return devices
-    raise UserError("\n".join(_refusal_lines(spec, plan, assignments, capacity, memory, measure, devices[0])))
-
-
-def _refusal_lines(
-    spec: Spec,
-    plan: Plan,
-    assignments: Sequence[Assignment],
-    capacity: int,
-    memory: ModelMemory,
-    measure: Measure,
-    device: DeviceMemory,
-) -> list[str]:
-    need, phases = device.peak
+    need, phases = devices[0].peak
     lines = [f"this run does not fit: a GPU needs {_format_gib(need)} GiB, and it has {_format_gib(capacity)} GiB"]
-    for worker in device.workers:
+    for worker in devices[0].workers:
         phase = phases[worker.worker]
         lines.append(
             f"  worker {worker.worker} ({', '.join(worker.roles)}), {phase}: {_format_gib(worker.bytes_in(phase))} GiB"
@@ -268,7 +245,7 @@ def _refusal_lines(
         if size < need - GIB / 20
     ]
     lines += ["  what would help:", *remedies] if remedies else ["  no key helps: use GPUs with more memory"]
-    return lines
+    raise UserError("\n".join(lines))
 
 
 def _find_remedies(
@@ -299,15 +276,13 @@ def _find_remedies(
         remedies.append((key, bytes_needed(changed, measure(changed))))
     learners = len(plan.hosting("learner"))
     if train.sharding != "full" and learners > 1:
-        remedies.append(
-            ("train.sharding: full", bytes_needed(evolve(spec, train=evolve(train, sharding="full")), memory))
-        )
+        sharded = evolve(spec, train=evolve(train, sharding="full"))
+        remedies.append(("train.sharding: full", bytes_needed(sharded, memory)))
     if len({worker.slot.roles for worker in assignments if worker.served or worker.rank >= 0}) > 1 and not plan.offload:
         moved = evolve(plan, offload=frozenset({"policy", "learner"}))
         workers = [evolve(worker, offload=moved.offload) for worker in assignments]
-        remedies.append(
-            ("placement.offload: {policy: true, learner: true}", bytes_needed(spec, memory, moved, workers))
-        )
+        key = "placement.offload: {policy: true, learner: true}"
+        remedies.append((key, bytes_needed(spec, memory, moved, workers)))
     rows = max((worker.batching.max_batch or 0 for worker in assignments), default=0)
     if rows > 1:
         half = [
@@ -321,26 +296,20 @@ def _find_remedies(
 def _changed_models(spec: Spec) -> list[tuple[str, Spec]]:
     """Return the model's keys that save memory and are not set, each with the spec that has it."""
     config = spec.model.config
-    changes: list[tuple[str, Callable[[Any], Any]]] = []
-    recompute = getattr(config, "recompute", None)
-    if recompute == "off":
-        changes.append(("model.recompute: selective", lambda config: evolve(config, recompute="selective")))
-    if recompute in ("off", "selective"):
-        changes.append(("model.recompute: full", lambda config: evolve(config, recompute="full")))
-    if hasattr(config, "lora") and config.lora is None:
-        changes.append(("model.lora: {}", lambda config: evolve(config, lora=LoRAConfig())))
-    if getattr(config, "frozen_weights", None) == "bf16":
-        changes.append(("model.frozen_weights: int8", lambda config: evolve(config, frozen_weights="int8")))
-    if getattr(config, "frozen_weights", None) in ("bf16", "fp8", "int8"):
-        changes.append(("model.frozen_weights: nf4", lambda config: evolve(config, frozen_weights="nf4")))
-    if getattr(config, "dtype", None) == "float32":
-        changes.append(("model.dtype: bfloat16", lambda config: evolve(config, dtype="bfloat16")))
+    changes: tuple[tuple[str, tuple[Any, ...], Any], ...] = (
+        ("recompute", ("off",), "selective"),
+        ("recompute", ("off", "selective"), "full"),
+        ("lora", (None,), LoRAConfig()),
+        ("frozen_weights", ("bf16",), "int8"),
+        ("frozen_weights", ("bf16", "fp8", "int8"), "nf4"),
+        ("dtype", ("float32",), "bfloat16"),
+    )
     changed_specs = []
-    for key, change in changes:
-        try:
-            changed_specs.append((key, evolve(spec, model=evolve(spec.model, config=change(config)))))
-        except ValueError:  # does not go with another key
-            continue
+    for key, present, value in changes:
+        if hasattr(config, key) and getattr(config, key) in present:
+            with suppress(ValueError):  # does not go with another key
+                changed = evolve(spec, model=evolve(spec.model, config=evolve(config, **{key: value})))
+                changed_specs.append((f"model.{key}: {'{}' if key == 'lora' else value}", changed))
     return changed_specs
 
 

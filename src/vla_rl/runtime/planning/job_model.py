@@ -21,6 +21,8 @@ LANES = 32
 """Minimum number of simulated lanes, or all lanes if there are fewer."""
 ENVS = 256
 """Number of envs up to which each is simulated, where envs take several tickets and a worker has several lanes."""
+NO_SIMULATOR: Any = None
+"""Simulator of lanes that are only grouped."""
 KINDS = 4
 """Minimum number of simulated teams, where nothing varies but teams differ."""
 
@@ -170,7 +172,7 @@ def _in_step(workers: Sequence[Assignment], servers: Mapping[int, Server]) -> tu
         merged_lanes = list[LaneSlice]()
         merged_homes = list[int]()
         host_of_lane = {lane.index: host for lane, host in zip(worker.served, homes, strict=True)}
-        for group in inference_groups([Lane(slice=lane, sim=_never_called) for lane in worker.served], worker.batching):
+        for group in inference_groups([Lane(slice=lane, sim=NO_SIMULATOR) for lane in worker.served], worker.batching):
             first = evolve(group[0].slice, num_envs=sum(lane.slice.num_envs for lane in group))
             host = host_of_lane[first.index]
             widths[first.index] = len(group)
@@ -197,7 +199,3 @@ def _fold_envs(workers: Sequence[Assignment]) -> tuple[list[Assignment], int]:
         evolve(w, lanes=fewer_envs(w.lanes), served=fewer_envs(w.served), batching=smaller_batching(w.batching))
         for w in workers
     ], fold
-
-
-def _never_called(*_: Any) -> None:
-    raise AssertionError("lanes are only grouped here")

@@ -46,24 +46,22 @@ def known_info(spec: Spec, guesses: list[str]) -> EnvInfo:
     rates = read_hardware().simulators.get(name)
     if rates is None:
         raise UserError(f"nothing is known of env {name!r} before it is built; plan with --profile RUN/trace.json")
+    cameras = config.cameras
+    if isinstance(cameras, Mapping):
+        own = rates.image or (224, 224)
+        sizes = {camera: own if size is None else (size, size) for camera, size in cameras.items()}
+    else:
+        assert rates.image is not None
+        sizes = dict.fromkeys(cameras, rates.image)
     limit = spec.rollout.max_steps or _step_limit(config, rates)
     dimension = (plugin.action_dim(config) if plugin.action_dim else None) or rates.action_dim
     return EnvInfo(
-        cameras=_camera_sizes(config, rates),
+        cameras=sizes,
         state_dim=rates.state_dim,
         action_low=(-1.0,) * dimension,
         action_high=(1.0,) * dimension,
         tasks=(TaskInfo(name="any", instruction=rates.instruction, max_steps=limit),),
     )
-
-
-def _camera_sizes(config: Any, rates: SimulatorRates) -> dict[str, tuple[int, int]]:
-    cameras = config.cameras
-    if isinstance(cameras, Mapping):
-        own = rates.image or (224, 224)
-        return {camera: own if size is None else (size, size) for camera, size in cameras.items()}
-    assert rates.image is not None
-    return dict.fromkeys(cameras, rates.image)
 
 
 def _step_limit(config: Any, rates: SimulatorRates) -> int:

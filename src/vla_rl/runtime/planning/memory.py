@@ -43,20 +43,14 @@ def check_memory(spec: Spec, plan: Plan, cluster: Cluster, info: EnvInfo, sample
         needed = trajectories * one * here // len(learners)
         available = max(memory.values()) if name is None else memory[name]
         if needed > available:
+            where = "" if name is None else f" on node {name!r}"
+            episodes = "rollout.episodes"
+            if spec.rollout.episodes is None:
+                episodes = "rollout.auto_reset.steps or env.num_envs"
+            keys = [] if spec.asynchrony.replay is None else ["asynchrony.replay.capacity or uses"]
+            keys += ["asynchrony.max_lag"] if spec.asynchrony.max_lag else []
             raise UserError(
                 f"{trajectories} trajectories may be on the learners at once, {one / 2**20:.1f} MiB each: "
-                f"{needed / 2**30:.1f} GiB of host memory{_on_node(name)}, and there are {available / 2**30:.1f} "
-                f"GiB; lower {_keys_that_count(spec)}, or the pixels of cameras"
+                f"{needed / 2**30:.1f} GiB of host memory{where}, and there are {available / 2**30:.1f} GiB; lower "
+                f"{', '.join([*keys, episodes])}, or the pixels of cameras"
             )
-
-
-def _on_node(node: str | None) -> str:
-    return "" if node is None else f" on node {node!r}"
-
-
-def _keys_that_count(spec: Spec) -> str:
-    """Return the keys of the spec on which the number of trajectories depends."""
-    keys = [] if spec.asynchrony.replay is None else ["asynchrony.replay.capacity or uses"]
-    keys += ["asynchrony.max_lag"] if spec.asynchrony.max_lag else []
-    keys += ["rollout.auto_reset.steps or env.num_envs" if spec.rollout.episodes is None else "rollout.episodes"]
-    return ", ".join(keys)

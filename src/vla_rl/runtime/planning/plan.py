@@ -70,20 +70,14 @@ def plan_for(
 
             plan = placement.plan(cluster, evolve(job, forecast=forecast_plan))
     plan = validate_plan(plan, cluster, job)
-    if acts_only or has_own_policy(spec):
-        plan = _without_learners(plan)
+    if acts_only or has_own_policy(spec):  # no learners, and no slots that host nothing else; there is only one phase
+        acting = [(slot, tuple(role for role in slot.roles if role != "learner")) for slot in plan.slots]
+        slots = tuple(evolve(slot, roles=roles) for slot, roles in acting if roles)
+        plan = evolve(plan, slots=slots, offload=frozenset())
     slow = [r for r in ("policy", "learner") if any(plan.slots[i].device == "cpu" for i in plan.hosting(r))]
     if spec.runtime.require == "cuda" and slow:
         raise NoCuda(f"cuda is required, and {' and '.join(slow)} would be on CPUs; change the placement, or {WITHOUT}")
     return plan if spec.env.python is None else _with_separate_sims(plan)
-
-
-def _without_learners(plan: Plan) -> Plan:
-    """Return the plan without learner roles, and without the slots that host nothing else. Nothing is offloaded, since
-    there is only one phase."""
-    acting = [(slot, tuple(role for role in slot.roles if role != "learner")) for slot in plan.slots]
-    slots = tuple(evolve(slot, roles=roles) for slot, roles in acting if roles)
-    return evolve(plan, slots=slots, offload=frozenset())
 
 
 def _with_separate_sims(plan: Plan) -> Plan:

@@ -272,7 +272,14 @@ class Simulation:
         batching = evolve(policy.batching, max_wait_s=None) if policy.is_local else policy.batching
         tickets = self._queues[worker].take_tickets
         return drive_lanes(
-            lanes, run_inference, MODE, batching, tickets, self._value_of, self._ready_references, lambda: self.now
+            lanes,
+            run_inference,
+            MODE,
+            batching,
+            tickets,
+            lambda reference: reference.value if isinstance(reference, _Reference) else reference,
+            lambda references, timeout: [reference for reference in references if reference.at <= self.now],
+            lambda: self.now,
         )
 
     def _make_simulator(
@@ -320,9 +327,3 @@ class Simulation:
             self._version[number] = self.flow.step
         envs.active += new
         return new
-
-    def _value_of(self, reference: Any) -> Any:
-        return reference.value if isinstance(reference, _Reference) else reference
-
-    def _ready_references(self, references: Sequence[_Reference], timeout: float | None) -> list[_Reference]:
-        return [reference for reference in references if reference.at <= self.now]

@@ -188,9 +188,8 @@ class Tracker:
         except BaseException as exc:  # a tracker may raise anything, SystemExit too
             self._refused = self._failing = True
             shutil.rmtree(Path(self._run.folder) / HELD / self._name, ignore_errors=True)
-            logger.warning(
-                "%s takes nothing of this run, which continues without it: %s", self._name, _format_error(exc)
-            )
+            error = _format_error(exc)
+            logger.warning("%s takes nothing of this run, which continues without it: %s", self._name, error)
             return
         while (item := self._todo.get()) is not None:
             what, call = item
@@ -215,12 +214,8 @@ class Tracker:
     def _warn_once(self, what: str, exc: BaseException) -> None:
         if not self._warned:
             self._warned = True
-            logger.warning(
-                "%s did not take %s: %s\n  the run continues; further failures are not shown",
-                self._name,
-                what,
-                _format_error(exc),
-            )
+            text = "%s did not take %s: %s\n  the run continues; further failures are not shown"
+            logger.warning(text, self._name, what, _format_error(exc))
 
 
 def scalars_of(evaluation: Evaluation) -> dict[str, float]:

@@ -14,7 +14,7 @@ from attrs import define, field
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Array, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
-from vla_rl.toolkit.world_models.windows import followed_by, frames_of, take_frames, take_rows
+from vla_rl.toolkit.world_models.windows import followed_by, frames_of, take_frames
 
 CHANGED = 8
 """Difference (of 255, in any colour) above which a pixel counts as changed."""
@@ -61,11 +61,7 @@ def measure_quality(
         outcome_disagreement: of the probability of success after a chunk.
     """
     replay = imagine_episodes(model, windows, seed)
-    first_windows = (
-        windows
-        if action_episodes is None
-        else take_rows(windows, np.arange(min(action_episodes, len(windows.instructions))))
-    )
+    first_windows = windows.take(np.arange(len(windows.instructions))[:action_episodes])
     measures = (
         _image_measures(replay, windows)
         | _measure_actions(model, first_windows, seed)
@@ -98,7 +94,7 @@ def imagine_episodes(model: WorldModel, windows: Windows, seed: int = 0, draw: s
     """Imagine recorded episodes with their own actions, each frame from those imagined before it. `draw` keys the
     noise."""
     history, rows, replay = model.history, np.arange(len(windows.instructions)), ImaginedEpisodes()
-    mind = take_rows(take_frames(windows, 0, history), rows)
+    mind = take_frames(windows, 0, history).take(rows)
     for step in range(windows.actions.shape[1] - history + 1):
         actions, executed, outcomes = (
             getattr(windows, name)[:, history - 1 + step] for name in ("actions", "executed", "outcomes")
@@ -183,7 +179,7 @@ def _measure_actions(model: WorldModel, windows: Windows, seed: int) -> dict[str
         rows = np.flatnonzero(windows.executed[:, history - 1 + step].any(1))
         if len(rows) <= CANDIDATES:
             continue
-        past = take_rows(take_frames(windows, step, step + history), rows)
+        past = take_frames(windows, step, step + history).take(rows)
         actions = windows.actions[rows, history - 1 + step]
         real = _stack_pixels(frames_of(windows, history + step), rows).astype(np.float32)
         for shift in range(CANDIDATES):

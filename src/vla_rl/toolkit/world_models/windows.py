@@ -1,4 +1,4 @@
-"""Selecting, cutting and extending `Windows`."""
+"""Cutting, overwriting and extending `Windows`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,6 @@ from vla_rl.core.world_models import Windows
 
 ROWS = ("state", "actions", "executed", "outcomes", "first", "states", "seeds")
 """Arrays with one row per window."""
-
-
-def take_rows(windows: Windows, rows: Array) -> Windows:
-    """Return copies of the windows at these positions (int64 [R]), in this order."""
-    return attrs.evolve(
-        windows,
-        images={camera: frames[rows] for camera, frames in windows.images.items()},
-        instructions=tuple(windows.instructions[int(row)] for row in rows),
-        **{name: getattr(windows, name)[rows] for name in ROWS},
-    )
 
 
 def put_rows(windows: Windows, rows: Array, others: Windows) -> Windows:

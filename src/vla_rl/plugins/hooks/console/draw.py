@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich import box
@@ -29,7 +29,7 @@ UNITS = {"rollout": "chunk steps", "eval": "episodes", "bc_warmup": "epochs", "d
 UNITS |= {"starting envs": "envs", "loading the model": "MB"}
 """Phase -> unit of its progress."""
 SPARKS = "▁▂▃▄▅▆▇█"
-BAR, SPLIT = 30, 12
+BAR, SPLIT, SPARKED = 30, 12, 16
 BARRED = 24
 """Longest task name, in characters, that leaves the summary room for bars next to its figures."""
 MAX_WIDTH = 92
@@ -46,8 +46,8 @@ class LivePanel:
         rows = Table.grid(padding=(0, 2))
         rows.add_column(style="dim", no_wrap=True, min_width=8)
         rows.add_column(no_wrap=True, overflow="ellipsis")
-        for name, content in _list_rows(status):
-            rows.add_row(name, content)
+        for row in _list_rows(status):
+            rows.add_row(*row)
         return Panel(
             rows,
             box=box.ROUNDED,
@@ -108,10 +108,8 @@ def draw_summary(run: Run, results: dict[str, Any]) -> RenderableType:
     earlier = {"all": results.get("success_before"), **results.get("tasks_before", {})}
     barred = max(map(len, rates)) <= BARRED
     table.add_column("success", overflow="fold")
-    table.add_column("before", justify="right", style="dim", no_wrap=True)
-    table.add_column("after", justify="right", no_wrap=True)
-    table.add_column("95 % interval", justify="right", no_wrap=True)
-    table.add_column("n", justify="right", style="dim", no_wrap=True)
+    for title, column_style in (("before", "dim"), ("after", ""), ("95 % interval", ""), ("n", "dim")):
+        table.add_column(title, justify="right", style=column_style, no_wrap=True)
     if barred:
         table.add_column("")
     for name, rate in rates.items():
@@ -165,7 +163,8 @@ def _list_rows(status: Status) -> Iterator[tuple[str, RenderableType]]:
     yield status.phase, _draw_bar(status.done, status.total, "blue")
     yield "success", _format_success(status)
     if metrics:
-        yield "learning", _format_metrics(metrics, {"env/return": "reward"} | NUMBERS)
+        labels = {"env/return": "reward"} | NUMBERS
+        yield "learning", _format_labelled({labels[name]: f"{metrics[name]:.3g}" for name in labels if name in metrics})
     if chosen := status.chosen_metrics:
         yield "chosen", _format_labelled(chosen)
     if ahead := _describe_lag(metrics):
@@ -193,10 +192,6 @@ def _draw_bar(done: int, total: int, colour: str) -> RenderableType:
     return row
 
 
-def _format_metrics(metrics: Mapping[str, float], labels: Mapping[str, str]) -> Text:
-    return _format_labelled({label: f"{metrics[name]:.3g}" for name, label in labels.items() if name in metrics})
-
-
 def _format_labelled(values: Mapping[str, str]) -> Text:
     text = Text()
     for label, value in values.items():
@@ -208,7 +203,8 @@ def _format_success(status: Status) -> Text:
     text = Text()
     if status.success_rate is not None:
         _append_rate(text, "rollout ", status.success_rate, "bold")
-        text.append(f"  {_draw_sparkline(status.history)}  ", style="green")
+        recent = [min(len(SPARKS) - 1, int(rate * len(SPARKS))) for rate in status.history[-SPARKED:]]
+        text.append(f"  {''.join(SPARKS[level] for level in recent)}  ", style="green")
     if status.last_eval is not None:
         _append_rate(text, f"eval at {status.last_eval.step} ", status.last_eval.success, status.eval_style)
     return text or Text("nothing measured yet", style="dim")
@@ -218,10 +214,6 @@ def _append_rate(text: Text, label: str, rate: Rate, style: str) -> None:
     text.append(label, style="dim")
     text.append(f"{100 * rate.rate:.1f} %", style=style)
     text.append(f" {100 * rate.low:.0f}-{100 * rate.high:.0f}", style="dim")
-
-
-def _draw_sparkline(history: Sequence[float], width: int = 16) -> str:
-    return "".join(SPARKS[min(len(SPARKS) - 1, int(rate * len(SPARKS)))] for rate in history[-width:])
 
 
 def _draw_split(status: Status) -> Text:

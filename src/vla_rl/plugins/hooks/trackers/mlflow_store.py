@@ -49,18 +49,12 @@ class MlflowStore:
             self._client.update_run(known, status="RUNNING")
             self._id = known
         else:
-            name = self._config.name or run.name
-            created = self._client.create_run(
-                experiment, run_name=name, tags={"mode": run.mode, **dict(self._config.tags)}
-            )
+            tags = {"mode": run.mode, **self._config.tags}
+            created = self._client.create_run(experiment, run_name=self._config.name or run.name, tags=tags)
             self._id = created.info.run_id
             self._log_spec(run.spec)
-        address = (
-            f"{uri}/#/experiments/{experiment}/runs/{self._id}"
-            if uri.startswith("http")
-            else f"run {self._id} in {uri}"
-        )
-        return self._id, address
+        page = f"{uri}/#/experiments/{experiment}/runs/{self._id}"
+        return self._id, page if uri.startswith("http") else f"run {self._id} in {uri}"
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time() * 1000)
@@ -80,15 +74,14 @@ class MlflowStore:
     def _find_experiment(self, artifacts: str | None) -> str:
         name = self._config.experiment
         experiment = self._client.get_experiment_by_name(name)
-        if experiment is not None:
-            return str(experiment.experiment_id)
-        try:
-            return str(self._client.create_experiment(name, artifact_location=artifacts))
-        except MlflowException:  # another run created it meanwhile
-            experiment = self._client.get_experiment_by_name(name)
-            if experiment is None:
-                raise
-            return str(experiment.experiment_id)
+        if experiment is None:
+            try:
+                return str(self._client.create_experiment(name, artifact_location=artifacts))
+            except MlflowException:  # another run created it meanwhile
+                experiment = self._client.get_experiment_by_name(name)
+                if experiment is None:
+                    raise
+        return str(experiment.experiment_id)
 
     def _log_spec(self, spec: Mapping[str, Any]) -> None:
         """Log each key of the spec as a parameter, and the whole spec as a file."""

@@ -75,7 +75,10 @@ class VideoRecorder:
 def compose_video(episode: EpisodeFrames, min_height: int = MIN_HEIGHT) -> Frames:
     """Return a video uint8 [frames, H, W, 3]: the cameras, enlarged to `min_height` by whole factors, above the
     caption, which shows the outcome in the last frame alone. H and W are even."""
-    cameras = [_enlarge_images(to_numpy(images), min_height) for images in episode.images.values()]
+    cameras = []
+    for images in map(to_numpy, episode.images.values()):
+        factor = -(-min_height // images.shape[1])
+        cameras.append(images.repeat(factor, axis=1).repeat(factor, axis=2))
     height = max(camera.shape[1] for camera in cameras)
     width = max(sum(camera.shape[2] for camera in cameras) + GAP * (len(cameras) - 1), MIN_WIDTH)
     width += width % 2
@@ -88,7 +91,9 @@ def compose_video(episode: EpisodeFrames, min_height: int = MIN_HEIGHT) -> Frame
         left += camera.shape[2] + GAP
     video[:-1, height:] = caption
     video[-1, height:] = _draw_caption(episode, width, ended=True)
-    _progress_line(video, height, OUTCOME[bool(episode.success)][1])
+    for number, frame in enumerate(video, 1):  # a thin line of progress, at the end in the outcome's colour
+        colour = OUTCOME[bool(episode.success)][1] if number == len(video) else PROGRESS
+        frame[height : height + 2, : width * number // len(video)] = colour
     return video
 
 
@@ -105,11 +110,6 @@ def write_mp4(path: Path, video: Frames, fps: float) -> None:
     for _ in range(round(HOLD_SECONDS * fps)):
         writer.send(np.ascontiguousarray(video[-1]))
     writer.close()
-
-
-def _enlarge_images(images: Frames, min_height: int) -> Frames:
-    factor = -(-min_height // images.shape[1])
-    return images.repeat(factor, axis=1).repeat(factor, axis=2)
 
 
 def _draw_caption(episode: EpisodeFrames, width: int, ended: bool) -> Frames:
@@ -144,9 +144,3 @@ def _wrap_text(text: str, font: Any, width: float) -> list[str]:
             fits = max(n for n in range(1, len(lines[-1]) + 1) if n == 1 or font.getlength(lines[-1][:n]) <= width)
             lines[-1:] = [lines[-1][:fits], lines[-1][fits:]]
     return lines
-
-
-def _progress_line(video: Frames, top: int, outcome: tuple[int, int, int]) -> None:
-    """Draw a thin progress line under the cameras, in place: neutral, and in the outcome's colour at the end."""
-    for number, frame in enumerate(video, 1):
-        frame[top : top + 2, : video.shape[2] * number // len(video)] = outcome if number == len(video) else PROGRESS

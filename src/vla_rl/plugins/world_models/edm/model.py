@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
+from torch.utils._pytree import tree_map
 
 from vla_rl.core.contexts import WorldModelContext
 from vla_rl.core.errors import UserError
@@ -20,6 +21,7 @@ from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.plugins.world_models.edm.heads import Heads
 from vla_rl.plugins.world_models.edm.motion import CHANGED, LAYERS, WHERE, Motion, Path
 from vla_rl.plugins.world_models.edm.networks import Denoiser
+from vla_rl.toolkit.trainers.parallel import on_host
 from vla_rl.toolkit.world_models import diffusion as D
 
 if TYPE_CHECKING:
@@ -122,8 +124,10 @@ class EDM(WorldModel):
 
     @torch.no_grad()
     def imagine(self, windows: Windows, actions: Array, noise: Noise) -> Observation:
-        count = len(windows.instructions)
-        start = torch.from_numpy(noise.normals(*self._frame_shape(windows)))
+        count, fold = len(windows.instructions), self.config.fold
+        height, width = windows.images[self.cameras[0]].shape[2:4]
+        shape = (3 * len(self.cameras) * fold**2, height // fold, width // fold)
+        start = torch.from_numpy(noise.normals(*shape))
         frames, states = [], []
         for first in range(0, count, ROWS):
             rows = slice(first, first + ROWS)
@@ -148,7 +152,7 @@ class EDM(WorldModel):
         return chances
 
     def training_state(self) -> Mapping[str, Any]:
-        optimizers = {name: _on_host(optimizer.state_dict()) for name, optimizer in self._optimizers.items()}
+        optimizers = {name: tree_map(on_host, optimizer.state_dict()) for name, optimizer in self._optimizers.items()}
         return {"optimizers": optimizers, "updates": self._updates}
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
@@ -183,14 +187,10 @@ class EDM(WorldModel):
         networks = self._networks if learn else self._averaged
         denoising, predicted = self._denoising_loss(networks.denoiser, batch, noise)
         head_losses = self._head_losses(networks.heads, batch, predicted, noise if learn else None)
-        if learn:
-            self._observe_motion(batch)
-        return {"denoising": denoising} | head_losses
-
-    def _observe_motion(self, batch: WindowBatch) -> None:
-        for t in range(self.history - 1, batch.chunks.shape[1]):
+        for t in range(self.history - 1, batch.chunks.shape[1]) if learn else ():
             states, pair = ((x[:, t], x[:, t + 1]) for x in (batch.state, batch.images))
             self._motion.add_chunks(batch.chunks[:, t, :-1], *states, batch.executed_counts[:, t], pair)
+        return {"denoising": denoising} | head_losses
 
     def _denoising_loss(self, denoiser: Denoiser, batch: WindowBatch, noise: Noise) -> tuple[Tensor, list[Tensor]]:
         """Return DIAMOND's loss, and the images: the first prediction is from recorded ones, later ones are from the
@@ -213,9 +213,8 @@ class EDM(WorldModel):
             if self.config.changed_weight:
                 changed = self._fold_images(((images[:, t + 1] - images[:, t]).abs() > CHANGED).float())
                 error = error * (1 + self.config.changed_weight * changed)
-            complete = (batch.executed_counts[:, t] > 0) & (
-                batch.outcomes[:, t] == 0
-            )  # an episode ends in the middle of its chunk
+            # An episode ends in the middle of its chunk.
+            complete = (batch.executed_counts[:, t] > 0) & (batch.outcomes[:, t] == 0)
             loss = loss + _masked_mean(error, complete) / rollout
             predicted[t + 1] = F.pixel_shuffle(D.wrap_model_output(noisy, output, c), self.config.fold)
         return loss, predicted
@@ -248,13 +247,11 @@ class EDM(WorldModel):
 
         def denoise_frames(noisy: Tensor, sigma: Tensor) -> Tensor:
             c = D.compute_conditioners(sigma)
-            return D.wrap_model_output(
-                noisy, self._run_denoiser(self._averaged.denoiser, noisy, c, given, chunks, state), c
-            )
+            output = self._run_denoiser(self._averaged.denoiser, noisy, c, given, chunks, state)
+            return D.wrap_model_output(noisy, output, c)
 
-        return D.quantise_frames(
-            D.sample_frames(denoise_frames, x, sigmas) + 1e-4
-        )  # rounding may leave a level slightly too low
+        # Rounding may leave a level slightly too low.
+        return D.quantise_frames(D.sample_frames(denoise_frames, x, sigmas) + 1e-4)
 
     def _run_denoiser(
         self, denoiser: Denoiser, noisy: Tensor, c: D.Conditioners, given: Tensor, chunks: Tensor, state: Tensor
@@ -271,11 +268,6 @@ class EDM(WorldModel):
         layers = given[:, -LAYERS * frame :].unflatten(1, (LAYERS, cameras, 3, -1))
         result: Tensor = output[:, :frame] + (1 - c.c_skip) / c.c_out * (shares * layers).sum(1).flatten(1, 3)
         return result
-
-    def _frame_shape(self, windows: Windows) -> tuple[int, int, int]:
-        height, width = windows.images[self.cameras[0]].shape[2:4]
-        fold = self.config.fold
-        return 3 * len(self.cameras) * fold**2, height // fold, width // fold
 
     def _build_batch(self, windows: Windows, rows: slice = slice(None), actions: Array | None = None) -> WindowBatch:
         """Return these rows of the windows as tensors; with actions float32 [all rows, C, A], followed by that
@@ -338,14 +330,6 @@ def _parameter_groups(module: nn.Module, lr: float, decay: float) -> list[dict[s
 
 def _running_mean(mean: Tensor, new: Tensor, count: int | Tensor) -> Tensor:
     return mean + (new - mean) / (count + 1).clamp(max=AVERAGED)  # type: ignore[union-attr]
-
-
-def _on_host(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _on_host(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_on_host(part) for part in value]
-    return value.cpu() if isinstance(value, Tensor) else value
 
 
 def _masked_mean(errors: Tensor, rows: Tensor) -> Tensor:

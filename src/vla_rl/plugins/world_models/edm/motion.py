@@ -193,25 +193,13 @@ def _estimate_shift(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     height, width = before.shape[2:]
     size = (height + height // 4, width + width // 4)  # padding against wrap-around
 
-    def compute_spectrum(x: Tensor) -> Tensor:
-        frequencies: Tensor = torch.fft.rfft2(x, s=size)
-        return frequencies
-
-    def compute_correlation(spectrum: Tensor) -> Tensor:
-        """Return, at (y, x), the sum of products of the first image with the second shifted by (y, x)
-        (cross-correlation)."""
-        sums: Tensor = torch.fft.irfft2(spectrum, s=size)
-        return sums
-
-    one, other, ones = (
-        compute_spectrum(before),
-        compute_spectrum(after),
-        compute_spectrum(torch.ones_like(before[:1, 0])),
-    )
-    squares = [compute_spectrum(x.square().sum(1)) for x in (before, after)]
+    squares = (x.square().sum(1) for x in (before, after))
+    inputs = (before, after, torch.ones_like(before[:1, 0]), *squares)
+    one, other, ones, *energies = (torch.fft.rfft2(x, s=size) for x in inputs)
     products = (one.conj() * other).sum(1)
-    errors = compute_correlation(squares[0].conj() * ones + ones.conj() * squares[1] - 2 * products)
-    area = compute_correlation(ones.conj() * ones)
+    # The inverse of such a product has, at (y, x), the sum of products of the first with the second shifted by (y, x).
+    errors = torch.fft.irfft2(energies[0].conj() * ones + ones.conj() * energies[1] - 2 * products, s=size)
+    area = torch.fft.irfft2(ones.conj() * ones, s=size)
     ways = [torch.cat((torch.arange(n // 4 + 1), torch.arange(-(n // 4), 0))) for n in (height, width)]
     rows, columns = (way.to(before.device) for way in ways)
     errors, shared = (x[:, rows][:, :, columns].flatten(1) for x in (errors, area))

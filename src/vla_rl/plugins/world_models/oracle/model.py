@@ -35,7 +35,7 @@ class Oracle(WorldModel):
         where the two differ in cameras, state or actions, and for a simulator that is not deterministic."""
         self.env = env
         self.history = config.history
-        self._last: tuple[Any, Any, list[tuple[int, ChunkResult]]] | None = None
+        self._last: tuple[Any, Any, ChunkResult] | None = None
         for name in ("cameras", "state_dim", "action_low", "action_high"):
             simulated = getattr(env.info, name)
             expected = getattr(run, name)
@@ -52,29 +52,21 @@ class Oracle(WorldModel):
         return {}
 
     def imagine(self, windows: Windows, actions: Array, noise: Noise) -> Observation:
-        return Observation.concat(
-            [result.obs.take(np.arange(n)) for n, result in self._compute_results(windows, actions)]
-        )
+        return self._compute_result(windows, actions).obs
 
     def outcome(self, windows: Windows, actions: Array, after: Observation) -> Array:
         """Return the true outcome as probabilities of 0 and 1, whatever `after` shows."""
-        width = actions.shape[1]
-        chances = np.zeros((len(actions), 1 + 2 * width), np.float32)
-        first = 0
-        for count, result in self._compute_results(windows, actions):
-            ended, success = to_numpy(result.terminated), to_numpy(result.success)
-            won = np.where(success, 1, 1 + width) + ended.argmax(1)
-            chosen = np.where(ended.any(1), won, 0)[:count]
-            chances[np.arange(first, first + count), chosen] = 1
-            first += count
+        width, result = actions.shape[1], self._compute_result(windows, actions)
+        ended = to_numpy(result.terminated)
+        won = np.where(to_numpy(result.success), 1, 1 + width) + ended.argmax(1)
+        chances: Array = np.eye(1 + 2 * width, dtype=np.float32)[np.where(ended.any(1), won, 0)]
         return chances
 
     def close(self) -> None:
         self.env.close()
 
-    def _compute_results(self, windows: Windows, actions: Array) -> list[tuple[int, ChunkResult]]:
-        """Return the result of the chunk after each window, in batches of at most the simulator's envs: (number of
-        windows, result)."""
+    def _compute_result(self, windows: Windows, actions: Array) -> ChunkResult:
+        """Return the result of the chunk after each window, in NumPy."""
         if (windows.first > 0).any():
             missing = int(windows.first.max())
             raise UserError(
@@ -84,10 +76,10 @@ class Oracle(WorldModel):
         if self._last is not None and self._last[0] is windows and self._last[1] is actions:
             return self._last[2]  # `outcome` after `imagine`, of the same chunk
         results = [self._execute_chunk(windows, actions, first) for first in range(0, len(actions), self.env.num_envs)]
-        self._last = (windows, actions, results)
-        return results
+        self._last = windows, actions, ChunkResult.concat(results)
+        return self._last[2]
 
-    def _execute_chunk(self, windows: Windows, actions: Array, first: int) -> tuple[int, ChunkResult]:
+    def _execute_chunk(self, windows: Windows, actions: Array, first: int) -> ChunkResult:
         num_envs = self.env.num_envs
         window_ids = np.minimum(np.arange(first, first + num_envs), len(actions) - 1)  # the last window pads the batch
         self.env.reset(np.arange(num_envs), windows.states[window_ids], windows.seeds[window_ids])
@@ -98,21 +90,5 @@ class Oracle(WorldModel):
             for width in np.unique(counts[counts > 0]):
                 self.env.chunk_step(chunk[:, :width], counts == width, True)
         result = self.env.chunk_step(to_numpy(actions)[window_ids], np.ones(num_envs, bool), True)
-        return min(num_envs, len(actions) - first), _copy_result(result)
-
-
-def _copy_result(result: ChunkResult) -> ChunkResult:
-    """Return a copy of the result in NumPy arrays: the next chunk may overwrite what a simulator returned."""
-    parts: dict[str, Any] = {
-        name: np.array(to_numpy(getattr(result, name)))
-        for name in ("rewards", "terminated", "truncated", "executed", "success")
-    }
-    obs = result.obs.numpy()
-    return ChunkResult(
-        obs=Observation(
-            images={name: np.array(image) for name, image in obs.images.items()},
-            instructions=obs.instructions,
-            state=None if obs.state is None else np.array(obs.state),
-        ),
-        **parts,
-    )
+        # A copy: the next chunk may overwrite what a simulator returned.
+        return result.take(np.arange(min(num_envs, len(actions) - first))).numpy()

@@ -45,18 +45,13 @@ class EpisodeShape:
     def array_shapes(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return name -> (type, shape) of the arrays in a slot."""
         n = self.longest
-        arrays: dict[str, tuple[str, tuple[int, ...]]] = {}
-        for camera, size in self.cameras.items():
-            arrays[f"image-{camera}"] = ("uint8", (n + 1, *size, 3))
-        arrays["state"] = ("float32", (n + 1, self.state_dim))
-        arrays["actions"] = ("float32", (n, self.chunk, self.action_dim))
-        arrays["executed"] = ("bool", (n, self.chunk))
-        arrays["outcomes"] = ("int64", (n,))
-        return arrays
-
-    @property
-    def slot_bytes(self) -> int:
-        return sum(np.dtype(kind).itemsize * math.prod(shape) for kind, shape in self.array_shapes().values())
+        return {
+            **{f"image-{camera}": ("uint8", (n + 1, *size, 3)) for camera, size in self.cameras.items()},
+            "state": ("float32", (n + 1, self.state_dim)),
+            "actions": ("float32", (n, self.chunk, self.action_dim)),
+            "executed": ("bool", (n, self.chunk)),
+            "outcomes": ("int64", (n,)),
+        }
 
 
 class EpisodeFiles:
@@ -103,7 +98,8 @@ class EpisodeFiles:
             raise UserError(f"an episode does not fit the recorder in {self.folder}: {'; '.join(problems)}")
 
     def _check_room(self) -> None:
-        needed = self.slots * self.shape.slot_bytes
+        arrays = self.shape.array_shapes().values()
+        needed = self.slots * sum(np.dtype(kind).itemsize * math.prod(shape) for kind, shape in arrays)
         present = sum(file.stat().st_blocks * 512 for file in self.folder.glob("*.bin"))
         disk = shutil.disk_usage(self.folder).free + present
         memory = psutil.virtual_memory().available

@@ -15,7 +15,7 @@ from vla_rl.core.types import Array, ArrayOrTensor, ChunkResult, EnvInfo, Observ
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.runtime.imagination.worker.episode_files import EpisodeShape
 from vla_rl.runtime.imagination.worker.episode_store import EpisodeStore
-from vla_rl.toolkit.world_models.windows import followed_by, put_rows, take_rows
+from vla_rl.toolkit.world_models.windows import followed_by, put_rows
 
 TRIES = 3
 """Number of tries of a trajectory in which the model gives numbers that are not finite, each with different noise."""
@@ -101,7 +101,7 @@ class ImaginedEnv(SimEnv):
         ids = np.array(to_numpy(state_ids), np.int64)
         windows = self.store.read_windows(ids, history=self.model.history)
         if self._windows is None:
-            self._windows = take_rows(windows, np.zeros(self.num_envs, np.int64))
+            self._windows = windows.take(np.zeros(self.num_envs, np.int64))
         self._windows = put_rows(self._windows, chosen, windows)
         self._ids[chosen] = ids
         self._seed[chosen] = to_numpy(seed)
@@ -147,7 +147,7 @@ class ImaginedEnv(SimEnv):
     def _imagine_chunk(self, env_ids: Array, actions: Array) -> Array:
         """Advance these envs by a chunk. Return the outcome class of each, int64 [R]."""
         assert self._windows is not None
-        windows = take_rows(self._windows, env_ids)
+        windows = self._windows.take(env_ids)
         keys = [self._noise_keys(env_ids), self._ids[env_ids].tolist(), self._chunks[env_ids].tolist()]
         after = self.model.imagine(windows, actions, Noise(self.seed, "imagination/frames", *keys)).numpy()
         chances = np.array(to_numpy(self.model.outcome(windows, actions, after)), np.float64)
@@ -177,7 +177,7 @@ class ImaginedEnv(SimEnv):
         executed = np.arange(width) <= last[:, None]
         moved = followed_by(windows, actions, executed, drawn, after)
         sound = np.flatnonzero(~broken)
-        self._windows = put_rows(self._windows, env_ids[sound], take_rows(moved, sound))
+        self._windows = put_rows(self._windows, env_ids[sound], moved.take(sound))
         self._chunks[env_ids] += 1
         return drawn
 

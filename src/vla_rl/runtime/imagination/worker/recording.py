@@ -68,15 +68,12 @@ class WorldModelRecordings(WorldModelRecordingInterface):
 
 def _copy_observation(obs: Observation, env_id: int) -> Observation:
     """Return the observation of one env in separate memory, because a simulator may write into what it returned."""
-    env_obs = obs.take(np.array([env_id])).numpy()
-    images = {camera: np.array(frames) for camera, frames in env_obs.images.items()}
-    state = None if env_obs.state is None else np.array(env_obs.state, np.float32)
-    return Observation(images=images, instructions=env_obs.instructions, state=state)
+    return obs.take(np.array([env_id])).numpy()
 
 
 def _build_episode(running: _Running) -> RecordedEpisode:
     start, obs = running.start, Observation.concat(running.frames)
-    state = np.zeros((len(obs), 0), np.float32) if obs.state is None else to_numpy(obs.state)
+    state = np.zeros((len(obs), 0), np.float32) if obs.state is None else np.asarray(obs.state, np.float32)
     return RecordedEpisode(
         images={camera: to_numpy(frames) for camera, frames in obs.images.items()},
         state=state,

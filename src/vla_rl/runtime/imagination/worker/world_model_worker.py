@@ -59,11 +59,7 @@ class _Counts:
 class WorldModelWorker(WorldModelInterface):
     """The world model of a run, a role of the first worker with simulators (role `WORLD_MODEL`)."""
 
-    def __init__(
-        self,
-        context: RoleContext,
-        folder: Path,
-    ) -> None:
+    def __init__(self, context: RoleContext, folder: Path) -> None:
         """Build the world model and the store of its episodes.
 
         Args:
@@ -73,8 +69,6 @@ class WorldModelWorker(WorldModelInterface):
         another shape than those in the store.
         """
         spec = context.spec
-        wrappers = context.wrappers
-        device = context.device
         assert spec.world_model is not None and spec.imagination is not None
         self.spec = spec
         self.section = spec.imagination
@@ -86,14 +80,14 @@ class WorldModelWorker(WorldModelInterface):
             spare=spare_of(spec),
             held_out=self.section.held_out,
         )
-        making = WorldModelContext(seed=spec.seed, device=device, chunk=spec.rollout.chunk, env=self.info)
+        making = WorldModelContext(seed=spec.seed, device=context.device, chunk=spec.rollout.chunk, env=self.info)
         plugin = spec.world_model
         model = build("world_model", plugin.type, plugin.config, making, spec.plugins)
-        self.model = wrap("world_model", model, plugin.type, wrappers)
-        fitting = WorldModelTrainerContext(seed=spec.seed, device=device, world_model=self.model)
+        self.model = wrap("world_model", model, plugin.type, context.wrappers)
+        fitting = WorldModelTrainerContext(seed=spec.seed, device=context.device, world_model=self.model)
         trainer: Trainer[WindowData] = build("trainer", TRAINER, load("trainer", TRAINER).config(), fitting)
         checks = guard_trainer(f"world model {plugin.type!r}", own_table=True)
-        self.trainer = wrap("trainer", trainer, TRAINER, [checks, *wrappers])
+        self.trainer = wrap("trainer", trainer, TRAINER, [checks, *context.wrappers])
         self.training_envs: list[ImaginedEnv] = []
         """Envs for training in imagination; they start from new episodes after each fit."""
         self.counts = _Counts()
@@ -119,7 +113,9 @@ class WorldModelWorker(WorldModelInterface):
         measures = self._measure_model()
         thresholds = thresholds_met(measures, self.counts.good) if measures else dict.fromkeys(THRESHOLDS, False)
         self.counts.good = all(thresholds.values())
-        self._refresh_starts()
+        for env in self.training_envs:
+            env.refresh_starts()
+        self._starts = self.training_envs[0].reset_states("train") if self.training_envs else ()
         last = min(len(episodes), self.section.evaluated_episodes)
         return FitResult(
             updates=updates,
@@ -160,16 +156,9 @@ class WorldModelWorker(WorldModelInterface):
         """Measure the model on held-out episodes; {} without them."""
         self._check_stop()
         windows = self._held_out(self.section.evaluated_episodes)
-        return (
-            {}
-            if windows is None
-            else measure_quality(self.model, windows, self.spec.seed, action_episodes=ACTION_EPISODES)
-        )
-
-    def _refresh_starts(self) -> None:
-        for env in self.training_envs:
-            env.refresh_starts()
-        self._starts = self.training_envs[0].reset_states("train") if self.training_envs else ()
+        if windows is None:
+            return {}
+        return measure_quality(self.model, windows, self.spec.seed, action_episodes=ACTION_EPISODES)
 
     def draw_starts(self, groups: Sequence[int]) -> list[ResetState]:
         if not self._starts:
