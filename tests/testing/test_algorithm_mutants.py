@@ -245,7 +245,7 @@ class PenalisedSuccess(Reinforce):
         return rollout.evolve(rewards=-rollout.rewards)
 
 
-@found_by("advantages: metrics: expected names that are free, got ['rollout/score']")
+@found_by("advantages: expected metrics of names that are free, got ['rollout/score']")
 class TakenName(Reinforce):
     def advantages(self, rollout):
         return attrs.evolve(super().advantages(rollout), metrics={"rollout/score": 1.0})
@@ -385,7 +385,7 @@ class RandomLoss(Reinforce):
         return surrogate(scores, batch, weights=batch.weights * torch.rand(()))
 
 
-@found_by("`advantages` of its batch unchanged")
+@found_by("`advantages` of its argument unchanged")
 class WritesIntoTheBatch(Reinforce):
     def loss(self, scores, batch):
         batch.advantages.clamp_(-0.1, 0.1)

@@ -36,11 +36,14 @@ def test_a_sane_strategy_passes() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"slot": {"roles": ("sim", "policy")}}, "expected a slot for 'learner', got none"),
-        ({"slot": {"cpus": 9.0}}, "expected at most 8 CPUs, got 9; shares must add up"),
-        ({"slot": {"device": "cuda:0"}}, "a share of a GPU exactly for device cuda"),
-        ({"slot": {"roles": ("sim", "policy", "learner", "critic")}}, "got ['critic']"),
-        ({"plan": {"stages": 100}}, "expected at most 64 lanes, one env each, got 100"),
+        ({"slot": {"roles": ("sim", "policy")}}, "has no slot for the learner role"),
+        ({"slot": {"cpus": 9.0}}, "workers need 9 CPUs, and there are 8"),
+        ({"slot": {"device": "cuda:0"}}, "set `device` and `gpus` together"),
+        (
+            {"slot": {"roles": ("sim", "policy", "learner", "critic")}},
+            "has the roles ('sim', 'policy', 'learner', 'critic')",
+        ),
+        ({"plan": {"stages": 100}}, "64 envs cannot be shared evenly by 100 lanes"),
         ({"plan": {"batching": Batching(max_wait_s=0.1)}}, "every policy worker simulates its own envs"),
         ({"plan": {"offload": frozenset({"gpu"})}}, "expected offload among"),
     ],

@@ -367,7 +367,7 @@ class OutcomeWrites(Linear):
         return super().outcome(windows, actions, after)
 
 
-@found_by("measure: expected weights that stay as they are")
+@found_by("measure: expected weights and buffers that stay as they are")
 class MeasuresByFitting(Linear):
     def measure(self, windows, noise):
         return self.fit(windows, noise)

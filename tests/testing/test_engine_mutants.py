@@ -160,7 +160,7 @@ class WarmsUpByTraining(Apart):
                 p.add_(0.1)
 
 
-@found_by("weights and buffers of the model that stay as they are")
+@found_by("warm_up: expected weights and buffers that stay as they are")
 class WarmsUpByTrainingTheModel(TorchEngine):
     def warm_up(self, batch_sizes):
         with torch.no_grad():

@@ -131,13 +131,13 @@ class RoleTwice(Apart):
     slots = change(4, roles=("policy", "policy"))
 
 
-@found_by("expected a slot for 'learner', got none")
+@found_by("has no slot for the learner role")
 class NoLearner(Apart):
     def slots(self, cluster, job):
         return super().slots(cluster, job)[:-1]
 
 
-@found_by("expected roles among ('sim', 'policy', 'learner'), got ['trainer']")
+@found_by("has the roles ('learner', 'trainer'); give some of sim, policy, learner")
 class UnknownRole(Apart):
     slots = change(5, roles=("learner", "trainer"))
 
@@ -158,12 +158,12 @@ class SharesThatDoNotPack(Apart):
         return [*slots[:-2], policy, *[learner] * 12]
 
 
-@found_by("expected at most 8 CPUs")
+@found_by("CPUs, and there are 8")
 class MoreCpus(Apart):
     slots = change(0, cpus=8.0)
 
 
-@found_by("expected at most 1 GPU,")
+@found_by("6 workers need 6 GPUs, and there is 1")
 class AGpuForEach(Apart):
     def slots(self, cluster, job):
         if not cluster.gpus:
@@ -171,7 +171,7 @@ class AGpuForEach(Apart):
         return [attrs.evolve(slot, device="cuda", gpus=1.0) for slot in super().slots(cluster, job)]
 
 
-@found_by("a share of a GPU exactly for device cuda")
+@found_by("set `device` and `gpus` together")
 class GpusOnTheCpu(Apart):
     def slots(self, cluster, job):
         return [attrs.evolve(slot, device="cpu") for slot in super().slots(cluster, job)]

@@ -170,14 +170,14 @@ class FailsAtTimes(Bright):
         return super().failed(obs) if self.calls % 2 else None
 
 
-@found_by("success_probability: expected the global random generators left alone, got torch")
+@found_by("success_probability: expected the global random generators left alone, got a change of torch's")
 class DrawsInVain(Bright):
     def success_probability(self, obs, ends):
         torch.rand(1)
         return super().success_probability(obs, ends)
 
 
-@found_by("failed: expected the global random generators left alone, got NumPy")
+@found_by("failed: expected the global random generators left alone, got a change of NumPy's")
 class SeedsInFailed(Bright):
     def failed(self, obs):
         np.random.seed(0)  # noqa: NPY002

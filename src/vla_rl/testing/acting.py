@@ -9,7 +9,7 @@ import torch
 
 from vla_rl.core.capabilities import ContinuesChunks
 from vla_rl.core.types import UnexecutedActions, to_numpy
-from vla_rl.testing.common.generators import OWN, changed_generators, run_from
+from vla_rl.testing.common.generators import expect_untouched, run_from
 from vla_rl.testing.model_case import ActingCase
 
 
@@ -22,9 +22,7 @@ def check_acting(case: ActingCase) -> None:
         if not case.is_array(chunk.actions, (case.row_count, case.chunk, case.env.action_dim), f"{where}: actions"):
             return
         case.within_bounds(chunk.actions, where)
-        moved = changed_generators(ran.start, ran.end)
-        expected = "the global random generators left alone"
-        case.f.expect(not moved, where, expected, f"a change of {' and '.join(moved)}'s", OWN)
+        expect_untouched(case.f, where, ran.changed_generators)
         what, remedy = "the same chunk from the same noise", "draw from `noise` only"
         case.expect_near(case.draw_chunks(greedy).actions, chunk.actions, where, what, remedy)
         order = list(range(case.row_count))[::-1]

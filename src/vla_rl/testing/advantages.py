@@ -141,10 +141,8 @@ def _keeps_the_rest(case: AdvantageCase) -> None:
         if isinstance(other, torch.Tensor) and field.name != "rewards":
             remedy = "rewrite rewards alone: rollout.evolve(rewards=...)"
             case.f.expect(torch.equal(one, other), "shape_rewards", f"`{field.name}` unchanged", "others", remedy)
-    chosen, text = (
-        bool(case.algorithm.select(shaped).any()),
-        "trajectories of groups in which some succeed and some fail",
-    )
+    chosen = bool(case.algorithm.select(shaped).any())
+    text = "trajectories of groups in which some succeed and some fail"
     remedy = "these are what can be learned from; mind the filter"
     case.f.expect(chosen, "select", text, "none of them", remedy)
 

@@ -21,9 +21,8 @@ from vla_rl.core.types import Advantages, Batch, Rollout, ValueGranularity, to_n
 from vla_rl.testing import synthetic
 from vla_rl.testing.advantages import TENSORS, AdvantageCase, check_advantages, same_tensor
 from vla_rl.testing.common.findings import Findings, build_component
-from vla_rl.testing.losses import LossCase, check_behaviour, check_shape
+from vla_rl.testing.losses import LossCase, check_behaviour, check_free_names, check_shape, check_untouched
 from vla_rl.toolkit.algorithms.declarations import wrong_declarations
-from vla_rl.toolkit.algorithms.result_checks import RESERVED_NAMES, find_reserved
 
 OLDEST = 8
 """Largest age of samples, in versions."""
@@ -184,7 +183,7 @@ def _whole_path(case: _Case, name: str, rollout: Rollout) -> LossCase | None:
     """Run shaping, selection and advantages. Return the batch of the loss, or None if a result has the wrong shape."""
     original = copy.deepcopy(rollout)
     shaped = case.algorithm.shape_rewards(rollout)
-    _check_untouched(case, rollout, original, "shape_rewards")
+    check_untouched(case.f, "shape_rewards", rollout, original)
     _check_tensor(case, shaped.rewards, tuple(rollout.rewards.shape), "shape_rewards: rewards")
     masked = bool((shaped.rewards[~shaped.valid] == 0).all())
     case.f.expect(masked, "shape_rewards", "0 where not valid", "others", "multiply by valid")
@@ -197,21 +196,13 @@ def _whole_path(case: _Case, name: str, rollout: Rollout) -> LossCase | None:
     trained = shaped if not bool(selected.any()) else take_columns(shaped, np.flatnonzero(selected.numpy()))
     original = copy.deepcopy(trained)
     advantages = case.algorithm.advantages(trained)
-    _check_untouched(case, trained, original, "advantages")
+    check_untouched(case.f, "advantages", trained, original)
     if not _check_shapes(case, advantages, trained):
         return None
     batch = synthetic.batch(trained, advantages, reference=case.algorithm.needs.reference)
     signed = bool((advantages.advantages < 0).any())
     of_loss = LossCase(case.algorithm, case.f, f"loss of {name}", batch, signed)
     return of_loss if check_shape(of_loss) else None
-
-
-def _check_untouched(case: _Case, rollout: Rollout, original: Rollout, where: str) -> None:
-    for field in attrs.fields(Rollout):
-        now, before = getattr(rollout, field.name), getattr(original, field.name)
-        if isinstance(before, torch.Tensor):
-            same = torch.equal(now, before)
-            case.f.expect(same, where, f"`{field.name}` of its argument unchanged", "written into", "work on a copy")
 
 
 def _check_tensor(case: _Case, tensor: Any, shape: tuple[int, ...], where: str) -> bool:
@@ -237,14 +228,7 @@ def _check_shapes(case: _Case, advantages: Advantages, rollout: Rollout) -> bool
             silent = bool((tensor[~masks[tensor.ndim]] == 0).all())
             f.expect(silent, where, "0 where not valid", "others", "multiply by valid")
         f.expect(not tensor.requires_grad, where, "no gradient", "a graph", "compute it under torch.no_grad()")
-    reserved_names = find_reserved(advantages.metrics)
-    f.expect(
-        not reserved_names,
-        "advantages: metrics",
-        "names that are free",
-        reserved_names,
-        f"{RESERVED_NAMES}: leave them out, or rename them",
-    )
+    check_free_names(f, "advantages", advantages.metrics)
     broken = [name for name, number in advantages.metrics.items() if not math.isfinite(number)]
     f.expect(not broken, "advantages: metrics", "finite numbers", f"others in {broken}", "guard divisions")
     weights = advantages.weights

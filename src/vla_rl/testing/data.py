@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from vla_rl.core.contexts import DataContext
 from vla_rl.core.declarations import DataPlugin
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
+from vla_rl.core.types import EnvInfo, Observation, SampleRecord, to_numpy
 from vla_rl.testing.common.comparison import same_data
 from vla_rl.testing.common.findings import Findings, LeftOut, build_component
 from vla_rl.toolkit.data.validation import sample_flaws, statistics_flaws, unknown_instruction
@@ -37,19 +38,21 @@ def check_data(data: Demonstrations | DataPlugin, config: Any = None, *, env: En
     opened, name = build_component("data", data, config, DataContext(env=env, chunk=chunk))
     f = Findings(f"check_data of {name}")
     count = 0
-    parts: list[Read] = []
+    read: Read | None = None
     with f.section("num_samples"):
         count = opened.num_samples()
         f.expect(count >= 1, "num_samples", "at least one sample", count, "refuse empty data when it is opened")
     if count:
         with f.section("read_samples"):
-            parts = _read_all(f, opened, env, chunk, _choose_indices(count))
+            read = _read_all(f, opened, env, chunk, _choose_indices(count))
         with f.section("read_samples again"):
             _read_again(f, opened, _choose_indices(count)[-BATCH:])
         with f.section("what is shown"):
-            _check_variety(f, parts)
+            if read is None or len(read.indices) < BATCH:
+                raise LeftOut("there are few samples")
+            _check_variety(f, read)
     with f.section("data_statistics"):
-        _check_statistics(f, opened, env, parts)
+        _check_statistics(f, opened, env, read)
     with f.section("data_properties"):
         properties = opened.data_properties()
         for part, names, dim in (
@@ -62,11 +65,11 @@ def check_data(data: Demonstrations | DataPlugin, config: Any = None, *, env: En
 
 
 @frozen(eq=False)
-class Read:
-    """Samples that were read together, in NumPy, copied."""
+class Read(SampleRecord):
+    """Samples that were read, in NumPy, copied."""
 
     indices: Any
-    obs: Observation
+    obs: Any
     actions: Any
 
 
@@ -79,8 +82,8 @@ def _choose_indices(count: int) -> Any:
     return np.concatenate([np.arange(third), spread, np.arange(count - third, count)])
 
 
-def _read_all(f: Findings, data: Demonstrations, env: EnvInfo, chunk: int, indices: Any) -> list[Read]:
-    """Read the samples at `indices`. Return those with the right shapes. Report a repeated flaw once."""
+def _read_all(f: Findings, data: Demonstrations, env: EnvInfo, chunk: int, indices: Any) -> Read | None:
+    """Read the samples at `indices`. Return those with the right shapes, if any. Report a repeated flaw once."""
     sizes: dict[str, tuple[int, ...]] = {}
     reported: set[tuple[str, str]] = set()
     parts: list[Read] = []
@@ -88,9 +91,8 @@ def _read_all(f: Findings, data: Demonstrations, env: EnvInfo, chunk: int, indic
         block = indices[first : first + BATCH]
         passed = block.copy()
         obs, actions = _read_samples(data, passed)
-        f.expect(
-            np.array_equal(passed, block), "read_samples", "its indices unchanged", "others", "copy before you write"
-        )
+        same = np.array_equal(passed, block)
+        f.expect(same, "read_samples", "its indices unchanged", "others", "copy before you write")
         flaws = list(sample_flaws(env, chunk, block, obs, actions, sizes))
         for flaw in flaws:
             what = flaw.where.partition(", ")[2], flaw.remedy
@@ -101,14 +103,13 @@ def _read_all(f: Findings, data: Demonstrations, env: EnvInfo, chunk: int, indic
         for text in list(dict.fromkeys(unknown))[:1]:
             remedy = "give the instruction of the task as the simulator says it"
             expected = f"instructions of the simulator: {', '.join(repr(task.instruction) for task in env.tasks[:3])}"
-            f.expect(
-                ("instruction", text) in reported, "read_samples", expected, unknown_instruction(env, text), remedy
-            )
+            known = ("instruction", text) in reported
+            f.expect(known, "read_samples", expected, unknown_instruction(env, text), remedy)
             reported.add(("instruction", text))
         if not flaws:
             sizes |= {name: tuple(image.shape[1:3]) for name, image in obs.images.items()}
-            parts.append(Read(block, _copy_observation(obs), np.array(to_numpy(actions))))
-    return parts
+            parts.append(Read(block, *copy.deepcopy((obs.numpy(), to_numpy(actions)))))
+    return Read.concat(parts) if parts else None
 
 
 def _read_samples(data: Demonstrations, indices: Any) -> tuple[Observation, Any]:
@@ -125,17 +126,11 @@ def _read_samples(data: Demonstrations, indices: Any) -> tuple[Observation, Any]
         raise
 
 
-def _copy_observation(obs: Observation) -> Observation:
-    images = {name: np.array(to_numpy(image)) for name, image in obs.images.items()}
-    state = None if obs.state is None else np.array(to_numpy(obs.state))
-    return Observation(images=images, instructions=tuple(obs.instructions), state=state)
-
-
 def _read_again(f: Findings, data: Demonstrations, indices: Any) -> None:
     """The same samples, the other way round, and one of them twice."""
     where, count = "read_samples", len(indices)
     raw, raw_actions = data.read_samples(indices)
-    obs, actions = _copy_observation(raw), np.array(to_numpy(raw_actions))
+    obs, actions = copy.deepcopy((raw.numpy(), to_numpy(raw_actions)))
     twice_alike = same_data((obs, actions), data.read_samples(indices))
     f.expect(twice_alike, where, "equal samples twice", "others", "keep no state")
     mixed, turned = data.read_samples(indices[::-1].copy())
@@ -148,27 +143,22 @@ def _read_again(f: Findings, data: Demonstrations, indices: Any) -> None:
     f.expect(unchanged, where, "samples that stay as returned", "arrays that a later call changed", "return copies")
 
 
-def _check_variety(f: Findings, parts: list[Read]) -> None:
+def _check_variety(f: Findings, read: Read) -> None:
     """Check that samples differ from each other in the data that should differ."""
-    if sum(len(part.indices) for part in parts) < BATCH:
-        raise LeftOut("there are few samples")
-    actions = np.concatenate([part.actions for part in parts])
+    actions, states = read.actions, read.obs.state
     moves = bool((actions != actions[:1]).any())
     f.expect(moves, "read_samples", "actions that differ", f"the same in {len(actions)} samples", "read each step")
     repeated = moves and actions.shape[1] > 1 and bool((actions == actions[:, :1]).all())
     got = f"one action {actions.shape[1]} times, in each of {len(actions)} samples"
     f.expect(not repeated, "read_samples", "actions of the steps that follow each other", got, "read one of each step")
-    if parts[0].obs.state is not None:
-        states = np.concatenate([to_numpy(part.obs.state) for part in parts])
+    if states is not None:
         still = moves and not (states != states[:1]).any()
         got = f"the same in {len(states)} samples, whose actions differ"
-        f.expect(
-            not still, "read_samples", "states that differ", got, "read that of each step, as the simulator has it"
-        )
-    _check_steps_shown(f, parts)
+        remedy = "read that of each step, as the simulator has it"
+        f.expect(not still, "read_samples", "states that differ", got, remedy)
+    _check_steps_shown(f, read)
     image_of_camera: dict[str, Any] = {}
-    for camera in parts[0].obs.images:
-        images = np.concatenate([part.obs.images[camera] for part in parts])
+    for camera, images in read.obs.images.items():
         still = moves and not (images != images[:1]).any() and bool(images.min() < images.max())
         got = f"the same in {len(images)} samples"
         f.expect(not still, "read_samples", f"images of {camera!r} that differ", got, "read the frame of each step")
@@ -184,14 +174,11 @@ def _check_variety(f: Findings, parts: list[Read]) -> None:
         image_of_camera[camera] = images
 
 
-def _check_steps_shown(f: Findings, parts: list[Read]) -> None:
+def _check_steps_shown(f: Findings, read: Read) -> None:
     """Check that images of consecutive samples change with the actions, and not only with the episode."""
-    indices = np.concatenate([part.indices for part in parts])
-    actions = np.concatenate([part.actions for part in parts])
-    going_on = (np.diff(indices) == 1) & (actions[1:] != actions[:-1]).any((1, 2))
+    going_on = (np.diff(read.indices) == 1) & (read.actions[1:] != read.actions[:-1]).any((1, 2))
     changed = np.zeros(len(going_on), bool)
-    for camera in parts[0].obs.images:
-        images = np.concatenate([part.obs.images[camera] for part in parts])
+    for images in read.obs.images.values():
         changed |= (images[1:] != images[:-1]).reshape(len(changed), -1).any(1)
     steps, shown = int(going_on.sum()), int(changed[going_on].sum())
     enough = steps < LEAST_STEPS or shown == 0 or shown > SHOWN * steps  # 0: the same for all, which is reported above
@@ -199,7 +186,7 @@ def _check_steps_shown(f: Findings, parts: list[Read]) -> None:
     f.expect(enough, "read_samples", "images that change during an episode", got, "read the frame of each step")
 
 
-def _check_statistics(f: Findings, data: Demonstrations, env: EnvInfo, parts: list[Read]) -> None:
+def _check_statistics(f: Findings, data: Demonstrations, env: EnvInfo, read: Read | None) -> None:
     try:
         statistics = data.data_statistics()
     except UserError as exc:
@@ -207,13 +194,11 @@ def _check_statistics(f: Findings, data: Demonstrations, env: EnvInfo, parts: li
     flaws = list(statistics_flaws(env, statistics))
     for flaw in flaws:
         f.expect(False, flaw.where, flaw.expected, flaw.got, flaw.remedy)
-    if flaws:
+    if flaws or read is None:
         return
-    for part in ("action", "state"):
-        values = [read.actions.reshape(-1, env.action_dim) if part == "action" else read.obs.state for read in parts]
-        if part not in statistics or not values or values[0] is None:
+    for part, rows in (("action", read.actions.reshape(-1, env.action_dim)), ("state", read.obs.state)):
+        if part not in statistics or rows is None:
             continue
-        rows: Array = np.concatenate([to_numpy(value) for value in values])
         low, high = (np.asarray(statistics[part][name]) for name in ("min", "max"))
         slack = EXACT + RELATIVE * np.maximum(np.abs(low), np.abs(high))
         outside = np.flatnonzero(((rows < low - slack) | (rows > high + slack)).any(0))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import attrs
-import numpy as np
 import torch
 
 from vla_rl.core.capabilities import HasCritic
@@ -14,11 +14,13 @@ from vla_rl.core.contexts import EngineContext
 from vla_rl.core.declarations import EnginePlugin
 from vla_rl.core.hookspecs import PolicyEngine, VLAModel
 from vla_rl.core.manager import wrap
-from vla_rl.core.types import Chunk, EnvInfo, to_numpy
+from vla_rl.core.types import Chunk, EnvInfo
 from vla_rl.testing import synthetic
 from vla_rl.testing.acting import KERNELS, check_acting, check_continuing
+from vla_rl.testing.common.comparison import same_data
 from vla_rl.testing.common.findings import CheckFailed, Findings, build_component
 from vla_rl.testing.model_case import EngineCase, check_unchanged
+from vla_rl.testing.policy_traces import check_call
 
 WARM_UP = "run batches alone there, without a gradient and without an optimiser"
 
@@ -79,12 +81,8 @@ def check_engine(
 def _check_warm_up(case: EngineCase, model: VLAModel | None) -> None:
     """Check that an engine acts as before after it warmed up, with the weights that the model had."""
     sizes = [1, case.row_count]
-    weights = {} if model is None else {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
-    case.engine.warm_up(sizes)
-    if model is not None:
-        changed = [name for name, tensor in model.module.state_dict().items() if not torch.equal(tensor, weights[name])]
-        expected = "weights and buffers of the model that stay as they are"
-        case.f.expect(not changed, "warm_up", expected, f"a change of {', '.join(changed[:4])}", WARM_UP)
+    module = None if model is None else model.module
+    check_call(case.f, module, "warm_up", partial(case.engine.warm_up, sizes), WARM_UP)
     before = case.draw_chunks(greedy=True).actions
     case.engine.warm_up(sizes)
     after = case.draw_chunks(greedy=True).actions
@@ -95,12 +93,11 @@ def _check_sleep(case: EngineCase) -> None:
     """Check that an engine acts after it slept as before."""
     case.engine.wake_up()
     before = case.draw_chunks(greedy=True).actions
-    case.engine.sleep()
-    case.engine.wake_up()
-    after = case.draw_chunks(greedy=True).actions
-    case.expect_near(after, before, "wake_up", "the same chunk as before `sleep`", "bring back what `sleep` gave away")
-    case.engine.sleep()
-    case.engine.wake_up()
+    for _ in range(2):
+        case.engine.sleep()
+        case.engine.wake_up()
+        after, remedy = case.draw_chunks(greedy=True).actions, "bring back what `sleep` gave away"
+        case.expect_near(after, before, "wake_up", "the same chunk as before `sleep`", remedy)
 
 
 def _check_against_model(case: EngineCase, model: VLAModel, where: str) -> bool:
@@ -131,12 +128,11 @@ def _check_greedy(case: EngineCase, model: VLAModel, where: str) -> bool:
     of_model = [model.sample_chunk(case.obs, case.make_noise(), flag) for flag in (False, True)]
     likelihood = _score_chunk(model, case, greedy).sum((1, 2))
     what, remedy = "greedy chunks as likely as the model's", "take the mode where `greedy` is True"
-    if not case.expect_near(
-        likelihood, _score_chunk(model, case, of_model[1]).sum((1, 2)), where, what, remedy, KERNELS
-    ):
+    best = _score_chunk(model, case, of_model[1]).sum((1, 2))
+    if not case.expect_near(likelihood, best, where, what, remedy, KERNELS):
         return False
-    random = not _equal_arrays(of_model[0].actions, of_model[1].actions)
-    holds = not random or not _equal_arrays(sampled.actions, greedy.actions)
+    random = not same_data(of_model[0].actions, of_model[1].actions)
+    holds = not random or not same_data(sampled.actions, greedy.actions)
     return case.f.expect(holds, where, "sampled actions that differ from greedy ones", "the same", "draw from `noise`")
 
 
@@ -166,7 +162,7 @@ def _check_loading(case: EngineCase, model: VLAModel) -> None:
         model.load_weights(moved)
         _load_weights(case, moved)
         after = case.draw_chunks().log_probs
-        differs = before is None or after is None or not _equal_arrays(before, after)
+        differs = before is None or after is None or not same_data(before, after)
         case.f.expect(differs, "load", "other log_probs with other weights", "the same", "act with the loaded weights")
         if _check_against_model(case, model, "load"):
             case.engine.sleep()
@@ -188,7 +184,3 @@ def _load_weights(case: EngineCase, weights: Sequence[tuple[str, torch.Tensor]])
 def _score_chunk(model: VLAModel, case: EngineCase, chunk: Chunk) -> torch.Tensor:
     with torch.no_grad():
         return model.chunk_log_probs(case.obs, chunk).log_probs
-
-
-def _equal_arrays(one: Any, other: Any) -> bool:
-    return bool(np.array_equal(to_numpy(one), to_numpy(other)))

@@ -125,8 +125,7 @@ class LinearModel(VLAModel, HasCritic, ActionTokens, HasFeatures):
         return values
 
     def imitation_loss(self, obs: Observation, actions: Any) -> torch.Tensor:
-        log_probs = self._log_softmax(self._compute_features(obs))
-        return -log_probs.gather(-1, self.encode_actions(actions)[..., None]).mean()
+        return self.imitation_terms(obs, actions).mean()
 
     def imitation_losses(self, obs: Observation, actions: Any) -> torch.Tensor:
         return self.imitation_terms(obs, actions).mean(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -67,7 +67,9 @@ class LossCase:
         variables = [leaf.clone().requires_grad_() for leaf in (self.leaves if leaves is None else leaves)]
         values = variables[2] if len(variables) > 2 else None
         scores = Scores(log_probs=variables[0], entropy=variables[1], values=values)
-        loss = self.algorithm.loss(*((scores, batch) if rows is None else take_samples(batch, scores, rows)))
+        if rows is not None:
+            scores, batch = scores.take(rows.numpy()), batch.take(rows.numpy())
+        loss = self.algorithm.loss(scores, batch)
         if loss.total.requires_grad:
             loss.total.backward()
         return loss, [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in variables]
@@ -80,19 +82,11 @@ class LossCase:
         return self.f.expect(bool(holds), self.where, expected, got, remedy)
 
 
-def take_samples(batch: Batch, scores: Scores, rows: Tensor) -> tuple[Scores, Batch]:
-    """Return these rows of the scores and of the batch."""
-    return scores.take(rows.numpy()), batch.take(rows.numpy())
-
-
 def check_shape(case: LossCase) -> bool:
     """Check the properties that every batch must have. Return whether there is a loss to check further."""
     original = copy.deepcopy(case.batch)
     full_loss, gradients = case.loss_and_gradients()
-    for name in [a.name for a in attrs.fields(Batch)]:
-        now, before = getattr(case.batch, name), getattr(original, name)
-        if isinstance(before, Tensor):
-            case.expect(torch.equal(now, before), f"`{name}` of its batch unchanged", "written into", "work on a copy")
+    check_untouched(case.f, case.where, case.batch, original)
     full_loss = attrs.evolve(full_loss, total=full_loss.total.detach())
     if not case.expect(full_loss.total.ndim == 0, "a scalar total", list(full_loss.total.shape), "sum it up"):
         return False
@@ -109,6 +103,21 @@ def check_shape(case: LossCase) -> bool:
     _check_names(case, full_loss)
     _check_split(case, full_loss, gradients)
     return True
+
+
+def check_untouched(f: Findings, where: str, argument: Any, original: Any) -> None:
+    """Check that the tensors of a batch or a rollout are those of its copy."""
+    for a in attrs.fields(type(original)):
+        now, before = getattr(argument, a.name), getattr(original, a.name)
+        if isinstance(before, Tensor):
+            expected = f"`{a.name}` of its argument unchanged"
+            f.expect(torch.equal(now, before), where, expected, "written into", "work on a copy")
+
+
+def check_free_names(f: Findings, where: str, names: Iterable[str]) -> None:
+    """Check that metrics have no names that the runtime writes itself."""
+    reserved, remedy = find_reserved(names), f"{RESERVED_NAMES}: leave them out, or rename them"
+    f.expect(not reserved, where, "metrics of names that are free", reserved, remedy)
 
 
 def check_behaviour(case: LossCase) -> None:
@@ -137,13 +146,7 @@ def check_behaviour(case: LossCase) -> None:
 def _check_names(case: LossCase, full_loss: Loss) -> None:
     case.expect(DEMANDED in full_loss.metrics, f"metric {DEMANDED!r}", sorted(full_loss.metrics), "names are shared")
     names = [*full_loss.metrics, *full_loss.maxima, *full_loss.statistics]
-    reserved_names = find_reserved(names)
-    case.expect(
-        not reserved_names,
-        "metrics of names that are free",
-        reserved_names,
-        f"{RESERVED_NAMES}: leave them out, or rename them",
-    )
+    check_free_names(case.f, case.where, names)
     twice = sorted({name for name in names if names.count(name) > 1})
     case.expect(not twice, "each metric in one of metrics, maxima, statistics", f"{twice} in two", "rename one")
     graph = [name for name, value in {**full_loss.metrics, **full_loss.maxima}.items() if value.requires_grad]
@@ -168,10 +171,8 @@ def _check_split(case: LossCase, full_loss: Loss, gradients: list[Tensor]) -> No
 def _check_metrics(case: LossCase, full_loss: Loss, parts: Sequence[Loss]) -> None:
     f, where = case.f, case.where
     for key, value in full_loss.metrics.items():
-        finite = bool(torch.isfinite(value.detach()).all())
-        if not f.expect(
-            finite, f"{where}: metric {key!r}", "a finite number", float(value.detach()), "mind counts of 0"
-        ):
+        finite, number = bool(torch.isfinite(value.detach()).all()), float(value.detach())
+        if not f.expect(finite, f"{where}: metric {key!r}", "a finite number", number, "mind counts of 0"):
             continue
         summed = float(sum(float(part.metrics[key]) for part in parts))
         same = abs(summed - float(value)) <= 1e-4 * max(1.0, abs(float(value)))
@@ -227,12 +228,14 @@ def _signs_of_advantages(case: LossCase) -> None:
     signs[1::2] = -1 if case.signed else 1
     advantages = torch.where(batch.advantages != 0, _expand_like(signs, batch.advantages), torch.zeros(()))
     good = attrs.evolve(batch, advantages=advantages)
+    per_sample = (len(batch.valid), -1)
+    counted = (advantages.reshape(per_sample) != 0).any(1) & (batch.weights.reshape(per_sample) > 0).any(1)
     for place, leaves in (("at the old policy", case.at_the_old_policy), ("near the old policy", case.leaves)):
         gradient = case.policy_gradient(good, leaves)
         if case.signed:  # what does not depend on advantages, such as a KL term, cancels
             gradient = (gradient - case.policy_gradient(attrs.evolve(batch, advantages=-advantages), leaves)) / 2
         up = -gradient * _expand_like(signs, gradient)
-        used = (up != 0).any() and bool((up.flatten(1).abs().sum(1) > 0)[_counted_samples(good)].all())
+        used = (up != 0).any() and bool((up.flatten(1).abs().sum(1) > 0)[counted].all())
         if place == "at the old policy":
             expected = "a gradient in log_probs that goes with the advantage, of every sample that has one"
             case.expect(used, expected, "none", "multiply the ratio by batch.advantages")
@@ -256,8 +259,7 @@ def _ratios_and_clips(case: LossCase) -> None:
     signs = (1, -1) if case.signed else (1,)
     tokens = _tokens_of_a_ratio(case, batch)
     for ratio in RATIOS:
-        leaves = list(case.at_the_old_policy)
-        leaves[0] = batch.log_probs + math.log(ratio) / tokens
+        leaves = [batch.log_probs + math.log(ratio) / tokens, *case.at_the_old_policy[1:]]
         if batch.reference_log_probs is not None:  # no divergence, which would drown small gradients
             batch = attrs.evolve(batch, reference_log_probs=leaves[0])
         neutral = case.policy_gradient(_with_advantages(batch, 0), leaves)
@@ -302,8 +304,7 @@ def _weighted_entries(batch: Batch) -> Tensor:
 def _tokens_of_a_ratio(case: LossCase, batch: Batch) -> Tensor:
     """float [B, 1, 1]: how many tokens a ratio is taken of. The log-ratio of one token is changed: where gradients of
     others change too, they share a ratio."""
-    leaves = list(case.at_the_old_policy)
-    leaves[0] = batch.log_probs.clone()
+    leaves = [batch.log_probs.clone(), *case.at_the_old_policy[1:]]
     before = case.policy_gradient(_with_advantages(batch, 1), leaves)
     leaves[0][:, 0, 0] -= 0.05
     moved = (case.policy_gradient(_with_advantages(batch, 1), leaves) - before).abs() > 1e-4 * before.abs().max()
@@ -327,11 +328,8 @@ def _importance_weights(case: LossCase) -> None:
             sizes.append(float((with_signs - neutral).abs().sum()))
         holds = sizes[1] == 0 or sizes[1] >= sizes[0] * (1 - 1e-3)
         expected = "no smaller gradient at a ratio of 2 to the policy that acted than at 0.5, as off_policy is True"
-        got, remedy = (
-            f"{sizes[1]:.3g}, and {sizes[0]:.3g}",
-            "weigh by exp(log_probs - batch.log_probs), not its inverse",
-        )
-        case.expect(holds, expected, got, remedy)
+        remedy = "weigh by exp(log_probs - batch.log_probs), not its inverse"
+        case.expect(holds, expected, f"{sizes[1]:.3g}, and {sizes[0]:.3g}", remedy)
 
 
 def _old_policy(case: LossCase) -> None:
@@ -341,18 +339,10 @@ def _old_policy(case: LossCase) -> None:
     batch = _with_advantages(case.one_policy_batch, 0)
     if batch.reference_log_probs is not None:
         batch = attrs.evolve(batch, reference_log_probs=batch.log_probs)
-    leaves = list(case.at_the_old_policy)
-    leaves[0] = batch.log_probs + math.log(2.0)
-    gradient = case.policy_gradient(batch, leaves)
+    gradient = case.policy_gradient(batch, (batch.log_probs + math.log(2.0), *case.at_the_old_policy[1:]))
     holds = (gradient >= -1e-6).all()
     expected = "no push away from the old policy, without advantages"
     case.expect(holds, expected, "one for log-probs that have risen", "add a divergence, do not subtract it")
-
-
-def _counted_samples(batch: Batch) -> Tensor:
-    """bool [B]: samples with an advantage and a weight."""
-    size = len(batch.valid)
-    return (batch.advantages.reshape(size, -1) != 0).any(1) & (batch.weights.reshape(size, -1) > 0).any(1)
 
 
 def _actions_apart(case: LossCase) -> None:
@@ -360,6 +350,8 @@ def _actions_apart(case: LossCase) -> None:
     batch = case.batch
     if batch.advantages.dim() < 2 or batch.weights.dim() < 2:
         return
+    remedy = "keep [B, C] in order; where one ratio is of a whole chunk, return advantages and weights as [T, N], "
+    remedy += "one a chunk"
     for c in range(batch.valid.shape[1]):
         only = torch.zeros_like(batch.advantages)
         only[:, c] = torch.where(batch.valid[:, c], 1.0, 0.0)
@@ -367,10 +359,6 @@ def _actions_apart(case: LossCase) -> None:
         others = [i for i in range(batch.valid.shape[1]) if i != c]
         leak = (plus - minus)[:, others].abs().max() if others else torch.zeros(())
         holds = leak <= 1e-3 * (plus - minus).abs().max()
-        remedy = (
-            "keep [B, C] in order; where one ratio is of a whole chunk, return advantages and weights as [T, N], one a "
-            "chunk"
-        )
         case.expect(holds, "an action's advantage on its own log-probs", "on others too", remedy)
 
 
@@ -384,8 +372,8 @@ def _extreme_ratios(case: LossCase) -> None:
     shift = torch.where(torch.arange(len(case.batch.valid)) % 2 == 0, EXTREME, -EXTREME)
     shift = shift / case.batch.log_probs[0].numel()
     for sign in (1, -1):
-        leaves = list(case.at_the_old_policy)
-        leaves[0] = leaves[0] + sign * _expand_like(shift, leaves[0])
+        log_probs, *others = case.at_the_old_policy
+        leaves = [log_probs + sign * _expand_like(shift, log_probs), *others]
         loss, gradients = case.loss_and_gradients(leaves=leaves)
         finite = bool(torch.isfinite(loss.total)) and all(bool(torch.isfinite(g).all()) for g in gradients)
         remedy = "clamp log-ratios before exp"
@@ -403,13 +391,11 @@ def _zero_weights(case: LossCase) -> None:
     loss, gradients = case.loss_and_gradients(attrs.evolve(batch, **zeros))
     silent = float(loss.total.detach()) == 0 and all(bool((g == 0).all()) for g in gradients)
     case.expect(silent, "nothing from a batch without weights", f"a total of {float(loss.total.detach()):.3g}", SPLIT)
-    value_weights = None if batch.value_weights is None else torch.zeros_like(batch.value_weights)
-    none = attrs.evolve(batch, weights=torch.zeros_like(batch.weights), value_weights=value_weights)
-    total, remedy = (
-        float(case.loss_and_gradients(none)[0].total.detach()),
-        "multiply every part of the total by weights",
+    none = attrs.evolve(batch, **{name: zeros[name] for name in zeros.keys() & {"weights", "value_weights"}})
+    total = float(case.loss_and_gradients(none)[0].total.detach())
+    case.expect(
+        total == 0, "a total of 0 where all weights are 0", total, "multiply every part of the total by weights"
     )
-    case.expect(total == 0, "a total of 0 where all weights are 0", total, remedy)
 
 
 def _invalid_scores(case: LossCase) -> None:

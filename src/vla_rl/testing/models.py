@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,10 +21,11 @@ from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Chunk, EnvInfo, ValueGranularity, pick_rows, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.acting import check_continuing
+from vla_rl.testing.common.comparison import same_data
 from vla_rl.testing.common.findings import Findings, build_component
 from vla_rl.testing.common.generators import run_from
 from vla_rl.testing.model_case import ModelCase
-from vla_rl.testing.policies import KERNELS, check_policy, check_temperature, take_chunk_rows
+from vla_rl.testing.policies import KERNELS, check_policy, check_temperature
 from vla_rl.testing.policy_inputs import check_inputs, check_other_bounds, check_tokenizer
 from vla_rl.testing.policy_traces import check_building, check_traces, other_seed
 from vla_rl.toolkit.models.adapters import MARK, MergedAdapters, has_adapters
@@ -77,7 +79,7 @@ def check_model(
                 with f.section("build"):
                     hot = attrs.evolve(context, temperature=2 * temperature)
                     again = run_from(12, lambda: plugin.build(given, hot))
-                    check_building(case, attrs.evolve(building, result=policy), again)
+                    check_building(f, attrs.evolve(building, result=policy), again)
             own = (_recorded_scores, _keyed_noise, _critic_values, _token_round_trip, _compiled_layers)
             f.run_checks((*own, _trained_gradients, _merged_adapters, check_traces), case)
             check_inputs(case, getattr(given, "cameras", None))
@@ -257,11 +259,9 @@ def _check_reparameterised(case: ModelCase, model: Reparameterised, features: to
 def _keyed_noise(case: ModelCase) -> None:
     where = "sample_chunk"
     one = case.draw_chunks(seed=1)
-    copied = take_chunk_rows(one, np.arange(case.row_count))
-    copied = attrs.evolve(copied, actions=np.array(copied.actions), log_probs=np.array(copied.log_probs))
+    copied = copy.deepcopy(one.numpy())
     same, other = case.draw_chunks(seed=1), case.draw_chunks(seed=2)
-    unchanged = np.array_equal(to_numpy(one.actions), copied.actions)
-    unchanged &= np.array_equal(np.asarray(to_numpy(one.log_probs)), np.asarray(copied.log_probs))
+    unchanged = same_data((one.actions, one.log_probs), (copied.actions, copied.log_probs))
     expected, got = "a chunk that stays as it is", "one that the next call wrote into"
     case.f.expect(unchanged, where, expected, got, "return new arrays")
     what = "the same chunk from the same noise"
@@ -389,9 +389,8 @@ def _check_publishing(case: ModelCase) -> None:
     f.expect(same, "load_weights", "`requires_grad` that stays as it is", "a change", "copy under torch.no_grad()")
     for _, tensor in sent:
         tensor.zero_()
-    _expect_weights(
-        f, model, expected_weights, "load_weights", "unchanged numbers after the sender wrote into the loaded tensors"
-    )
+    expected = "unchanged numbers after the sender wrote into the loaded tensors"
+    _expect_weights(f, model, expected_weights, "load_weights", expected)
     moved = case.model.chunk_log_probs(case.obs, before).log_probs
     changed = not torch.allclose(torch.as_tensor(before.log_probs).to(moved), moved)
     f.expect(changed, "load_weights", "other log_probs from other weights", "the same ones", "copy into the module")
@@ -441,7 +440,7 @@ def _check_saving(
         again, best = loaded.sample_chunk(case.obs, case.make_noise(), True), case.draw_chunks(greedy=True)
         what = "the same greedy actions once loaded"
         case.expect_near(again.actions, best.actions, "save", what, remedy, KERNELS)
-        sampled = take_chunk_rows(case.draw_chunks(), np.arange(case.row_count))
+        sampled = case.draw_chunks().numpy()
         with torch.no_grad():
             scores, original_scores = (m.chunk_log_probs(case.obs, sampled) for m in (loaded, case.model))
         for name in ("log_probs", "values"):

@@ -49,10 +49,10 @@ def check_placement(
 ) -> None:
     """Plan `job` on every cluster; it must fit on one of them at least. Raises CheckFailed with all findings.
 
-    A plan hosts every role, uses no more than there is, has sane stages and window, passes what the runtime checks
-    before a run (`vla_rl.toolkit.placement.checks.validate_plan`), and is a pure function of its arguments. So do plans
-    of other numbers of simulators, batches and machines, where they are not refused with `DoesNotFit`. A job that fits
-    nowhere (a thousand million simulators of a TiB) raises `DoesNotFit` with numbers.
+    A plan has sane stages and window, passes what the runtime checks before a run: every role has a place, and no more
+    is used than there is (`vla_rl.toolkit.placement.checks.validate_plan`). It is a pure function of its arguments. So
+    are plans of other numbers of simulators, batches and machines, where they are not refused with `DoesNotFit`. A job
+    that fits nowhere (a thousand million simulators of a TiB) raises `DoesNotFit` with numbers.
     `config`: of the plugin, when a `PlacementPlugin` is given.
     """
     strategy: Placement
@@ -96,39 +96,20 @@ def _check_plan(f: Findings, plan: Plan, cluster: Cluster, job: Job) -> None:
     on = f"plan on {_cluster_name(cluster)}"
     if not f.expect(isinstance(plan, Plan), on, "a Plan", type(plan).__name__, "return vla_rl.core.plan.Plan"):
         return
-    for role in ROLES:
-        f.expect(bool(plan.hosting(role)), on, f"a slot for {role!r}", "none", "every role needs a place")
-    for slot in plan.slots:
-        unknown = set(slot.roles) - set(ROLES)
-        f.expect(not unknown, on, f"roles among {ROLES}", sorted(unknown), "correct the name")
-        f.expect(bool(slot.roles), on, "a role in every slot", "an idle slot", "leave it out")
-        f.expect(slot.cpus >= 0 and slot.gpus >= 0, on, "cpus and gpus >= 0", slot, "correct the share")
-        on_gpu = slot.device.startswith("cuda")
-        same = on_gpu == (slot.gpus > 0)
-        f.expect(same, on, "a share of a GPU exactly for device cuda", slot, "set gpus and device together")
-    for what, used, available in (
-        ("CPU", sum(slot.cpus for slot in plan.slots), cluster.cpus),
-        ("GPU", sum(slot.gpus for slot in plan.slots), cluster.gpus),
-    ):
-        f.expect(
-            used <= available + 1e-6, on, f"at most {format_count(available, what)}", f"{used:g}", "shares must add up"
-        )
-    lanes = len(plan.hosting("sim")) * plan.stages
-    f.expect(plan.stages >= 1, on, "stages >= 1", plan.stages, "one lane is the least")
-    f.expect(lanes <= job.num_envs, on, f"at most {job.num_envs} lanes, one env each", lanes, "use fewer sim slots")
-    window = plan.batching
-    f.expect(
-        window.max_batch is None or window.max_batch >= 1, on, "max_batch None or >= 1", window, "None is all envs"
-    )
-    f.expect(
-        window.max_wait_s is None or window.max_wait_s >= 0, on, "max_wait_s None or >= 0", window, "None: wait for all"
-    )
+    batch, wait = plan.batching.max_batch, plan.batching.max_wait_s
+    f.expect(batch is None or batch >= 1, on, "max_batch None or >= 1", plan.batching, "None is all envs")
+    f.expect(wait is None or wait >= 0, on, "max_wait_s None or >= 0", plan.batching, "None: wait for all")
     f.expect(plan.offload <= set(ROLES), on, f"offload among {ROLES}", sorted(plan.offload), "correct the name")
-    try:
-        validate_plan(plan, cluster, job)
-    except DoesNotFit as exc:
+    if f.expect(plan.stages >= 1, on, "stages >= 1", plan.stages, "one lane is the least"):
         remedy = "plan what the runtime can carry out, or raise DoesNotFit"
-        f.expect(False, on, "a plan that can be carried out", str(exc), remedy)
+        _check_feasible(f, (plan, cluster, job), on, "a plan that can be carried out", remedy)
+
+
+def _check_feasible(f: Findings, planned: tuple[Plan, Cluster, Job], where: str, expected: str, remedy: str) -> None:
+    try:
+        validate_plan(*planned)
+    except DoesNotFit as exc:
+        f.expect(False, where, expected, str(exc), remedy)
 
 
 def _check_variants(f: Findings, strategy: Placement, clusters: tuple[Cluster, ...], job: Job) -> None:
@@ -154,8 +135,6 @@ def _check_variant(f: Findings, strategy: Placement, cluster: Cluster, job: Job,
         return
     if len(cluster.nodes) > 1 and all(slot.node is None for slot in plan.slots):
         return  # a strategy for one machine
-    try:
-        validate_plan(plan, cluster, job)
-    except DoesNotFit as exc:
-        remedy = "raise DoesNotFit with what is needed and there, or place what fits"
-        f.expect(False, where, "DoesNotFit, or a plan that can be carried out", str(exc), remedy)
+    expected = "DoesNotFit, or a plan that can be carried out"
+    remedy = "raise DoesNotFit with what is needed and there, or place what fits"
+    _check_feasible(f, (plan, cluster, job), where, expected, remedy)

@@ -16,6 +16,7 @@ from vla_rl.core.capabilities import ActionTokens, HasCritic, HasReference
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Array, Chunk, Observation, to_numpy
 from vla_rl.testing import synthetic
+from vla_rl.testing.common.comparison import same_data
 from vla_rl.testing.model_case import ModelCase, check_unchanged
 
 COPIES = 24
@@ -88,8 +89,7 @@ def _compare_rows(
     if len(obs) > 1:
         return
     with torch.no_grad():
-        picked = np.array(rows)
-        scores = case.model.chunk_log_probs(obs, take_chunk_rows(batch_chunks[False], picked))
+        scores = case.model.chunk_log_probs(obs, batch_chunks[False].numpy().take(np.array(rows)))
         all_rows = case.model.chunk_log_probs(case.obs, batch_chunks[False])
     for name in ("log_probs", "entropy", "values"):
         one, other = getattr(scores, name), getattr(all_rows, name)
@@ -100,16 +100,6 @@ def _compare_rows(
     if case.values != "none" and isinstance(model, HasCritic):
         what = "a row's value whatever other rows there are"
         case.expect_near(model.values(obs), to_numpy(model.values(case.obs))[rows], "values", what, remedy, KERNELS)
-
-
-def take_chunk_rows(chunk: Chunk, rows: Array) -> Chunk:
-    """Return these rows of a chunk as NumPy arrays, the form in which it crosses processes."""
-    return Chunk(
-        actions=to_numpy(chunk.actions)[rows],
-        log_probs=to_numpy(chunk.log_probs)[rows],
-        values=None if chunk.values is None else to_numpy(chunk.values)[rows],
-        extras={name: to_numpy(array)[rows] for name, array in chunk.extras.items()},
-    )
 
 
 # ---------------------------------------------------------------------------------------------------- likelihoods
@@ -330,10 +320,8 @@ def _climb_gradient(case: ModelCase, chunk: Chunk, part: str) -> None:
     norm = float(torch.stack([g.double().square().sum() for g in gradient]).sum().sqrt())
     if norm < 1e-6:
         return  # flat, as the entropy of a Gaussian of fixed width is
-    parameters, start = (
-        list(case.trained_parameters.values()),
-        [p.detach().clone() for p in case.trained_parameters.values()],
-    )
+    parameters = list(case.trained_parameters.values())
+    start = [p.detach().clone() for p in parameters]
     risen = False
     with torch.no_grad():
         for size in (1e-1, 1e-2, 1e-3):
@@ -390,7 +378,7 @@ def _use_of_arguments(case: ModelCase) -> None:
     """The observation is looked at, and neither it nor a recorded chunk is written into."""
     with case.moved_weights(SCALES[0]):
         chunk = case.draw_chunks()
-        original = copy.deepcopy(take_chunk_rows(chunk, np.arange(case.row_count)))
+        original = copy.deepcopy(chunk.numpy())
         scores = case.model.chunk_log_probs(case.obs, chunk)
         case.model.imitation_loss(case.obs, chunk.actions)
         others = synthetic.observation(case.env, case.row_count, seed=1)
@@ -407,10 +395,7 @@ def _use_of_arguments(case: ModelCase) -> None:
             text = "the same for other images, states and instructions"
             case.f.expect(used, "chunk_log_probs", f"{name} of the observation", text, "use it")
     check_unchanged(case.f, case.obs, synthetic.observation(case.env, case.row_count))
-    after = take_chunk_rows(chunk, np.arange(case.row_count))
-    pairs: list[tuple[Any, Any]] = [(after.actions, original.actions), (after.log_probs, original.log_probs)]
-    pairs += [(after.extras[name], original.extras[name]) for name in after.extras]
-    same = all(np.array_equal(now, before) for now, before in pairs)
+    same = same_data(chunk, original)
     case.f.expect(same, "chunk_log_probs", "a recorded chunk that stays as it is", "written into", "work on a copy")
 
 

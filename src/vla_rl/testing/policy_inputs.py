@@ -14,8 +14,9 @@ import torch
 from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import VLAModel
-from vla_rl.core.types import Chunk, EnvInfo, Observation, Scores, to_numpy
+from vla_rl.core.types import Chunk, EnvInfo, Observation, to_numpy
 from vla_rl.testing import synthetic
+from vla_rl.testing.common.comparison import same_data
 from vla_rl.testing.model_case import ModelCase
 from vla_rl.toolkit.models.checkpoints.files import read_json, read_tokenizer
 
@@ -69,18 +70,16 @@ def check_inputs(case: ModelCase, cameras: tuple[str, ...] | None) -> None:
         _numbers_alike(case)
 
 
-def _model_answers(case: ModelCase, obs: Observation, chunk: Chunk) -> list[Any]:
-    """All that a model says for an observation: scores of a recorded chunk, and the greedy chunk."""
-    with torch.no_grad():
-        scores: Scores = case.model.chunk_log_probs(obs, chunk)
-    answers = [scores.log_probs, scores.values, case.model.sample_chunk(obs, case.make_noise(), True).actions]
-    return [to_numpy(answer) for answer in answers if answer is not None]
-
-
 def _changes_answer(case: ModelCase, obs: Observation, chunk: Chunk) -> bool:
-    """Return whether the model's output for this observation differs from that for the case's."""
-    pairs = zip(_model_answers(case, obs, chunk), _model_answers(case, case.obs, chunk), strict=True)
-    return any(not np.array_equal(one, other) for one, other in pairs)
+    """Return whether a model says something else for this observation than for the case's: scores of a recorded chunk,
+    and the greedy chunk."""
+    answers = []
+    for seen in (obs, case.obs):
+        with torch.no_grad():
+            scores = case.model.chunk_log_probs(seen, chunk)
+        greedy = case.model.sample_chunk(seen, case.make_noise(), True)
+        answers.append((scores.log_probs, scores.values, greedy.actions))
+    return not same_data(*answers)
 
 
 def _check_camera_use(case: ModelCase, named: tuple[str, ...] | None) -> None:
@@ -159,7 +158,8 @@ def _numbers_alike(case: ModelCase) -> None:
     edges = ((parts < EDGE) | (parts > 1 - EDGE)).mean(0)
     alike = bool(spread.max() <= WIDER * spread.min() + EDGE and edges.max() - edges.min() <= FULLER)
     expected = "actions that fill the ranges of all their numbers about alike"
-    got = f"{_format_percent(spread)} of each range as deviations, {_format_percent(edges)} of samples at a bound"
+    deviations, bounds = (", ".join(f"{part:.0%}" for part in parts) for parts in (spread, edges))
+    got = f"{deviations} of each range as deviations, {bounds} of samples at a bound"
     remedy = "scale each number by its own ModelContext.env.action_low and action_high"
     case.f.expect(alike, "sample_chunk: actions", expected, got, remedy)
 
@@ -167,10 +167,6 @@ def _numbers_alike(case: ModelCase) -> None:
 def _made_up_bounds(action_dim: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     info = synthetic.env_info(action_dim=action_dim)
     return info.action_low, info.action_high
-
-
-def _format_percent(parts: np.ndarray[Any, Any]) -> str:
-    return ", ".join(f"{part:.0%}" for part in parts)
 
 
 def check_other_bounds(
@@ -198,10 +194,8 @@ def check_other_bounds(
         actions = case.draw_chunks().actions
         low, high = np.array(env.action_low), np.array(env.action_high)
         moved = (low + range_shares(actions, case.env) * (high - low)).astype(np.float32)
-        losses = [
-            float(case.model.imitation_loss(case.obs, actions).detach()),
-            float(other.imitation_loss(case.obs, moved).detach()),
-        ]
+        pairs = ((case.model, actions), (other, moved))
+        losses = [float(model.imitation_loss(case.obs, chosen).detach()) for model, chosen in pairs]
     expected = "the same parts of the ranges where bounds are others"
     remedy = "scale each number by its own ModelContext.env.action_low and action_high"
     case.f.expect(worst < 1e-2, "sample_chunk: actions", expected, f"{worst:.0%} of a range apart", remedy)

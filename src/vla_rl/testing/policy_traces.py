@@ -8,11 +8,13 @@ from typing import Any, TypeVar
 
 import attrs
 import torch
+from torch import nn
 
 from vla_rl.core.capabilities import HasCritic, HasReference
 from vla_rl.core.contexts import Context
 from vla_rl.testing.common.comparison import copy_weights, differing_weights
-from vla_rl.testing.common.generators import OWN, SEEDED, Ran, changed_generators, run_from, seeded_generators
+from vla_rl.testing.common.findings import Findings
+from vla_rl.testing.common.generators import SEEDED, Ran, expect_untouched, run_from, seeded_generators
 from vla_rl.testing.model_case import ModelCase
 
 K = TypeVar("K", bound=Context)
@@ -32,41 +34,38 @@ def check_traces(case: ModelCase) -> None:
         calls["values"] = partial(model.values, case.obs)
     if isinstance(model, HasReference):
         calls["reference_log_probs"] = partial(model.reference_log_probs, case.obs, chunk)
-    for name, call in calls.items():
-        _check_trace(case, name, call)
-
-
-def _check_trace(case: ModelCase, where: str, call: Callable[[], Any]) -> None:
-    module, f = case.model.module, case.f
-    weights = copy_weights(module)
-    flags = [p.requires_grad for p in module.parameters()]
-    switches = (torch.is_grad_enabled(), torch.get_default_dtype())
-    ran = run_from(11, call)
-    changed = differing_weights(weights, module.state_dict())
     remedy = "only an optimiser may change them: policies in other processes would not know"
+    for name, call in calls.items():
+        flags = [p.requires_grad for p in model.module.parameters()]
+        switches = (torch.is_grad_enabled(), torch.get_default_dtype())
+        ran = check_call(case.f, model.module, name, call, remedy)
+        same = flags == [p.requires_grad for p in model.module.parameters()]
+        case.f.expect(same, name, "`requires_grad` that stays as it is", "a change", "put it back")
+        same = switches == (torch.is_grad_enabled(), torch.get_default_dtype())
+        expected, got = "torch's default dtype and grad mode left alone", "a change"
+        case.f.expect(same, name, expected, got, "use the context managers")
+        # dropout draws from torch's generator: that is not a mistake
+        training = name == "imitation_loss"
+        moved = seeded_generators(ran, run_from(12, call)) if training else ran.changed_generators
+        expect_untouched(case.f, name, moved)
+
+
+def check_call(f: Findings, module: nn.Module | None, where: str, call: Callable[[], Any], remedy: str) -> Ran:
+    """Call, and record a finding where that changes weights or buffers."""
+    weights = copy_weights(module)
+    ran = run_from(11, call)
+    changed = differing_weights(weights, copy_weights(module))
     got, expected = f"a change of {', '.join(changed[:4])}", "weights and buffers that stay as they are"
     f.expect(not changed, where, expected, got, remedy)
-    same = flags == [p.requires_grad for p in module.parameters()]
-    f.expect(same, where, "`requires_grad` that stays as it is", "a change", "put it back")
-    same = switches == (torch.is_grad_enabled(), torch.get_default_dtype())
-    f.expect(same, where, "torch's default dtype and grad mode left alone", "a change", "use the context managers")
-    if where == "imitation_loss":  # dropout draws from torch's generator: that is not a mistake
-        moved = seeded_generators(ran, run_from(12, call))
-    else:
-        moved = changed_generators(ran.start, ran.end)
-    expected = "the global random generators left alone"
-    f.expect(not moved, where, expected, f"a change of {' and '.join(moved)}'s", OWN)
+    return ran
 
 
-def check_building(case: ModelCase, first: Ran, second: Ran) -> None:
-    """Findings on a model that was built twice by one seed; `second` may have another temperature."""
-    moved = seeded_generators(first, second)
-    expected = "the global random generators left alone"
-    case.f.expect(not moved, "build", expected, f"a seed that stays set in {' and '.join(moved)}", OWN)
-    one, other = (ran.result.module.state_dict() for ran in (first, second))
-    differ = differing_weights(one, other)
+def check_building(f: Findings, first: Ran, second: Ran) -> None:
+    """Findings on a component with a `module` that was built twice by one seed, with other settings perhaps."""
+    expect_untouched(f, "build", seeded_generators(first, second), "a seed that stays set in {}")
+    differ = differing_weights(*(copy_weights(ran.result.module) for ran in (first, second)))
     expected = "the same weights in every process, whatever the global generators did before"
-    case.f.expect(not differ, "build", expected, f"others in {', '.join(differ[:4])}", SEEDED)
+    f.expect(not differ, "build", expected, f"others in {', '.join(differ[:4])}", SEEDED)
 
 
 def other_seed(context: K) -> K:

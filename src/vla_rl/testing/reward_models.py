@@ -16,7 +16,7 @@ from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.common.findings import Findings, Unfit, build_component
-from vla_rl.testing.common.generators import changed_generators, run_from
+from vla_rl.testing.common.generators import expect_untouched, run_from
 from vla_rl.testing.model_case import check_unchanged
 
 ROWS = 4
@@ -138,9 +138,8 @@ def _ask_failures(f: Findings, model: RewardModel, obs: Observation) -> Array | 
 def _call_alone(f: Findings, where: str, call: Callable[[], Any]) -> Any:
     """Return what a call returns. Record a finding where it moves a global random generator."""
     ran = run_from(next(SEEDS), call)
-    moved = changed_generators(ran.start, ran.end)
     remedy = "draw from vla_rl.generator, or work inside torch.random.fork_rng()"
-    f.expect(not moved, where, "the global random generators left alone", " and ".join(moved), remedy)
+    expect_untouched(f, where, ran.changed_generators, remedy=remedy)
     return ran.result
 
 

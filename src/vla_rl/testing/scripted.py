@@ -7,12 +7,13 @@ that a runtime, an algorithm or a placement is tested in seconds and without the
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from attrs import frozen
+from attrs import asdict, frozen
 
 from vla_rl.core.capabilities import Offloadable
 from vla_rl.core.contexts import EnvContext, ModelContext
@@ -220,8 +221,6 @@ class ScriptedEnv(SimEnv, Offloadable[Sequence[Array]]):
         if self._config.fault == "raise":
             raise SimulatorFault(f"scripted fault in chunk_step {self._calls - 1}")
         if self._config.fault == "exit":
-            import os
-
             os._exit(1)
         if self._config.fault == "hang":
             time.sleep(3600)
@@ -286,10 +285,7 @@ class LinearConfig:
 
 
 def _build_env(config: ScriptedConfig, context: EnvContext) -> ScriptedEnv:
-    import attrs
-
-    options = attrs.asdict(config)
-    return ScriptedEnv(context.num_envs, chunk=context.chunk, first_env=context.first_env, **options)
+    return ScriptedEnv(context.num_envs, chunk=context.chunk, first_env=context.first_env, **asdict(config))
 
 
 def _build_model(config: LinearConfig, context: ModelContext) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,15 +125,6 @@ class GaussianPolicy(LinearModel, Reparameterised, Steerable):
         return torch.tanh(self.module.policy(self._compute_features(obs)).unflatten(1, self._layout)[..., 0])
 
 
-class HeartbeatCounter:
-    """Counter of heartbeats."""
-
-    count = 0
-
-    def __call__(self) -> None:
-        self.count += 1
-
-
 @frozen(eq=False)
 class TrainerCase:
     """A trainer with its policy."""
@@ -143,7 +135,8 @@ class TrainerCase:
     folder: Path
     """Folder that the trainer may write to."""
     algorithm: SurrogateAlgorithm
-    heartbeats: HeartbeatCounter
+    heartbeats: list[None]
+    """One for each heartbeat."""
 
     @property
     def is_cloning(self) -> bool:
@@ -208,8 +201,9 @@ class TrainerBuilder:
         if strategy is not None:
             trained.strategy = strategy
         algorithm = SurrogateAlgorithm()
-        heartbeats = HeartbeatCounter()
-        context = TrainerContext(chunk=CHUNK, trained=trained, algorithm=algorithm, heartbeat=heartbeats, folder=folder)
+        heartbeats: list[None] = []
+        heartbeat = partial(heartbeats.append, None)
+        context = TrainerContext(chunk=CHUNK, trained=trained, algorithm=algorithm, heartbeat=heartbeat, folder=folder)
         trainer, _ = build_component("trainer", self.plugin, self.config, context)
         return TrainerCase(trainer, trained, self.kind, folder, algorithm, heartbeats)
 

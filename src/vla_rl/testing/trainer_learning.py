@@ -116,7 +116,7 @@ def check_heartbeats(f: Findings, builder: TrainerBuilder) -> None:
         case = builder.make_case(micro_batch)
         for number in (1, 2):
             case.trainer.update(made_up_data(case, number, steps=2))
-        counts.append(case.heartbeats.count)
+        counts.append(len(case.heartbeats))
     got = f"{counts[0]} with micro-batches of {SAMPLES}, {counts[1]} with micro-batches of 2"
     remedy = "call `TrainerContext.heartbeat` before each pass: a learner without one is reported as hung"
     f.expect(0 < counts[0] < counts[1], "update", "a heartbeat before each pass", got, remedy)
@@ -191,10 +191,8 @@ def check_parts(f: Findings, builder: TrainerBuilder) -> None:
             data = evolve(data, inputs=None, fields={}, steps=[step])
         case.trainer.update(data)
         gradients.append(rank.reductions[0])
-    same, expected = (
-        gradients_close(gradients[0], gradients[1]),
-        "the gradients of all samples where they come in parts",
-    )
+    same = gradients_close(gradients[0], gradients[1])
+    expected = "the gradients of all samples where they come in parts"
     f.expect(same, "accumulate", expected, "others", "add up the gradients of all parts")
     same = gradients_close(gradients[0], gradients[2])
     remedy = "forget samples and gradients"

@@ -117,9 +117,8 @@ def bandit_data(
         with torch.no_grad():
             log_probs = _first_policy(case).chunk_log_probs(obs, chunk).log_probs
         advantages = np.where(is_good, 1, -1).astype(np.float32)
-        return _trajectory_update(
-            case, number, obs, evolve(chunk, log_probs=log_probs), advantages, np.arange(count), 1
-        )
+        chunk = evolve(chunk, log_probs=log_probs)
+        return _trajectory_update(case, number, obs, chunk, advantages, np.arange(count), 1)
     if case.is_cloning:
         demonstrated = states * good if learns_from is LearningSource.LABELS else signs
         if recording is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 import tempfile
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from vla_rl.core.trainers import UpdateMetrics
 from vla_rl.core.types import Array
 from vla_rl.testing.common.comparison import differing_weights, same_data
 from vla_rl.testing.common.findings import Findings, Unfit
-from vla_rl.testing.common.generators import OWN, changed_generators, run_from
+from vla_rl.testing.common.generators import expect_untouched, run_from
 from vla_rl.testing.common.interpreter import start_interpreter
 from vla_rl.testing.trainer_case import SAMPLES, Rank, TrainerBuilder, TrainerCase
 from vla_rl.testing.trainer_inputs import check_drawn_batches, check_hashes, check_trainer_inputs, learning_source
@@ -33,7 +32,7 @@ from vla_rl.testing.trainer_samples import made_up_data
 from vla_rl.toolkit.algorithms.result_checks import find_reserved
 from vla_rl.toolkit.trainers.master_weights import is_narrow
 from vla_rl.toolkit.trainers.result_checks import OF_TRAINERS
-from vla_rl.toolkit.trainers.trainer_state import POLICY, find_unreadable, load_owned_state, owned_state
+from vla_rl.toolkit.trainers.trainer_state import POLICY, find_unreadable, load_owned_state, owned_state, save_and_load
 
 SAVED = "give `state` numbers, texts, tensors, and lists and dictionaries of these: torch.from_numpy(array), int(count)"
 
@@ -148,15 +147,12 @@ def _check_update(f: Findings, builder: TrainerBuilder) -> None:
     f.expect(same, where, "data that stay as they are", "changed data", "copy what you change")
     other = builder.make_case()
     again = run_from(12, lambda: other.trainer.update(made_up_data(other, 1)))
-    moved = changed_generators(ran.start, ran.end)
-    f.expect(not moved, where, "the global random generators left alone", " and ".join(moved), OWN)
+    expect_untouched(f, where, ran.changed_generators)
     differ = differing_weights(after, other.copy_weights())
     expected = "the same weights and metrics for the same data, whatever the global generators did before"
-    got, remedy = (
-        f"others in {differ[:3] or 'the metrics'}",
-        "key random numbers by the seed and the number of the update",
-    )
-    f.expect(not differ and again.result.sums == metrics.sums, where, expected, got, f"{remedy} (vla_rl.generator)")
+    got = f"others in {differ[:3] or 'the metrics'}"
+    remedy = "key random numbers by the seed and the number of the update (vla_rl.generator)"
+    f.expect(not differ and again.result.sums == metrics.sums, where, expected, got, remedy)
 
 
 def _check_gradients(f: Findings, builder: TrainerBuilder) -> None:
@@ -192,7 +188,12 @@ def _check_resume(f: Findings, builder: TrainerBuilder) -> None:
     through = builder.make_case()
     for number in (1, 2):
         through.trainer.update(made_up_data(through, number))
-    saved = _read_back(f, owned_state(through.trainer))
+    state = owned_state(through.trainer)
+    unread, expected = find_unreadable(state), "what a checkpoint can hold (torch.load with weights_only)"
+    got = "" if unread is None else f"a {unread[1]} at {unread[0]}"
+    if not f.expect(unread is None, "state", expected, got, SAVED):
+        raise Unfit
+    saved = save_and_load(state)
     policy = copy.deepcopy(through.trained.model.module.state_dict())
     optimizer = copy.deepcopy(through.trained.optimizer.state_dict())
     resumed = builder.make_case(files=through.folder)
@@ -205,20 +206,3 @@ def _check_resume(f: Findings, builder: TrainerBuilder) -> None:
     expected = "the same third update after a checkpoint as without one"
     remedy = "return networks from `modules` or `targets`, optimisers from `optimizers`, and counters from `state`"
     f.expect(not differ and results[0].sums == results[1].sums, "resume", expected, got, remedy)
-
-
-def _read_back(f: Findings, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state as a run reads it from a checkpoint. Raises Unfit if it cannot be read."""
-    unread = find_unreadable(state)
-    got = "" if unread is None else f"a {unread[1]} at {unread[0]}"
-    expected = "what a checkpoint can hold (torch.load with weights_only)"
-    if not f.expect(unread is None, "state", expected, got, SAVED):
-        raise Unfit
-    return dict(_saved_and_loaded(state))
-
-
-def _saved_and_loaded(state: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)

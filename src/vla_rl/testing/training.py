@@ -58,13 +58,10 @@ def train_on(
     )
     batch = attrs.evolve(batch, obs=obs.take(samples), chunk=recorded_chunk)
     if algorithm.needs.reference:
+        reference = require_capability(model, HasReference, "the algorithm")
         with torch.no_grad():
-            batch = attrs.evolve(
-                batch,
-                reference_log_probs=require_capability(model, HasReference, "the algorithm").reference_log_probs(
-                    batch.obs, batch.chunk
-                ),
-            )
+            log_probs = reference.reference_log_probs(batch.obs, batch.chunk)
+        batch = attrs.evolve(batch, reference_log_probs=log_probs)
     loss = algorithm.loss(model.chunk_log_probs(batch.obs, batch.chunk), batch)
     optimizer.zero_grad()
     loss.total.backward()

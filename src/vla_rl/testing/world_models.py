@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import attrs
@@ -19,9 +19,9 @@ from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.testing.common.comparison import copy_weights, differing_weights, same_data
 from vla_rl.testing.common.findings import Findings, build_component
-from vla_rl.testing.common.generators import OWN, SEEDED, changed_generators, run_from, seeded_generators
+from vla_rl.testing.common.generators import expect_untouched, run_from, seeded_generators
 from vla_rl.testing.env_checks.values import check_array, check_observation
-from vla_rl.testing.policy_traces import other_seed
+from vla_rl.testing.policy_traces import check_building, check_call, other_seed
 from vla_rl.toolkit.world_models.windows import take_frames
 
 ROWS = 4
@@ -71,14 +71,17 @@ class _Case:
         other: Array = np.where(near, low + 0.9 * (high - low), turned).astype(np.float32)
         return other
 
-    def recorded_chances(self) -> Array:
-        """Probabilities of the outcome of the chunk that followed, with what was recorded after it."""
-        at = self.mind.history
-        after = Observation(
+    def recorded_frame(self, at: int) -> Observation:
+        """Copies of the windows' frames at this place."""
+        return Observation(
             images={camera: np.array(frames[:, at]) for camera, frames in self.windows.images.items()},
             instructions=self.windows.instructions,
             state=np.array(self.windows.state[:, at]) if self.windows.state.shape[2] else None,
         )
+
+    def recorded_chances(self) -> Array:
+        """Probabilities of the outcome of the chunk that followed, with what was recorded after it."""
+        after = self.recorded_frame(self.mind.history)
         chances: Array = np.array(to_numpy(self.mind.outcome(self.past_windows, self.recorded_actions, after)))
         return chances
 
@@ -125,16 +128,11 @@ def check_world_model(
     if isinstance(model, WorldModelPlugin):
         with f.section("build"):
             again = run_from(12, lambda: build_component("world_model", model, config, model_context))
-            moved = seeded_generators(building, again)
-            got = f"a seed that stays set in {' and '.join(moved)}"
-            f.expect(not moved, "build", "the global random generators left alone", got, OWN)
-            differ = differing_weights(copy_weights(mind.module), copy_weights(again.result[0].module))
-            expected = "the same weights in every process, whatever the global generators did before"
-            f.expect(not differ, "build", expected, f"others in {', '.join(differ[:4])}", SEEDED)
+            check_building(f, *(attrs.evolve(ran, result=ran.result[0]) for ran in (building, again)))
             twin = build_component("world_model", model, config, other_seed(model_context))[0]
     learns = False
     with f.section("fit"):
-        _check_fit(f, mind, given)
+        _check_fit(case)
         learns = mind.module is not None or bool(case.fit_once())
     if learns:
         with f.section("learning"):
@@ -179,21 +177,21 @@ def _make_noise(rows: Any, number: int = 0) -> Noise:
     return Noise(0, "check_world_model", list(rows), [0] * len(rows), [number] * len(rows))
 
 
-def _check_fit(f: Findings, mind: WorldModel, windows: Windows) -> None:
-    rows = range(len(windows.instructions))
+def _check_fit(case: _Case) -> None:
+    f, mind, windows = case.f, case.mind, case.windows
     original = copy.deepcopy(windows)
-    mind.fit(windows, _make_noise(rows))
-    weights = {} if mind.module is None else copy.deepcopy(mind.module.state_dict())
+    case.fit_once()
+    weights = copy_weights(mind.module)
     state = copy.deepcopy(mind.training_state())
-    fit_metrics = [mind.fit(windows, _make_noise(rows, number)) for number in (1, 2)]
-    for name, value in {**fit_metrics[0], **mind.measure(windows, _make_noise(rows))}.items():
+    fit_metrics = [case.fit_once(number) for number in (1, 2)]
+    for name, value in {**fit_metrics[0], **mind.measure(windows, _make_noise(case.row_indices))}.items():
         f.expect(bool(np.isfinite(value)), "fit and measure", f"a finite {name}", value, "find the cause")
     same = same_data(windows, original)
     f.expect(same, "fit", "its windows unchanged", "others written into them", "copy before you write")
     if mind.module is not None:
         mind.module.load_state_dict(weights)
     mind.load_training_state(state)
-    again = [mind.fit(windows, _make_noise(rows, number)) for number in (1, 2)]
+    again = [case.fit_once(number) for number in (1, 2)]
     remedy = "let training_state hold all that a step changes, the optimiser first of all"
     f.expect(again == fit_metrics, "load_training_state", f"to continue exactly: {fit_metrics}", again, remedy)
 
@@ -201,12 +199,11 @@ def _check_fit(f: Findings, mind: WorldModel, windows: Windows) -> None:
 def _check_learning(case: _Case) -> None:
     """Twenty fits on one window."""
     f, mind = case.f, case.mind
-    before = {} if mind.module is None else copy.deepcopy(mind.module.state_dict())
+    before = copy_weights(mind.module)
     chances = case.recorded_chances()
     fit_metrics = [case.fit_once() for _ in range(FITS)]
     if mind.module is not None:
-        now = mind.module.state_dict()
-        changed = any(not torch.equal(tensor, now[name]) for name, tensor in before.items())
+        changed = bool(differing_weights(before, mind.module.state_dict()))
         f.expect(changed, "fit", "other weights after it", "the same", "step the optimiser on what is in `module`")
         _check_outcome_learned(case, before, chances)
     measured = list(mind.measure(case.windows, _make_noise(case.row_indices)))
@@ -313,15 +310,9 @@ def _check_contents(case: _Case, learns: bool) -> None:
     remedy = "give the network the actions of the chunk"
     same = same_data(after.images, elsewhere.images)
     f.expect(not same, "imagine", "other frames for other actions", "the same", remedy)
-    last = Observation(
-        images={camera: frames[:, -1] for camera, frames in past.images.items()},
-        instructions=past.instructions,
-        state=past.state[:, -1] if past.state.shape[2] else None,
-    )
-    remedy = "predict what is seen after the chunk"
-    f.expect(
-        not same_data(after.images, last.images), "imagine", "what is seen next", "the last frame of the window", remedy
-    )
+    last, remedy = case.recorded_frame(case.mind.history - 1), "predict what is seen after the chunk"
+    same = same_data(after.images, last.images)
+    f.expect(not same, "imagine", "what is seen next", "the last frame of the window", remedy)
     if after.state is not None:
         same = np.array_equal(to_numpy(after.state), to_numpy(elsewhere.state))
         f.expect(not same, "imagine", "another state for other actions", "the same", "predict it, too")
@@ -331,13 +322,10 @@ def _check_contents(case: _Case, learns: bool) -> None:
         return
     if case.mind.module is not None:
         _check_each_number(case)
-    turned = case.row_indices[::-1]
-    others = {camera: frames.copy() for camera, frames in past.images.items()}
-    state = past.state.copy()
-    for camera, frames in past.images.items():
-        others[camera][:, -1] = frames[turned, -1]
-    state[:, -1] = past.state[turned, -1]
-    from_other_frames = case.imagine_from(attrs.evolve(past, images=others, state=state), actions)
+    others = copy.deepcopy(past)
+    for frames in (*others.images.values(), others.state):
+        frames[:, -1] = frames[::-1, -1].copy()
+    from_other_frames = case.imagine_from(others, actions)
     same, remedy = same_data(after.images, from_other_frames.images), "look at windows.images[camera][:, -1]"
     f.expect(not same, "imagine", "other frames after another last frame", "the same", remedy)
     if case.mind.module is None:
@@ -352,15 +340,13 @@ def _check_contents(case: _Case, learns: bool) -> None:
 
 def _check_cameras(case: _Case, after: Observation) -> None:
     """No camera shows what another one sees."""
-    names = list(after.images)
-    for i, one in enumerate(names):
-        for other in names[i + 1 :]:
-            windows = case.windows.images
-            if windows[one].shape != windows[other].shape or np.array_equal(windows[one], windows[other]):
-                continue
-            alike = np.array_equal(after.images[one], after.images[other])
-            expected, remedy = f"a separate image for camera {other!r}", "predict each camera"
-            case.f.expect(not alike, "imagine", expected, f"that of {one!r}", remedy)
+    windows = case.windows.images
+    for one, other in combinations(after.images, 2):
+        if windows[one].shape != windows[other].shape or np.array_equal(windows[one], windows[other]):
+            continue
+        alike = np.array_equal(after.images[one], after.images[other])
+        expected, remedy = f"a separate image for camera {other!r}", "predict each camera"
+        case.f.expect(not alike, "imagine", expected, f"that of {one!r}", remedy)
 
 
 TURNED: dict[str, Callable[[Array], Array]] = {
@@ -464,17 +450,9 @@ def _check_traces(case: _Case) -> None:
         "measure": lambda: mind.measure(case.windows, _make_noise(case.row_indices)),
     }
     for where, call in calls.items():
-        weights = copy_weights(mind.module)
-        ran = run_from(11, call)
-        changed = differing_weights(weights, copy_weights(mind.module))
-        got = f"a change of {', '.join(changed[:4])}"
-        f.expect(not changed, where, "weights that stay as they are", got, "let `fit` alone train")
-        moved = changed_generators(ran.start, ran.end)
-        got = f"a change of {' and '.join(moved)}'s"
-        f.expect(not moved, where, "the global random generators left alone", got, OWN)
-    moved = seeded_generators(*(run_from(seed, case.fit_once) for seed in (11, 12)))
-    got = f"a change of {' and '.join(moved)}'s"
-    f.expect(not moved, "fit", "the global random generators left alone", got, OWN)
+        ran = check_call(f, mind.module, where, call, "let `fit` alone train")
+        expect_untouched(f, where, ran.changed_generators)
+    expect_untouched(f, "fit", seeded_generators(*(run_from(seed, case.fit_once) for seed in (11, 12))))
 
 
 def _observation_gap(one: Observation, other: Observation) -> float:

@@ -45,8 +45,4 @@ def copy_weights(module: nn.Module | None) -> dict[str, torch.Tensor]:
 
 def differing_weights(one: Weights, other: Weights) -> list[str]:
     """Return the names of tensors of the first that the second has not, or has with other numbers."""
-    return [name for name in one if name not in other or not _equal(one[name], other[name])]
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and bool(torch.equal(one, other.to(one.device)))
+    return [name for name, t in one.items() if name not in other or not torch.equal(t, other[name].to(t.device))]

@@ -15,7 +15,6 @@ from attrs import frozen
 
 from vla_rl.core.catalogue import KINDS
 from vla_rl.core.contexts import Context
-from vla_rl.core.declarations import Declaration
 from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.manager import wrap
 
@@ -137,8 +136,13 @@ def build_component(kind: str, component: Any, config: Any, context: Context | N
     base = KINDS[kind].contract_class
     if isinstance(component, KINDS[kind].declaration):
         declared: Any = component
-        settings = _default_config(component, config)
-        component = declared.build(settings) if context is None else declared.build(settings, context)
+        if config is None:
+            required = [a.name for a in attrs.fields(declared.config) if a.init and a.default is attrs.NOTHING]
+            if required:
+                text = f"{declared.config.__name__} has required keys ({', '.join(required)}): give a config"
+                raise TypeError(text)
+            config = declared.config()
+        component = declared.build(config) if context is None else declared.build(config, context)
     elif config is not None:
         raise TypeError("a config goes with a declaration; this component is built already")
     name = type(component).__name__
@@ -149,12 +153,3 @@ def build_component(kind: str, component: Any, config: Any, context: Context | N
         return wrap(kind, component, name), name
     except PluginError as exc:
         raise CheckFailed(f"check_{kind} of {name}", (str(exc),)) from exc
-
-
-def _default_config(plugin: Declaration, config: Any) -> Any:
-    if config is not None:
-        return config
-    required = [a.name for a in attrs.fields(plugin.config) if a.init and a.default is attrs.NOTHING]
-    if required:
-        raise TypeError(f"{plugin.config.__name__} has required keys ({', '.join(required)}): give a config")
-    return plugin.config()

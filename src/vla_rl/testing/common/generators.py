@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from attrs import frozen
+
+from vla_rl.testing.common.findings import Findings
 
 SEEDED = "seed by Context.seed inside torch.random.fork_rng(), or draw from vla_rl.generator"
 OWN = "draw from `noise`; seed a separate torch.Generator, or work inside torch.random.fork_rng()"
@@ -23,11 +25,6 @@ def generator_states() -> Mapping[str, Any]:
     return states
 
 
-def changed_generators(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Libraries whose global generator moved."""
-    return [name for name in before if before[name] != after[name]]
-
-
 @frozen
 class Ran:
     """The result of a call, and the states of the global generators before and after it."""
@@ -35,6 +32,11 @@ class Ran:
     result: Any
     start: Mapping[str, Any]
     end: Mapping[str, Any]
+
+    @property
+    def changed_generators(self) -> list[str]:
+        """Libraries whose global generator moved."""
+        return [name for name in self.start if self.start[name] != self.end[name]]
 
 
 def run_from(seed: int, call: Callable[[], Any]) -> Ran:
@@ -55,8 +57,14 @@ def run_from(seed: int, call: Callable[[], Any]) -> Ran:
             torch.set_rng_state(original[2])
 
 
+def expect_untouched(
+    f: Findings, where: str, moved: Sequence[str], got: str = "a change of {}'s", remedy: str = OWN
+) -> None:
+    """Record a finding if a library's global generator moved, or was seeded."""
+    f.expect(not moved, where, "the global random generators left alone", got.format(" and ".join(moved)), remedy)
+
+
 def seeded_generators(one: Ran, other: Ran) -> list[str]:
     """Libraries whose global generator stands at the same place after both, though they began at different ones: the
     call seeds it."""
-    changed = set(changed_generators(one.end, other.end))
-    return [name for name in changed_generators(one.start, other.start) if name not in changed]
+    return [name for name in one.start if one.start[name] != other.start[name] and one.end[name] == other.end[name]]

@@ -11,6 +11,7 @@ from attrs import frozen
 from vla_rl.core.types import Array
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+STATISTICS = ("min", "max", "mean", "std", *QUANTILES)
 
 
 @frozen(eq=False)
@@ -19,25 +20,15 @@ class FeatureStatistics:
     by rows."""
 
     count: int
-    mean: Array
-    std: Array
-    """Standard deviation with divisor n."""
-    low: Array
-    high: Array
-    quantiles: Mapping[str, Array]
+    numbers: Mapping[str, Array]
+    """Each of `STATISTICS`; std is the standard deviation with divisor n."""
 
     @staticmethod
     def from_rows(rows: Array, shape: tuple[int, ...]) -> FeatureStatistics:
         """Compute the statistics of float64 [n, D]; each gets this shape, with D numbers (a scalar: [1])."""
-        shape = shape or (1,)
-        return FeatureStatistics(
-            len(rows),
-            rows.mean(0).reshape(shape),
-            rows.std(0).reshape(shape),
-            rows.min(0).reshape(shape),
-            rows.max(0).reshape(shape),
-            {name: np.quantile(rows, q, axis=0).reshape(shape) for name, q in QUANTILES.items()},
-        )
+        numbers = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
+        numbers |= {name: np.quantile(rows, q, axis=0) for name, q in QUANTILES.items()}
+        return FeatureStatistics(len(rows), {name: n.reshape(shape or (1,)) for name, n in numbers.items()})
 
     @staticmethod
     def of_images(images: Array) -> FeatureStatistics:
@@ -47,44 +38,29 @@ class FeatureStatistics:
         mean = share @ values
         below = share.cumsum(1)
         numbers = {
+            "min": np.array([values[row > 0].min() for row in counts]),
+            "max": np.array([values[row > 0].max() for row in counts]),
             "mean": mean,
             "std": np.sqrt(np.maximum(share @ values**2 - mean**2, 0)),
-            "low": np.array([values[row > 0].min() for row in counts]),
-            "high": np.array([values[row > 0].max() for row in counts]),
+            **{name: values[(below >= q - 1e-12).argmax(1)] for name, q in QUANTILES.items()},
         }
-        quantiles = {name: values[(below >= q - 1e-12).argmax(1)].reshape(3, 1, 1) for name, q in QUANTILES.items()}
-        return FeatureStatistics(
-            len(images), quantiles=quantiles, **{name: n.reshape(3, 1, 1) for name, n in numbers.items()}
-        )
+        return FeatureStatistics(len(images), {name: n.reshape(3, 1, 1) for name, n in numbers.items()})
 
     def __add__(self, other: FeatureStatistics) -> FeatureStatistics:
-        count = self.count + other.count
+        one, two, count = self.numbers, other.numbers, self.count + other.count
         share, other_share = self.count / count, other.count / count
-        mean = share * self.mean + other_share * other.mean
-        square = share * (self.std**2 + self.mean**2) + other_share * (other.std**2 + other.mean**2)
-        return FeatureStatistics(
-            count,
-            mean,
-            np.sqrt(np.maximum(square - mean**2, 0)),
-            np.minimum(self.low, other.low),
-            np.maximum(self.high, other.high),
-            {name: share * self.quantiles[name] + other_share * other.quantiles[name] for name in QUANTILES},
-        )
+        numbers = {name: share * one[name] + other_share * two[name] for name in STATISTICS}
+        square = share * (one["std"] ** 2 + one["mean"] ** 2) + other_share * (two["std"] ** 2 + two["mean"] ** 2)
+        numbers["std"] = np.sqrt(np.maximum(square - numbers["mean"] ** 2, 0))
+        numbers["min"], numbers["max"] = np.minimum(one["min"], two["min"]), np.maximum(one["max"], two["max"])
+        return FeatureStatistics(count, numbers)
 
     def to_dict(self) -> dict[str, Any]:
         """Return lerobot's file format: lists under min, max, mean, std, count and the quantiles' names."""
-        numbers = {"min": self.low, "max": self.high, "mean": self.mean, "std": self.std, **self.quantiles}
-        return {name: array.tolist() for name, array in numbers.items()} | {"count": [self.count]}
+        return {name: array.tolist() for name, array in self.numbers.items()} | {"count": [self.count]}
 
     @staticmethod
     def from_dict(numbers: Mapping[str, Any]) -> FeatureStatistics:
         """Read the result of `to_dict`."""
-        arrays = {name: np.array(value, np.float64) for name, value in numbers.items()}
-        return FeatureStatistics(
-            int(arrays["count"][0]),
-            arrays["mean"],
-            arrays["std"],
-            arrays["min"],
-            arrays["max"],
-            {name: arrays[name] for name in QUANTILES},
-        )
+        arrays = {name: np.array(numbers[name], np.float64) for name in STATISTICS}
+        return FeatureStatistics(int(numbers["count"][0]), arrays)

@@ -51,7 +51,9 @@ class MixedDemonstrations(Demonstrations):
         for part, chosen, _, of_part in self._split_samples(indices):
             obs, chunks = part.read_samples(of_part)
             rows.append(chosen)
-            observations.append(attrs.evolve(obs, images=self._resize_cameras(obs.images)))
+            sizes = self._height_width
+            images = {camera: resize_images(to_numpy(batch), *sizes[camera]) for camera, batch in obs.images.items()}
+            observations.append(attrs.evolve(obs, images=images))
             actions.append(to_numpy(chunks))
         back = np.argsort(np.concatenate(rows))
         return Observation.concat(observations).take(back), np.concatenate(actions)[back]
@@ -96,9 +98,6 @@ class MixedDemonstrations(Demonstrations):
             chosen = np.flatnonzero(part_of == number)
             start = int(self._ends[number] - self.sizes[number])
             yield self._parts[number], chosen, start, indices[chosen] - start
-
-    def _resize_cameras(self, images: Mapping[str, Any]) -> dict[str, Array]:
-        return {camera: resize_images(to_numpy(batch), *self._height_width[camera]) for camera, batch in images.items()}
 
 
 def _check_alike(parts: Sequence[Demonstrations], names: Sequence[str]) -> DataProperties:

@@ -106,14 +106,8 @@ def compute_statistics(features: Mapping[str, Array]) -> dict[str, dict[str, tup
     result = {}
     for name, array in features.items():
         values = array.astype(np.float64)
-        rows = {
-            "mean": values.mean(0),
-            "std": values.std(0),
-            "min": values.min(0),
-            "max": values.max(0),
-            "q01": np.quantile(values, 0.01, axis=0),
-            "q99": np.quantile(values, 0.99, axis=0),
-        }
+        rows = {"mean": values.mean(0), "std": values.std(0), "min": values.min(0), "max": values.max(0)}
+        rows |= {key: np.quantile(values, q, axis=0) for key, q in (("q01", 0.01), ("q99", 0.99))}
         result[name] = {key: tuple(row.tolist()) for key, row in rows.items()}
     return result
 
@@ -157,7 +151,10 @@ def compute_relative_statistics(
             the last action repeated, as openpi counts.
     """
     _check_absolute(source, episodes, references)
-    counts = {number: _count_samples(actions, chunk, ends) for number, (actions, _) in episodes.items()}
+    counts = {
+        number: len(actions) if actions.ndim == 3 or ends != "drop" else max(len(actions) - chunk + 1, 0)
+        for number, (actions, _) in episodes.items()
+    }
     if not any(counts.values()):
         raise UserError(f"none of the {len(episodes)} episodes of {source} holds a chunk of {chunk} actions")
     action, steps = [], []
@@ -177,12 +174,6 @@ def compute_relative_statistics(
         },
         **compute_statistics({"state": states}),
     }
-
-
-def _count_samples(actions: Array, chunk: int, ends: str) -> int:
-    """Return how many samples begin in an episode."""
-    every = actions.ndim == 3 or ends != "drop"
-    return len(actions) if every else max(len(actions) - chunk + 1, 0)
 
 
 def _take_windows(numbers: Array, count: int, chunk: int) -> Array:

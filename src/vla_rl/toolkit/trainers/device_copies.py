@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -65,12 +65,7 @@ class DeviceCopies:
             return
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(samples.copied)
-        for tensor in _walk_tensors(samples):
-            tensor.record_stream(stream)  # their memory belongs to the other stream
-
-
-def _walk_tensors(samples: DeviceSamples) -> Iterator[torch.Tensor]:
-    inputs = samples.inputs
-    for value in (*samples.tensors.values(), *inputs.obs.images.values(), inputs.actions, *inputs.extras.values()):
-        if isinstance(value, torch.Tensor):
-            yield value
+        inputs = samples.inputs
+        for value in (*samples.tensors.values(), *inputs.obs.images.values(), inputs.actions, *inputs.extras.values()):
+            if isinstance(value, torch.Tensor):
+                value.record_stream(stream)  # their memory belongs to the other stream

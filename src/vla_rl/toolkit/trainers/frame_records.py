@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from attrs import evolve
 
 from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 
@@ -17,13 +16,6 @@ def frame_dtype(info: EnvInfo) -> np.dtype[np.void]:
     images = [(f"image/{name}", np.uint8, (*size, 3)) for name, size in info.cameras.items()]
     state = [("state", np.float32, (info.state_dim,))] if info.state_dim else []
     return np.dtype([*images, *state, ("steps", np.int64), ("instruction", np.int32)])
-
-
-def concat_observations(one: Observation, other: Observation) -> Observation:
-    """Concatenate observations; step counts, which recordings lack, are kept where both have them."""
-    if one.steps is None or other.steps is None:
-        one, other = evolve(one, steps=None), evolve(other, steps=None)
-    return Observation.concat([one, other])
 
 
 class FrameRecords:

@@ -14,26 +14,16 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 from torch import nn
 
 from vla_rl.core.errors import PluginError
-from vla_rl.core.trainers import ModelInputs, OptimizerStep, SampleFields
+from vla_rl.core.trainers import ModelInputs, OptimizerStep, SampleFields, TrajectoryPart
 from vla_rl.core.types import Array, Batch, Loss, Scores
 from vla_rl.toolkit.algorithms.statistics import MetricAccumulator
 
 LINEAR = 1e-3
 """Tolerance of the linearity check, relative to the size of the terms: rounding of sums."""
-
-
-@frozen(eq=False)
-class _Part:
-    """Samples of one part, kept for further epochs."""
-
-    inputs: ModelInputs | None
-    fields: SampleFields
-    micro_batches: Sequence[Array]
-    passes: int
 
 
 @define(eq=False)
@@ -51,7 +41,8 @@ class GradientAccumulator:
     """Sums of the policy's terms, and all metrics that are not sums."""
     _value_sums: MetricAccumulator = field(factory=MetricAccumulator, init=False)
     _value_gradients: dict[str, torch.Tensor | None] = field(factory=dict, init=False)
-    _parts: list[_Part] = field(factory=list, init=False)
+    _parts: list[TrajectoryPart] = field(factory=list, init=False)
+    """Samples that are kept for further epochs."""
     _checked: bool = field(default=False, init=False)
     """True once the loss was compared with those of halved weights."""
     _not_linear: dict[str, torch.Tensor] = field(factory=dict, init=False)
@@ -59,9 +50,7 @@ class GradientAccumulator:
     _failed: bool = field(default=False, init=False)
 
     @contextmanager
-    def accumulate_part(
-        self, inputs: ModelInputs | None, fields: SampleFields, micro_batches: Sequence[Array], passes: int
-    ) -> Iterator[None]:
+    def accumulate_part(self, part: TrajectoryPart) -> Iterator[None]:
         """Context in which the micro-batches of one part are added. If it fails, the accumulator refuses further
         use.
         """
@@ -71,7 +60,7 @@ class GradientAccumulator:
         yield
         self._failed = False
         if self.keep_samples:
-            self._parts.append(_Part(inputs, fields, micro_batches, passes))
+            self._parts.append(part)
         self.seconds += perf_counter() - before
 
     def _check_usable(self) -> None:
@@ -91,25 +80,19 @@ class GradientAccumulator:
         if counts and not self._checked:
             self._compare_halved(scores, batch, loss, value_loss)
             self._checked = True
-        self._run_backward(loss, value_loss)
+        if value_loss is None:
+            loss.total.backward()
+        else:  # two backward passes over one graph: the policy's terms into `grad`, then the critic's into theirs
+            (loss.total - value_loss.total).backward(retain_graph=True)
+            self._swap_gradients()
+            value_loss.total.backward()
+            self._swap_gradients()
         if counts:
             value_metrics = {} if value_loss is None else _loss_metrics(value_loss)
             policy_metrics = {name: value - value_metrics.get(name, 0.0) for name, value in _loss_metrics(loss).items()}
             self._sums.add_sums(policy_metrics)
             self._sums.add(loss.maxima, loss.statistics)  # they are of both losses, so they are added once
             self._value_sums.add_sums(value_metrics)
-
-    def _run_backward(self, loss: Loss, value_loss: Loss | None) -> None:
-        """Add the gradients: the policy's to `grad`, and the critic's to their own sums."""
-        if value_loss is None:
-            loss.total.backward()
-            return
-        # Two backward passes over one graph: the policy's terms into `grad`, then the critic's into the swapped-in
-        # sums.
-        (loss.total - value_loss.total).backward(retain_graph=True)
-        self._swap_gradients()
-        value_loss.total.backward()
-        self._swap_gradients()
 
     def normalise_gradients(self, step: OptimizerStep, metrics: MetricAccumulator, steps: int) -> torch.Tensor:
         """Turn the sums of gradients into one gradient, and add to `metrics`, which cover `steps` optimiser steps.

@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
-from vla_rl.toolkit.trainers.frame_records import FrameRecords, concat_observations, frame_dtype
+from vla_rl.toolkit.trainers.frame_records import FrameRecords, frame_dtype
 from vla_rl.toolkit.trainers.record_log import FILE_BYTES, RecordBuffer
 
 
@@ -100,7 +100,7 @@ class AggregatedDemonstrations(Demonstrations):
         actions = np.asarray(to_numpy(actions), np.float32)
         if len(labelled):
             further, further_actions = self._labelled.read_labelled(labelled)
-            obs = concat_observations(obs, further)
+            obs = Observation.concat([obs, further])  # step counts, which recordings lack, are left out
             actions = np.concatenate([actions, further_actions])
         order = np.argsort(np.argsort(~is_recorded, kind="stable"))
         return obs.take(order), actions[order]

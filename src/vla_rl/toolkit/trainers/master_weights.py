@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -38,10 +37,7 @@ class MasterWeights:
     def follow_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Round the weights after every step of an optimiser, which has the masters among its parameters."""
         if self.masters:
-            optimizer.register_step_post_hook(self._after_step)
-
-    def _after_step(self, *_: Any) -> None:
-        self.round_weights()
+            optimizer.register_step_post_hook(lambda *_: self.round_weights())
 
     @torch.no_grad()
     def round_weights(self) -> None:

@@ -40,7 +40,7 @@ class ParallelStrategy(ABC):
         return None
 
     def run(self, forward: Callable[[], T]) -> T:
-        """Call the model; the result is a tensor or a dict of tensors."""
+        """Call the model; the result is a tensor, or a tuple or dict of tensors."""
         return forward()
 
     @abstractmethod

@@ -16,13 +16,13 @@ from attrs import frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.trainers import Transitions
-from vla_rl.core.types import Array, EnvInfo, Observation
-from vla_rl.toolkit.trainers.frame_records import FrameRecords, concat_observations, frame_dtype
+from vla_rl.core.types import Array, EnvInfo, Observation, SampleRecord
+from vla_rl.toolkit.trainers.frame_records import FrameRecords, frame_dtype
 from vla_rl.toolkit.trainers.record_log import FILE_BYTES, RecordBuffer, RecordLog
 
 
 @frozen(kw_only=True, eq=False)
-class TransitionBatch:
+class TransitionBatch(SampleRecord):
     """B transitions for one update."""
 
     obs: Observation | Array
@@ -38,26 +38,6 @@ class TransitionBatch:
 
     def __len__(self) -> int:
         return len(self.rewards)
-
-    def take(self, indices: Array) -> TransitionBatch:
-        """Return the transitions at these positions (int64 [b]), in this order."""
-        return TransitionBatch(
-            obs=_take_rows(self.obs, indices),
-            following=_take_rows(self.following, indices),
-            actions=self.actions[indices],
-            rewards=self.rewards[indices],
-            bootstrap=self.bootstrap[indices],
-        )
-
-    @staticmethod
-    def concat(one: TransitionBatch, other: TransitionBatch) -> TransitionBatch:
-        return TransitionBatch(
-            obs=_concat_rows(one.obs, other.obs),
-            following=_concat_rows(one.following, other.following),
-            actions=np.concatenate([one.actions, other.actions]),
-            rewards=np.concatenate([one.rewards, other.rewards]),
-            bootstrap=np.concatenate([one.bootstrap, other.bootstrap]),
-        )
 
 
 class TransitionBuffer:
@@ -147,15 +127,16 @@ class TransitionBuffer:
         records = self._transitions.read_records(indices)
         frames, rows = np.unique(np.concatenate([records["first"], records["following"]]), return_inverse=True)
         kept = self._frames.read_records(frames)
-        observations = (
-            np.ascontiguousarray(kept["features"]) if self._of_features else self._frame_records.read_frames(kept)
+        obs, following = (
+            kept["features"][part] if self._of_features else self._frame_records.read_frames(kept[part])
+            for part in np.split(rows, 2)
         )
         valid = records["valid"]
         discounts = self._discount ** np.arange(valid.shape[1])
         bootstrap = self._discount ** valid.sum(1) * ~records["terminated"]
         return TransitionBatch(
-            obs=_take_rows(observations, rows[: len(records)]),
-            following=_take_rows(observations, rows[len(records) :]),
+            obs=obs,
+            following=following,
             actions=np.ascontiguousarray(records["actions"]),
             rewards=(records["rewards"] * discounts * valid).sum(1).astype(np.float32),
             bootstrap=bootstrap.astype(np.float32),
@@ -186,16 +167,6 @@ class TransitionBuffer:
     def _oldest_frame(self, transition: int) -> int:
         """Return the oldest frame that this transition or a later one may need."""
         return int(self._transitions.read_records(np.array([transition]))["oldest_frame"][0])
-
-
-def _take_rows(obs: Observation | Array, indices: Array) -> Observation | Array:
-    return obs.take(indices) if isinstance(obs, Observation) else obs[indices]
-
-
-def _concat_rows(one: Observation | Array, other: Observation | Array) -> Observation | Array:
-    if isinstance(one, Observation) and isinstance(other, Observation):
-        return concat_observations(one, other)
-    return np.concatenate([one, other])
 
 
 def _transition_dtype(chunk: int, action_shape: tuple[int, int]) -> np.dtype[np.void]:

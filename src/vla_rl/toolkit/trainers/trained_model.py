@@ -164,18 +164,12 @@ class TrainedModel:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return actions [B, C, A] and log-probs [B, C, M], as `Reparameterised.reparameterised_actions`."""
         model = require_capability(self.model, Reparameterised, "the trainer")
-        names = ("actions", "log_probs")
-        outputs = self.strategy.run(
-            lambda: dict(zip(names, model.reparameterised_actions(features, normals), strict=True))
-        )
-        return outputs["actions"], outputs["log_probs"]
+        return self.strategy.run(lambda: model.reparameterised_actions(features, normals))
 
     def steering_noise(self, features: torch.Tensor, normals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return noise and log-probs [B, R, W], as `Steerable.steering_noise`."""
         model = require_capability(self.model, Steerable, "the trainer")
-        names = ("noise", "log_probs")
-        outputs = self.strategy.run(lambda: dict(zip(names, model.steering_noise(features, normals), strict=True)))
-        return outputs["noise"], outputs["log_probs"]
+        return self.strategy.run(lambda: model.steering_noise(features, normals))
 
     def optimizer_step(self, where: str, loss: torch.Tensor, critic_only: bool = False) -> torch.Tensor:
         """Make an optimiser step with the gradients of all ranks. Return their norm before clipping, on the device.

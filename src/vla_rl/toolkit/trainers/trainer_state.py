@@ -51,13 +51,18 @@ def find_unreadable(value: Any, path: str = "") -> tuple[str, str] | None:
     if value is None or type(value) in (str, int, float, bool, torch.Tensor):
         return None
     try:
-        file = io.BytesIO()
-        torch.save(value, file)
-        file.seek(0)
-        torch.load(file, weights_only=True)
+        save_and_load(value)
     except Exception:  # pickle raises whatever an object's own methods do
         return path, f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     return None
+
+
+def save_and_load(value: Any) -> Any:
+    """Return what comes back of a value from a checkpoint."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 def _first_unreadable(parts: list[tuple[str, Any]]) -> tuple[str, str] | None:

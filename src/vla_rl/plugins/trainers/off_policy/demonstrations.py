@@ -47,9 +47,13 @@ class DemonstratedTransitions:
         check_demonstrated_actions(recording, info, chunk)
         self._features: Array | None = None
         if encode is not None:
-            features, actions = self._encode_samples(encode)
-            self._features = features
-            self._actions = actions
+            features, chunks = [], []
+            for part in np.split(everything, everything[BLOCK::BLOCK]):
+                obs, actions = recording.read_samples(part)
+                features.append(encode(obs.numpy()))
+                chunks.append(np.asarray(to_numpy(actions), np.float32))
+            self._features = np.concatenate(features)
+            self._actions = np.concatenate(chunks)
 
     def __len__(self) -> int:
         return len(self._rewards)
@@ -73,13 +77,3 @@ class DemonstratedTransitions:
             return self._features[indices], self._actions[indices]
         obs, actions = self.recording.read_samples(indices)
         return obs.numpy(), np.asarray(to_numpy(actions), np.float32)
-
-    def _encode_samples(self, encode: Callable[[Observation], Array]) -> tuple[Array, Array]:
-        """Return the features [S, D] and actions [S, C, A] of all samples."""
-        features = []
-        actions = []
-        for start in range(0, len(self), BLOCK):
-            obs, chunks = self.recording.read_samples(np.arange(start, min(start + BLOCK, len(self))))
-            features.append(encode(obs.numpy()))
-            actions.append(np.asarray(to_numpy(chunks), np.float32))
-        return np.concatenate(features), np.concatenate(actions)

@@ -258,7 +258,7 @@ class OffPolicy(Trainer[TransitionsData]):
         collected = self._buffer.read_transitions(np.concatenate([numbers, np.array(corrected, np.int64)]))
         if len(corrected) == self._demonstrated:
             return collected
-        return TransitionBatch.concat(collected, recorded.read_batch(rows[rows < len(recorded)]))
+        return TransitionBatch.concat([collected, recorded.read_batch(rows[rows < len(recorded)])])
 
     # ------------------------------------------------------------------------------------------------ updates
 

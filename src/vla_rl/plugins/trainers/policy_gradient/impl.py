@@ -92,8 +92,7 @@ class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
             )
         accumulator = self._accumulator
         assert accumulator is not None, "the first part of a training step comes first"
-        part = accumulator.accumulate_part(data.inputs, data.fields, data.micro_batches, data.passes)
-        with part, self._trained.adapters_cast_once():
+        with accumulator.accumulate_part(data), self._trained.adapters_cast_once():
             for batch in self.batches.iterate_batches(
                 data.inputs, data.fields, data.micro_batches, UNNORMALISED, data.version
             ):

@@ -88,7 +88,7 @@ def pair_numbers(data: RecordedData) -> MotionPairs | None:
     most = 0.0
     for kind in ("target", "velocity"):
         scores = np.array([_correlate_lags(data, place, kind, pairs) for place in range(len(data.episodes))])  # E, P, L
-        strength = np.array([_median_of(_highest(scores[:, pair])) for pair in range(len(pairs))])
+        strength = np.array([_median_of(column) for column in np.fmax(scores, -np.inf).max(axis=2).T])
         related = np.flatnonzero(strength > RELATED)
         explained = float((strength[related] ** 2).sum())
         if explained > most:
@@ -266,11 +266,6 @@ def _detrend(rows: Array) -> Array:
 def _median_of(values: Array) -> float:
     known = values[np.isfinite(values)]
     return float(np.median(known)) if len(known) else -1.0
-
-
-def _highest(scores: Array) -> Array:
-    """Return the highest known score of each row [E, lags], [E]; -inf where none is known."""
-    return np.asarray(np.where(np.isfinite(scores), scores, -np.inf).max(axis=1))
 
 
 def _mean_of(scores: Array) -> Array:

@@ -41,6 +41,8 @@ class _RunModule(nn.Module):
         result = forward()
         if isinstance(result, torch.Tensor):
             return result.clone()
+        if isinstance(result, tuple):
+            return tuple(tensor.clone() for tensor in result)
         return {name: None if tensor is None else tensor.clone() for name, tensor in result.items()}
 
 
