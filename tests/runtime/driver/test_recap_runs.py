@@ -11,7 +11,7 @@ import pytest
 import torch
 from scripted_runs import read_metrics, scripted_spec
 
-from vla_rl.cli import export
+from vla_rl import export
 from vla_rl.core.catalogue import load
 from vla_rl.core.errors import CheckpointError, SpecError, UserError
 from vla_rl.core.randomness import Noise
@@ -77,7 +77,7 @@ def test_a_checkpoint_keeps_the_condition_for_evaluation_and_serving(trained):
 
 def test_the_card_of_an_exported_policy_has_the_condition_to_the_letter(trained, tmp_path):
     folder, _ = trained
-    export.main(folder, tmp_path / "given", None, False)
+    export(folder, tmp_path / "given")
     text = (tmp_path / "given" / "README.md").read_text()
     assert '```json\n" Advantage: positive"\n```' in text
     assert json.loads((tmp_path / "given" / "instruction.json").read_text()) == {"suffix": SUFFIX}

@@ -35,7 +35,7 @@ class Whole(Trainer):
     modules, optimizers, update = PolicyGradient.modules, PolicyGradient.optimizers, PolicyGradient.update
 
 def plugin(cls, **declared):
-    return TrainerPlugin(config=NoKeys, build=lambda config, context: cls(context), summary="for tests", **declared)
+    return TrainerPlugin(config=NoKeys, build=cls, summary="for tests", **declared)
 
 vla_rl_plugins = {"trainer": {
     "counting": plugin(Counting, trains_on=TrainingData.TRAJECTORIES),
