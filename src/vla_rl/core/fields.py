@@ -106,7 +106,7 @@ def check_extras(extras: Mapping[str, str], dims: str) -> None:
     taken = {field.name for field in (*RESULT, *ROLLOUT, *ADVANTAGES, *SAMPLE_IDS)} | BATCH
     for name, declared in extras.items():
         if not name.isidentifier() or name in taken:
-            raise ValueError(f"extras: {name!r} is no name for further numbers; not {', '.join(sorted(taken))}")
+            raise ValueError(f"extras: {name!r} cannot name a further number; taken are {', '.join(sorted(taken))}")
         parts = declared.split() if isinstance(declared, str) else ["?"]
         if not all(one.isdigit() or one in dims for one in parts) or "C" in parts[1:]:
             raise ValueError(

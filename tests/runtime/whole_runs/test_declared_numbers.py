@@ -115,8 +115,8 @@ def test_numbers_that_are_not_as_declared_are_named(processes, changes, message,
 @pytest.mark.parametrize(
     ("extras", "message"),
     [
-        ({"rewards": "C"}, "'rewards' is no name for further numbers"),
-        ({"lag": "C"}, "'lag' is no name"),
+        ({"rewards": "C"}, "'rewards' cannot name a further number"),
+        ({"lag": "C"}, "'lag' cannot name"),
         ({"force": "N C"}, "'force' has dimensions 'N C'; give numbers and letters of A, C"),
         ({"force": "3 C"}, "the chunk's actions C first"),
     ],

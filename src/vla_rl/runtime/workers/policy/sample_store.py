@@ -97,7 +97,7 @@ class SampleStore:
         if "next_values" in inference.record:
             inference.record["next_values"][rows] = values
         if self.keeps_finals and request.final is not None:
-            # In the order of the rows, by which `make_batch` counts them.
+            # In the order of the rows: `make_batch` counts on it.
             inference.finals = select_observations(request.final, np.argsort(rows))
 
     def forget_ticket(self, ticket: int, remaining: int = 0) -> None:
