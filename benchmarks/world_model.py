@@ -24,7 +24,7 @@ from vla_rl.runtime.imagination.messages import RecordedEpisode
 from vla_rl.runtime.imagination.worker.episode_files import EpisodeShape
 from vla_rl.runtime.imagination.worker.episode_store import EpisodeStore
 from vla_rl.toolkit.world_models.measures import imagine_episodes, measure_quality, thresholds_met
-from vla_rl.toolkit.world_models.windows import frames_of, take_rows
+from vla_rl.toolkit.world_models.windows import frames_of
 
 CHUNK = 4
 ROWS = 64
@@ -80,7 +80,7 @@ def _recording(
 
 def draw(world: WorldModel, windows: Windows, file: Path, episodes: int = 6) -> None:
     """Rows of frames, cameras next to each other: recorded, and below it imagined from the first frame on."""
-    replay = imagine_episodes(world, take_rows(windows, np.arange(episodes)))
+    replay = imagine_episodes(world, windows.take(np.arange(episodes)))
     first = frames_of(windows, world.history - 1)
     lines = []
     for row in range(episodes):

@@ -224,7 +224,7 @@ def list_grippers() -> dict[str, Callable[[Tensor], Tensor]]:
         "openvla, gripper: keep": use_codec("keep"),
         "pi0, pi05": FeatureScaler(plain, CPU, torch.float64).restore_units,
         "smolvla": FeatureScaler(plain, CPU, torch.float64).restore_units,
-        "gr00t, gripper: libero": GripperScaler(plain, CPU, torch.float64).restore_units,
+        "gr00t, gripper: libero": GripperScaler(plain, 1, CPU).restore_units,
         "gr00t, gripper: as_is": FeatureScaler(plain, CPU, torch.float64).restore_units,
     }
 

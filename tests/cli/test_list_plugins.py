@@ -13,7 +13,7 @@ from fork_server import ForkServer
 from vla_rl.cli.list_plugins import plugin_rows, table_lines
 from vla_rl.core import requirements
 
-LIGHT = {"attrs", "cattrs", "packaging", "pluggy", "pyyaml", "rich", "typer", "vla-rl"}
+LIGHT = {"attrs", "cattrs", "lazy_loader", "packaging", "pluggy", "pyyaml", "rich", "typer", "vla-rl"}
 MODULES = {"pillow": "PIL", "huggingface-hub": "huggingface_hub", "scikit-learn": "sklearn"}
 """Modules of distributions with other names."""
 

@@ -58,7 +58,7 @@ class TrainerConfig:
 
 class TalkativeTrainer(PolicyGradient):
     def __init__(self, config, context):
-        super().__init__(context)
+        super().__init__(config, context)
         self.config = config
         self.mean = None
 

@@ -24,6 +24,7 @@ from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.runtime.workers.offload import Offload
 from vla_rl.testing.linear import LinearModel
 from vla_rl.testing.scripted import ScriptedEnv
+from vla_rl.toolkit.no_settings import NoSettings
 from vla_rl.toolkit.trainers.context import TrainerContext
 
 TABLETOP = Path(__file__).parents[3] / "examples" / "tabletop_ppo.yaml"
@@ -159,7 +160,7 @@ def test_a_simulator_that_cannot_be_offloaded_is_named(train, tmp_path):
 def test_networks_of_a_trainer_leave_too():
     class WithHead(PolicyGradient):
         def __init__(self, training):
-            super().__init__(training)
+            super().__init__(NoSettings(), training)
             self.head = torch.nn.Linear(3, 1)
             self.target = copy.deepcopy(self.head)
             self.adam = torch.optim.Adam(self.head.parameters())

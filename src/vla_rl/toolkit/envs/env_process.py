@@ -98,7 +98,7 @@ class _Served:
 
     def _step_chunk(self, env: SingleEnv, actions: Array, stop_at_end: bool) -> ChunkAnswer:
         """Execute a chunk."""
-        records = self._empty[: len(actions)].copy()
+        records: Array = np.zeros(len(actions), self._empty.dtype)
         extras = frozenset(records.dtype.names or ()) - REPORTED
 
         def step_env(action: Array) -> Outcome:

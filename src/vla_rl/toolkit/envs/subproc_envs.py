@@ -123,7 +123,7 @@ class SubprocEnvs(SimEnv):
         """Execute a chunk. An env that breaks, or whose process does, executes nothing, keeps its last observation, and
         is reported by `faults`."""
         actions = np.asarray(to_numpy(actions), np.float32)
-        records = self._empty[:, : actions.shape[1]].copy()
+        records = np.zeros(actions.shape[:2], self._empty.dtype)
         requests = {int(env_id): (actions[env_id], bool(stop_at_end)) for env_id in np.flatnonzero(to_numpy(active))}
         for env_id in [env_id for env_id in requests if env_id not in self._process_of[env_id].ready]:
             del requests[env_id]
