@@ -21,10 +21,11 @@ from typing import Any
 from attrs import evolve
 
 from vla_rl.cli.convert.convert import convert_source
-from vla_rl.cli.convert.sources import SourceKeys, SourceValue, flatten, read_source
+from vla_rl.cli.convert.sources import SourceKeys, SourceValue, read_source
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import load_spec, parse_spec
 from vla_rl.core.spec.yaml import dump_yaml, parse_yaml
+from vla_rl.toolkit.hooks.tracking import flatten_spec
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 RLINF = "examples/embodiment/config/{}.yaml"
@@ -103,8 +104,8 @@ def with_departures(text: str, reasons: Mapping[str, str]) -> str:
 
 def differences(name: str, source: SourceKeys) -> dict[str, tuple[Any, Any]]:
     """Return our key -> its value in the conversion and in the recipe, where they differ; defaults are written out."""
-    recipe = dict(flatten(load_spec(RECIPES / f"{name}.yaml").to_dict()))
-    converted = dict(flatten(parse_spec(convert_source(source).spec).to_dict()))
+    recipe = flatten_spec(load_spec(RECIPES / f"{name}.yaml").to_dict())
+    converted = flatten_spec(parse_spec(convert_source(source).spec).to_dict())
     pairs = {key: (converted.get(key), recipe.get(key)) for key in [*converted, *recipe]}
     return {key: pair for key, pair in pairs.items() if not OURS.fullmatch(key) and not _is_same(*pair)}
 

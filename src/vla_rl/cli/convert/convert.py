@@ -11,21 +11,26 @@ from typing import Any
 from attrs import asdict, frozen
 
 from vla_rl.cli.convert.mapping import KINDS, ConvertedKey, KeyMapping, convert_keys, differences_of, load_mapping
-from vla_rl.cli.convert.sources import SourceKeys, read_source
+from vla_rl.cli.convert.sources import SourceKeys, name_file, read_source
 from vla_rl.core.errors import UserError
 from vla_rl.core.paths import explain_path_errors
 from vla_rl.core.spec.yaml import dump_yaml
 
-SECTIONS = ("name", "seed", "model", "env", "rollout", "asynchrony", "algorithm", "trainer", "placement", "runtime",
-            "train", "eval", "imitation")  # fmt: skip
-HEADINGS = {
-    "carried": "carried over",
-    "default": "the same here by default",
-    "no counterpart": "no counterpart, and changes results",
-    "dead": "ignored by the source itself",
-    "no effect": "no effect on results",
-    "unknown": "unknown to the mapping",
-}
+SECTIONS = (
+    "name",
+    "seed",
+    "model",
+    "env",
+    "rollout",
+    "asynchrony",
+    "algorithm",
+    "trainer",
+    "placement",
+    "runtime",
+    "train",
+    "eval",
+    "imitation",
+)
 
 
 @frozen(kw_only=True)
@@ -49,8 +54,9 @@ class Conversion:
     def text(self) -> str:
         """The spec's file: its head names the source and what differs here."""
         revision = f" at {self.source.commit}" if self.source.commit else ""
-        lines = _wrap("", f"{self.mapping.title}'s {_name_of(self.source)}{revision}, converted by vla-rl convert; its "
-                          f"keys are read as of {self.mapping.commit}.")  # fmt: skip
+        name = name_file(self.source.file, self.source.checkout)
+        read_as_of = f"its keys are read as of {self.mapping.commit}."
+        lines = _wrap("", f"{self.mapping.title}'s {name}{revision}, converted by vla-rl convert; {read_as_of}")
         lines += _wrap("Differs here: ", " ".join(f"{sentence}." for sentence in self.sentences()))
         return "\n".join([*lines, dump_yaml(_ordered(self.spec))])
 
@@ -70,9 +76,9 @@ class Conversion:
     def lines(self) -> list[str]:
         """Return the account as text: a heading with a count for each kind, then its keys."""
         lines = []
-        for kind in KINDS:
+        for kind, heading in KINDS.items():
             keys = self.of_kind(kind)
-            lines.append(f"{HEADINGS[kind]}: {len(keys)}")
+            lines.append(f"{heading}: {len(keys)}")
             if kind == "no effect":
                 continue
             for one in keys:
@@ -115,8 +121,7 @@ def convert_source(source: SourceKeys) -> Conversion:
         for key, value in one.ours.items():
             _set(spec, key.split("."), value)
     spec = {section: value for section, value in spec.items() if value not in ({}, None)}
-    return Conversion(source=source, mapping=mapping, spec=spec, keys=keys,
-                      differs=differences_of(source, mapping))  # fmt: skip
+    return Conversion(source=source, mapping=mapping, spec=spec, keys=keys, differs=differences_of(source, mapping))
 
 
 def print_conversion(converted: Conversion, given: Any) -> None:
@@ -148,20 +153,20 @@ def _set(spec: dict[str, Any], path: Sequence[str], value: Any) -> None:
         spec[last] = dict(value) if isinstance(value, Mapping) else value
 
 
-def _name_of(source: SourceKeys) -> str:
-    file = source.file.resolve()
-    inside = source.checkout is not None and file.is_relative_to(source.checkout)
-    return str(file.relative_to(source.checkout)) if inside and source.checkout else file.name
-
-
 def _shown(value: Any) -> str:
     """Format a value as it stands in YAML, on one line."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _wrap(label: str, text: str) -> list[str]:
-    return textwrap.wrap(f"{label}{text}", 118, initial_indent="# ", subsequent_indent="#   " if label else "# ",
-                         break_long_words=False, break_on_hyphens=False)  # fmt: skip
+    return textwrap.wrap(
+        f"{label}{text}",
+        118,
+        initial_indent="# ",
+        subsequent_indent="#   " if label else "# ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _ordered(value: Any) -> Any:

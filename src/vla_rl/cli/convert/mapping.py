@@ -14,9 +14,15 @@ from vla_rl.cli.convert.sources import SourceKeys, SourceValue
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.yaml import parse_yaml
 
-KINDS = ("carried", "default", "no counterpart", "dead", "no effect", "unknown")
-"""Carried over; the same here by default; changes results, and no key here does it; ignored by the source itself;
-changes no result (logging, paths, processes); not in the mapping."""
+KINDS = {
+    "carried": "carried over",
+    "default": "the same here by default",
+    "no counterpart": "no counterpart, and changes results",
+    "dead": "ignored by the source itself",
+    "no effect": "no effect on results",
+    "unknown": "unknown to the mapping",
+}
+"""What becomes of a key of the source -> its heading in an account. No effect: logging, paths, processes."""
 _MISSING = object()
 
 

@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 from attrs import evolve, field, frozen
 
 from vla_rl.core.errors import UserError, first_line
-from vla_rl.core.installation import pip_arguments
+from vla_rl.core.installation import OWN_DIST
+from vla_rl.core.requirements import install_command
 from vla_rl.core.spec.yaml import parse_yaml
+from vla_rl.toolkit.hooks.tracking import flatten_spec
 
 _ASSIGNMENT = re.compile(r"^([A-Za-z_]\w*)=(.*)$", re.DOTALL)
 _OVERRIDE = re.compile(r"^\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)$", re.DOTALL)
@@ -91,16 +93,6 @@ def read_source(file: Path, checkout: Path | None = None) -> SourceKeys:
     raise _unknown_project(file)
 
 
-def flatten(data: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Iterate the leaves of nested data as dotted key, value; an empty mapping is a leaf."""
-    for key, value in data.items():
-        path = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, path)
-        else:
-            yield path, value
-
-
 # ------------------------------------------------------------------------------------------------ internal
 
 
@@ -131,7 +123,8 @@ def _read_commit(checkout: Path | None) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _name_file(file: Path, checkout: Path | None) -> str:
+def name_file(file: Path, checkout: Path | None) -> str:
+    """Return a file's path within the checkout, or its name where it is not there."""
     resolved = file.resolve()
     return str(resolved.relative_to(checkout)) if checkout and resolved.is_relative_to(checkout) else file.name
 
@@ -168,8 +161,8 @@ def _place_of(key: str, parts: Sequence[_Part], checkout: Path, file: Path) -> s
     for part in parts:
         path = tuple(key.removeprefix(f"{part.package}.").split(".")) if part.package else tuple(key.split("."))
         if path in part.lines and (not part.package or key.startswith(f"{part.package}.")):
-            return f"{_name_file(part.file, checkout)}:{part.lines[path]}"
-    return _name_file(file, checkout)
+            return f"{name_file(part.file, checkout)}:{part.lines[path]}"
+    return name_file(file, checkout)
 
 
 def _compose(file: Path, checkout: Path) -> tuple[list[_Leaf], list[_Part]]:
@@ -219,10 +212,9 @@ def _errors_of_missing_extra() -> Iterator[None]:
     try:
         yield
     except ImportError as exc:
-        arguments = pip_arguments("vla-rl", "convert")
-        advice = f"pip install {arguments}" if arguments else "pip install hydra-core"
         raise UserError(
-            f"Hydra, which composes these configurations, is not installed; extra convert: {advice}"
+            "Hydra, which composes these configurations, is not installed; extra convert: "
+            f"{install_command(OWN_DIST, 'convert')}"
         ) from exc
 
 
@@ -267,7 +259,7 @@ def _read_script(file: Path, text: str, given: Path | None) -> SourceKeys:
     else:
         raise _unknown_project(file)
     checkout = _find_checkout(file, package, given)
-    name = _name_file(file, checkout)
+    name = name_file(file, checkout)
     values, variables, strays = _script_values(text, name)
     for variable in ("ROBOT_PLATFORM", "ALG"):  # environment variables that the programs read
         if variable in variables:
@@ -332,7 +324,7 @@ def _script_defaults(source: SourceKeys) -> dict[str, SourceValue]:
     config = OmegaConf.create(document.data)
     for key, value in source.values.items():
         OmegaConf.update(config, key, value.value)
-    name = _name_file(file, source.checkout)
+    name = name_file(file, source.checkout)
     values = {
         key: SourceValue(value, f"{name}:{document.lines.get(tuple(key.split('.')), 1)}", why)
         for key, value, why in _iterate_leaves(config)
@@ -350,5 +342,5 @@ def _read_lerobot(file: Path, text: str) -> SourceKeys:
         raise UserError(f"{file}: not JSON: {exc}") from exc
     if not isinstance(data, dict) or "policy" not in data or "dataset" not in data:
         raise _unknown_project(file)
-    values = {key: SourceValue(value, file.name) for key, value in flatten(data)}
+    values = {key: SourceValue(value, file.name) for key, value in flatten_spec(data).items()}
     return SourceKeys(project="lerobot", file=file, values=values)
