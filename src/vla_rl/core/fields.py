@@ -145,6 +145,11 @@ def list_arrays(holder: Any, table: Iterable[Field]) -> dict[str, Any]:
     return {name: array for name, array in arrays.items() if array is not None}
 
 
+def shape_of(dims: Iterable[str], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape of these dimensions: numbers as they are, letters as `sizes` says."""
+    return tuple(int(name) if name.isdigit() else sizes[name] for name in dims)
+
+
 def shape_matches(shape: Iterable[int], dims: str, sizes: Mapping[str, int]) -> bool:
     """Return whether a tensor of this shape matches `dims` ("T N C M"; bracketed dimensions may be missing, a number
     stands for itself). `sizes` maps the dimensions that are known to their sizes."""

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from vla_rl.core.fields import Extras
+from vla_rl.core.fields import Extras, shape_of
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import (
     Advantages,
@@ -104,7 +104,7 @@ def rollout(
 
     def draw_extra(name: str, dims: Sequence[str]) -> torch.Tensor:
         sizes = {"C": chunk, "M": tokens, "A": tokens}
-        shape = (chunk_steps, columns, *(sizes.get(one) or int(one) for one in dims))
+        shape = (chunk_steps, columns, *shape_of(dims, sizes))
         drawn = 0.01 * torch.from_numpy(generator(seed, f"extra {name}").random(shape, dtype=np.float32))
         mask = to_chunk_steps(valid) if dims[:1] == ["C"] else to_chunk_steps(valid).any(-1)
         return drawn * mask.reshape(*mask.shape, *[1] * (drawn.ndim - mask.ndim))

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.fields import shape_of
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import (
     BOUND_TOLERANCE,
@@ -137,7 +138,7 @@ def _check_extras(f: Expects, info: EnvInfo, result: ChunkResult, shape: tuple[i
         remedy = "report it in ChunkResult.extras after every chunk, or leave it out of EnvInfo.extras"
         if not f.expect(array is not None, what, "an array, as EnvInfo.extras declares", "none", remedy):
             valid = False
-        elif check_array(f, array, (shape[0], *(sizes.get(one) or int(one) for one in dims.split())), "float32", what):
+        elif check_array(f, array, (shape[0], *shape_of(dims.split(), sizes)), "float32", what):
             finite = bool(np.isfinite(to_numpy(array)).all())
             valid &= f.expect(finite, what, "finite numbers", "NaN or inf", "find the cause")
         else:

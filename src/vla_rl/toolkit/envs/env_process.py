@@ -99,7 +99,8 @@ class _Served:
     def _step_chunk(self, env: SingleEnv, actions: Array, stop_at_end: bool) -> ChunkAnswer:
         """Execute a chunk."""
         records: Array = np.zeros(len(actions), self._empty.dtype)
-        extras = frozenset(records.dtype.names or ()) - REPORTED
+        names = frozenset(records.dtype.names or ())
+        declared = {name: records.dtype[name].shape for name in names - REPORTED}
 
         def step_env(action: Array) -> Outcome:
             outcome = env.step(action)
@@ -111,12 +112,12 @@ class _Served:
                     f"{_method_location(env, 'step')} returned an executed_action of shape {list(executed.shape)}; an "
                     f"action of this simulator has {list(action.shape)}"
                 )
-            if outcome.source != ActionSource.POLICY and "source" not in (records.dtype.names or ()):
+            if outcome.source != ActionSource.POLICY and "source" not in names:
                 raise UserError(
                     f"{_method_location(env, 'step')} reports a takeover, and `EnvInfo.takeovers` is false; correct one"
                 )
             shapes = {name: np.shape(value) for name, value in outcome.extras.items()}
-            if shapes != (declared := {name: records.dtype[name].shape for name in extras}):
+            if shapes != declared:
                 raise UserError(
                     f"{_method_location(env, 'step')} returned extras of the shapes {shapes}; `EnvInfo.extras` "
                     f"declares {declared}; correct one"

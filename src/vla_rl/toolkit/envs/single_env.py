@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.fields import arrange_fields
+from vla_rl.core.fields import arrange_fields, shape_of
 from vla_rl.core.samples import result_fields
 from vla_rl.core.types import ActionSource, Array, ChunkResult, EnvInfo, Observation, at_last_action
 
@@ -90,11 +90,8 @@ def empty_records(info: EnvInfo, *shape: int) -> Array:
                 f"extras: {name!r} has dimensions {dims!r}; an `Outcome` has numbers of one action: 'C ...'"
             )
     sizes = {"A": info.action_dim}
-    of_actions = [(field, field.dims.split()[2:]) for field in result_fields(info) if field.dims.startswith("N C")]
-    dtype = [
-        (field.name, field.dtype, tuple(sizes.get(name) or int(name) for name in dims)) for field, dims in of_actions
-    ]
-    return np.zeros(shape, dtype)
+    of_actions = [field for field in result_fields(info) if field.dims.startswith("N C")]
+    return np.zeros(shape, [(one.name, one.dtype, shape_of(one.dims.split()[2:], sizes)) for one in of_actions])
 
 
 def execute_chunk(records: Array, actions: Array, step: Callable[[Array], Outcome], stop_at_end: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
-from vla_rl.core.fields import read_field
+from vla_rl.core.fields import read_field, shape_of
 from vla_rl.core.samples import result_fields
 from vla_rl.core.types import BOUND_TOLERANCE, ActionSource, Array, ChunkResult, EnvInfo, Observation, to_numpy
 from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
@@ -40,8 +40,7 @@ def checked_result(env: str, info: EnvInfo, result: ChunkResult, num_envs: int, 
     for field in result_fields(info):
         array = read_field(result, field)
         if array is not None or not field.optional:
-            shape = tuple(int(name) if name.isdigit() else sizes[name] for name in field.dims.split())
-            _check_array(env, array, shape, field.dtype, field.name)
+            _check_array(env, array, shape_of(field.dims.split(), sizes), field.dtype, field.name)
     if unknown := result.extras.keys() - info.extras.keys():
         raise EnvError(
             f"env {env!r}: chunk_step reports {', '.join(sorted(unknown))} in ChunkResult.extras; its info has to "
