@@ -7,6 +7,7 @@ import io
 import os
 import shutil
 import stat
+import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,6 +24,15 @@ LONGEST_TEXT = 4_000_000
 """Characters of a file that a person writes."""
 LONGEST = 200
 """Most characters of a path in a message."""
+
+
+def read_commit(checkout: Path, length: str = "--short") -> str:
+    """Return the commit of a Git checkout, as `git rev-parse` shortens it; empty where it cannot be read."""
+    command = ["git", "-C", str(checkout), "rev-parse", length, "HEAD"]
+    with suppress(OSError, subprocess.SubprocessError):  # no git, or one that hangs
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+    return ""
 
 
 def error_reason(exc: Exception) -> str:

@@ -7,7 +7,6 @@ import operator
 import os
 import re
 import shlex
-import subprocess
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from attrs import evolve, field, frozen
 
 from vla_rl.core.errors import UserError, first_line
 from vla_rl.core.installation import OWN_DIST
+from vla_rl.core.paths import read_commit
 from vla_rl.core.requirements import install_command
 from vla_rl.core.spec.yaml import parse_yaml
 from vla_rl.toolkit.hooks.tracking import flatten_spec
@@ -113,14 +113,8 @@ def _find_checkout(file: Path, package: str, given: Path | None) -> Path | None:
 
 
 def _read_commit(checkout: Path | None) -> str:
-    if checkout is None or not (checkout / ".git").exists():
-        return ""
-    command = ["git", "-C", str(checkout), "rev-parse", "--short=9", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
-    except OSError:  # no git
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    """Return the commit of a checkout; empty where the folder is none: Git would answer for one around it."""
+    return read_commit(checkout, "--short=9") if checkout is not None and (checkout / ".git").exists() else ""
 
 
 def name_file(file: Path, checkout: Path | None) -> str:

@@ -6,7 +6,6 @@ import importlib
 import os
 import random
 import re
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +19,7 @@ import yaml
 from attrs import field, frozen
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.paths import read_commit
 from vla_rl.plugins.envs.robotwin.assets import ASSET_FOLDERS, DOWNLOAD, asset_root
 from vla_rl.plugins.envs.robotwin.config import RobotwinConfig, is_file
 from vla_rl.plugins.envs.robotwin.end_effector import BOUNDS
@@ -270,12 +270,7 @@ def describe_version(root: Path | None) -> str:
             return f"rlinf-robotwin-runtime {metadata.version('rlinf-robotwin-runtime')}"
         except metadata.PackageNotFoundError:
             return "runtime wheel of unknown version"
-    command = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return f"{root}, commit unknown"
-    return f"{root}, commit {done.stdout.strip() or 'unknown'}"
+    return f"{root}, commit {read_commit(root) or 'unknown'}"
 
 
 def joint_limits(urdf: Path) -> dict[str, tuple[float, float]]:
