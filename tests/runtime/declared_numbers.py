@@ -83,6 +83,8 @@ def build_processes(config: ProcessConfig, context: EnvContext) -> SubprocEnvs:
 @frozen(kw_only=True)
 class DoubtingConfig(LinearConfig):
     reports: bool = True
+    declares: str = ""
+    """A further number, the same as the doubt."""
 
 
 class Doubting(LinearModel):
@@ -93,13 +95,15 @@ class Doubting(LinearModel):
 
     def sample_chunk(self, obs: Any, noise: Any, greedy: bool) -> Chunk:
         chunk = super().sample_chunk(obs, noise, greedy)
-        doubt = {"doubt": 5 * chunk.actions[..., 1]} if self.reports else {}
+        doubt = dict.fromkeys(self.extras, 5 * chunk.actions[..., 1]) if self.reports else {}
         return attrs.evolve(chunk, extras={**chunk.extras, **doubt})
 
 
 def build_model(config: DoubtingConfig, context: ModelContext) -> Doubting:
     model = Doubting(context.env, context.chunk, bins=config.bins, seed=context.seed, values=context.values)
     model.reports = config.reports
+    if config.declares:
+        model.extras = {**model.extras, config.declares: "C"}
     return model
 
 

@@ -97,6 +97,12 @@ def test_a_resumed_run_that_reads_them_equals_a_whole_one(tmp_path):
         ),
         (
             False,
+            {"model": {"declares": "values"}},
+            r"model 'doubting'.*: VLAModel.extras: 'values' cannot name a further",
+        ),
+        (False, {"model": {"declares": "pushed"}}, "the simulator and the model both declare pushed; rename one"),
+        (
+            False,
             {"algorithm": {"reads": "force"}},
             r"samples have no number 'force'; they have: pushed, sides, scene, doubt",
         ),

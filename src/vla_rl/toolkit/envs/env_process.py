@@ -106,11 +106,10 @@ class _Served:
             outcome = env.step(action)
             if not isinstance(outcome, Outcome):
                 raise PluginError(_wrong_type(env, "step", outcome, "Outcome(reward, success, terminated, truncated)"))
-            executed = np.asarray(outcome.executed_action)
-            if outcome.source != ActionSource.POLICY and executed.shape != action.shape:
+            if outcome.source != ActionSource.POLICY and np.shape(outcome.executed_action) != action.shape:
                 raise PluginError(
-                    f"{_method_location(env, 'step')} returned an executed_action of shape {list(executed.shape)}; an "
-                    f"action of this simulator has {list(action.shape)}"
+                    f"{_method_location(env, 'step')} returned an executed_action of shape "
+                    f"{list(np.shape(outcome.executed_action))}; an action of this simulator has {list(action.shape)}"
                 )
             if outcome.source != ActionSource.POLICY and "source" not in names:
                 raise UserError(

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from attrs import evolve, field, frozen
 
+from vla_rl.core.errors import PluginError
 from vla_rl.core.fields import ADVANTAGES, ROLLOUT, SAMPLE_IDS, Field, arrange_fields, list_arrays, read_field
 from vla_rl.core.samples import FIELDS, join_columns, stack_columns, take_columns
 from vla_rl.core.types import Advantages, Array, Rollout, SampleRecord
@@ -86,6 +87,8 @@ def assemble_rollout(step: int, trajectories: Sequence[tuple[int, TrajectoryResu
     results = [trajectory for _, trajectory in trajectories]
     of_env = [result.env_part for result in results]
     parts = [{**result.env_part.record, **result.policy_part} for result in results]
+    if both := of_env[0].record.keys() & results[0].policy_part.keys():
+        raise PluginError(f"the simulator and the model both declare {', '.join(sorted(both))}; rename one (extras)")
     features = [part.pop("features") for part in parts if "features" in part]
     arrays = stack_columns(parts)
     episodes = [half.episodes[0] if half.episodes else None for half in of_env]

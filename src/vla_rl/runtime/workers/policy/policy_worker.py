@@ -15,7 +15,7 @@ import torch
 from attrs import define, evolve, field
 
 from vla_rl.core.errors import PluginError, WorkerDied
-from vla_rl.core.fields import shape_matches
+from vla_rl.core.fields import check_extras, shape_matches
 from vla_rl.core.hookspecs import PolicyEngine
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Array, Chunk, Observation, to_numpy
@@ -64,6 +64,10 @@ class PolicyWorker(PolicyInterface):
         self._partly_loaded = ""
         """Error that broke off the loading of a version; the model must not act then."""
         self.extras = {} if self.engine.model is None else self.engine.model.extras
+        try:
+            check_extras(self.extras, "CAM")
+        except ValueError as exc:
+            raise PluginError(f"{self.name}: VLAModel.{exc}") from exc
         self.samples = SampleStore(self.finals, self.extras)
         self.seconds: dict[str, float] = {}
         """Purpose of a `PolicyMode` -> seconds that it took, until the rollout reports and resets them."""
