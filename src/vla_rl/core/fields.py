@@ -39,11 +39,6 @@ class Field:
     given_with: str = ""
     """Attribute of `EnvInfo` that has to be set for a simulator to report the field; empty: every simulator does."""
 
-    @property
-    def by_time(self) -> bool:
-        """Whether the field has a time axis, which comes first."""
-        return self.dims.startswith("T")
-
 
 RESULT = (
     Field(name="rewards", dims="N C", source="env"),

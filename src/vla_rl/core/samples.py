@@ -38,7 +38,7 @@ def by_chunk(flat: Tensor, chunk: int) -> Tensor:
 
 def has_steps(name: str) -> bool:
     """Return whether a field has a time axis, [T, N, ...]. Numbers that plugins declare have one."""
-    return name not in FIELDS or FIELDS[name].by_time
+    return name not in FIELDS or FIELDS[name].dims.startswith("T")
 
 
 def take_columns(arrays: Mapping[str, Any], columns: Any) -> dict[str, Any]:

@@ -106,12 +106,13 @@ class _Served:
             outcome = env.step(action)
             if not isinstance(outcome, Outcome):
                 raise PluginError(_wrong_type(env, "step", outcome, "Outcome(reward, success, terminated, truncated)"))
-            if outcome.source != ActionSource.POLICY and np.shape(outcome.executed_action) != action.shape:
+            by_policy = outcome.source == ActionSource.POLICY
+            if not by_policy and (executed := np.asarray(outcome.executed_action)).shape != action.shape:
                 raise PluginError(
-                    f"{_method_location(env, 'step')} returned an executed_action of shape "
-                    f"{list(np.shape(outcome.executed_action))}; an action of this simulator has {list(action.shape)}"
+                    f"{_method_location(env, 'step')} returned an executed_action of shape {list(executed.shape)}; an "
+                    f"action of this simulator has {list(action.shape)}"
                 )
-            if outcome.source != ActionSource.POLICY and "source" not in names:
+            if not by_policy and "source" not in names:
                 raise UserError(
                     f"{_method_location(env, 'step')} reports a takeover, and `EnvInfo.takeovers` is false; correct one"
                 )
