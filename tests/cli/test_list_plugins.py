@@ -8,19 +8,20 @@ from importlib import metadata
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from fork_server import ForkServer
 from vla_rl.cli.list_plugins import plugin_rows, table_lines
 from vla_rl.core import requirements
 
-LIGHT = {"attrs", "cattrs", "lazy_loader", "packaging", "pluggy", "pyyaml", "rich", "typer", "vla-rl"}
+LIGHT = {"attrs", "cattrs", "lazy-loader", "packaging", "pluggy", "pyyaml", "rich", "typer", "vla-rl"}
 MODULES = {"pillow": "PIL", "huggingface-hub": "huggingface_hub", "scikit-learn": "sklearn"}
 """Modules of distributions with other names."""
 
 
 def test_nothing_heavy_is_imported(bare_fork_server: ForkServer) -> None:
     """Each package that a simulator or a model brings would cost more than the whole table."""
-    required = {Requirement(line).name for line in metadata.requires("vla-rl") or ()} - LIGHT
+    required = {canonicalize_name(Requirement(line).name) for line in metadata.requires("vla-rl") or ()} - LIGHT
     heavy = {MODULES.get(name, name.replace("-", "_")) for name in required}
     assert {"torch", "ray", "numpy", "transformers", "PIL", "mujoco"} <= heavy
     code = "import sys; from vla_rl.cli.main import app; app(['plugins'], standalone_mode=False); print('LOADED', *sys.modules)"
