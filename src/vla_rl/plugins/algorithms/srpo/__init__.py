@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from vla_rl.core.declarations import AlgorithmPlugin, HookPlugin
+from pathlib import Path
 
-SIIRL = {
-    "frames": 64,
-    "image_size": 384,
-    "dtype": "float16",
-    "cluster_eps": 0.5,
-    "reward_scale": 0.6,
-    "log_prob": "token",
-    "clip_low": 0.2,
-    "clip_high": 0.28,
-    "dual_clip": None,
-    "entropy_coef": 0.0,
-    "aggregation": "trajectory-mean",
-    "baseline": "mean",
-    "normalize_by_std": "group",
-    "filter": {"lower": 0.1, "upper": 0.9},
-    "filter_truncated": False,
-}
-"""siiRL's recipe for LIBERO without the encoder's location; its other settings belong to `rollout` and `train` (see the
-README)."""
+import yaml
+
+from vla_rl.core.declarations import AlgorithmPlugin, HookPlugin
 
 plugin = AlgorithmPlugin(
     config="vla_rl.plugins.algorithms.srpo.config:SRPOConfig",
     build="vla_rl.plugins.algorithms.srpo.impl:SRPO",
     summary="GRPO with progress rewards of failures, measured by V-JEPA 2",
     extra="srpo",
-    presets={"siirl-srpo": SIIRL},
+    presets=yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text("utf-8")),
     preflight="vla_rl.plugins.algorithms.srpo.encoder:check_encoder",
 )
 srpo_report = HookPlugin(

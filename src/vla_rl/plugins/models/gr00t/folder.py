@@ -9,6 +9,7 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
+import yaml
 from attrs import evolve, field, frozen
 
 from vla_rl.core.contexts import CheckContext
@@ -160,48 +161,10 @@ class Generation:
         return {**top, **(head if self.section is None else {self.section: head})}
 
 
-HEAD = "action_head_cfg"
-DIT = {
-    "diffusion_model_cfg.num_attention_heads": 32,
-    "diffusion_model_cfg.norm_type": "ada_norm",
-    "diffusion_model_cfg.interleave_self_attention": True,
-    "diffusion_model_cfg.positional_embeddings": None,
-    "vl_self_attention_cfg.num_attention_heads": 32,
-    "vl_self_attention_cfg.positional_embeddings": None,
-    "use_vlln": True,
-    "add_pos_embed": True,
-    "num_timestep_buckets": 1000,
-    "max_num_embodiments": 32,
-}
-N1_5 = Generation(
-    name="N1.5",
-    model_type="gr00t_n1_5",
-    sizes=GrootSizes,
-    section=HEAD,
-    shape={"horizon": ("action_horizon", 16), "action_dim": ("action_dim", 32), "state_dim": ("max_state_dim", 64)},
-    fixed={"backbone_cfg.project_to_dim": None, **{f"{HEAD}.{name}": value for name, value in DIT.items()}},
-)
-N1_7 = Generation(
-    name="N1.7",
-    model_type="Gr00tN1d7",
-    sizes=QwenSizes,
-    section=None,
-    shape={
-        "horizon": ("action_horizon", 40),
-        "action_dim": ("max_action_dim", 132),
-        "state_dim": ("max_state_dim", 132),
-    },
-    fixed={
-        "backbone_model_type": "qwen",
-        "use_alternate_vl_dit": True,
-        "attend_text_every_n_blocks": 2,
-        "state_history_length": 1,
-        "exclude_state": False,
-        "use_mean_std": False,
-        "use_tactile": False,
-        **DIT,
-    },
-)
+FACTS: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("generations.yaml").read_text("utf-8"))
+"""Generation -> what differs between them."""
+N1_5 = Generation(name="N1.5", sizes=GrootSizes, **FACTS["N1.5"]["config"])
+N1_7 = Generation(name="N1.7", sizes=QwenSizes, **FACTS["N1.7"]["config"])
 GENERATIONS = {generation.model_type: generation for generation in (N1_5, N1_7)}
 
 

@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from vla_rl.core.errors import CheckpointError
-from vla_rl.plugins.models.gr00t.folder import N1_5, N1_7
+from vla_rl.plugins.models.gr00t.folder import FACTS
 from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.prompts import PaddedPrompts
 
@@ -27,7 +27,7 @@ class Chat:
     """Template of an image: `number` counts from 1, `parts` are its tokens."""
     closing: str
     system: str | None
-    special: tuple[str, ...]
+    special: tuple[str, ...] = field(converter=tuple)
     model: str
     """Model to which the tokenizer belongs, for messages."""
 
@@ -39,25 +39,7 @@ class Chat:
         return f"{before}<|im_start|>user\n{''.join(images)}"
 
 
-TURN = ("<|im_start|>", "<|im_end|>")
-CHATS = {
-    N1_5.name: Chat(
-        image="<IMG_CONTEXT>",
-        image_template="<image {number}><img>{parts}</img>",
-        closing="<|im_end|>\n<|im_start|>assistant\n",
-        system="You are a helpful assistant.",
-        special=(*TURN, "<img>", "</img>", "<IMG_CONTEXT>"),
-        model="its Eagle model",
-    ),
-    N1_7.name: Chat(
-        image="<|image_pad|>",
-        image_template="<|vision_start|>{parts}<|vision_end|>",
-        closing="<|im_end|>\n",
-        system=None,
-        special=(*TURN, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
-        model="nvidia/Cosmos-Reason2-2B (Qwen3-VL)",
-    ),
-}
+CHATS = {generation: Chat(**facts["chat"]) for generation, facts in FACTS.items()}
 
 
 class ChatPrompts(PaddedPrompts):

@@ -7,55 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import yaml
 from scipy.ndimage import gaussian_filter, zoom
 
 from vla_rl.core.types import Array
 
 Draws = np.random.RandomState
 """Random numbers of one frame. The legacy generator, since the authors' code draws from it."""
-MOTION = ((5, 2), (8, 3), (10, 4), (12, 5), (15, 6), (18, 8), (20, 10), (25, 12), (30, 15), (35, 20))
-"""Severity -> radius and standard deviation in pixels."""
-ZOOM = (
-    (1.11, 0.01),
-    (1.16, 0.01),
-    (1.21, 0.02),
-    (1.26, 0.02),
-    (1.31, 0.03),
-    (1.36, 0.01),
-    (1.41, 0.01),
-    (1.46, 0.02),
-    (1.51, 0.02),
-    (1.56, 0.03),
-)
-"""Severity -> end and step of the zoom factors, which begin with 1."""
-FOG = (
-    (0.5, 3.0),
-    (1.0, 2.8),
-    (1.5, 2.5),
-    (2.0, 2.2),
-    (2.5, 2.0),
-    (3.0, 1.8),
-    (3.5, 1.6),
-    (4.0, 1.5),
-    (4.5, 1.4),
-    (5.0, 1.3),
-)
-"""Severity -> thickness and roughness: how fast the fog's variation falls with its size."""
-GLASS = (
-    (0.5, 1, 3),
-    (0.7, 1, 3),
-    (0.9, 2, 3),
-    (1.0, 2, 2),
-    (1.1, 3, 2),
-    (1.3, 3, 2),
-    (1.5, 4, 2),
-    (1.8, 4, 2),
-    (2.2, 5, 1),
-    (2.5, 5, 1),
-)
-"""Severity -> standard deviation of the blur, largest shift in pixels, passes."""
+SEVERITIES = yaml.safe_load(Path(__file__).with_name("noise.yaml").read_text("utf-8"))
+"""Kind of noise -> its numbers for each severity; the file says what they are."""
 FOG_SIZE, FOG_SPREAD = 256, 100.0
 """Side of the fog's map in pixels, at least, and its variation at the coarsest scale."""
 QUANTUM = 65535
@@ -76,7 +39,7 @@ def add_noise(frame: Array, noise: int, draws: Draws) -> Array:
 
 def motion_blur(frame: Array, severity: int, draws: Draws) -> Array:
     """Blur along a random direction, one-sided, as ImageMagick 6 (Q16) does."""
-    radius, sigma = MOTION[severity]
+    radius, sigma = SEVERITIES["motion"][severity]
     angle = math.radians(draws.uniform(-45, 45))
     width = 2 * radius + 1
     weights = np.exp(-np.square(np.arange(width, dtype=np.float64)) / (2.0 * sigma * sigma))
@@ -101,7 +64,7 @@ def gaussian_blur(frame: Array, severity: int, draws: Draws) -> Array:
 
 def zoom_blur(frame: Array, severity: int, draws: Draws) -> Array:
     """Average the frame over several enlargements of its middle."""
-    factors = np.arange(1, *ZOOM[severity])
+    factors = np.arange(1, *SEVERITIES["zoom"][severity])
     image = (frame / 255.0).astype(np.float32)
     total = np.zeros_like(image)
     for factor in factors:
@@ -111,7 +74,7 @@ def zoom_blur(frame: Array, severity: int, draws: Draws) -> Array:
 
 def add_fog(frame: Array, severity: int, draws: Draws) -> Array:
     """Lighten the frame by a random cloud."""
-    thickness, roughness = FOG[severity]
+    thickness, roughness = SEVERITIES["fog"][severity]
     image = frame / 255.0
     brightest = image.max()
     height, width = image.shape[:2]
@@ -126,7 +89,7 @@ def glass_blur(frame: Array, severity: int, draws: Draws) -> Array:
     The authors' code looks like a swap of two pixels. It is none: both sides are views, so a pixel takes the other's
     value, and the other keeps it.
     """
-    sigma, most, passes = GLASS[severity]
+    sigma, most, passes = SEVERITIES["glass"][severity]
     image = _to_bytes(_blur_image(frame / 255.0, sigma) * 255)
     height, width = image.shape[:2]
     rows, columns = np.arange(height - most, most, -1), np.arange(width - most, most, -1)
