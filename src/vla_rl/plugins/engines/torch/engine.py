@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+
+import torch
 
 from vla_rl.core.capabilities import ContinuesChunks, HasCritic, require_capability
 from vla_rl.core.contexts import EngineContext
 from vla_rl.core.hookspecs import PolicyEngine, VLAModel
+from vla_rl.core.randomness import Noise
+from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, UnexecutedActions
 from vla_rl.toolkit.models.adapters import MergedAdapters, merge_mode
 from vla_rl.toolkit.no_settings import NoSettings
-
-if TYPE_CHECKING:
-    import torch
-
-    from vla_rl.core.randomness import Noise
-    from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, UnexecutedActions
 
 
 def make_engine(config: NoSettings, context: EngineContext) -> TorchEngine:

@@ -8,16 +8,14 @@ import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import gymnasium
+from gymnasium.envs.registration import EnvCreator
 from gymnasium.vector import SyncVectorEnv
 
 from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.gymnasium.config import LEROBOT
-
-if TYPE_CHECKING:
-    from gymnasium.envs.registration import EnvCreator
 
 HUB = f"{LEROBOT}EnvHub"
 

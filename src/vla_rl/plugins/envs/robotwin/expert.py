@@ -7,15 +7,13 @@ motions are recorded once for each scene, and an episode follows them from its b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from attrs import frozen
 
 from vla_rl.core.types import Array
-
-if TYPE_CHECKING:
-    from vla_rl.plugins.envs.robotwin.installation import Installation
+from vla_rl.plugins.envs.robotwin.installation import Installation
 
 JOINTS_ONLY = "control: end_effector has no expert, whose solutions are joint targets"
 PHYSICS_STEPS = 25

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -13,11 +13,9 @@ from rich.markup import escape
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.events import Evaluation, Run, late_actions_of
+from vla_rl.plugins.hooks.console.config import ConsoleConfig
 from vla_rl.plugins.hooks.console.draw import LivePanel, draw_summary, progress_line, step_line, warmup_line
 from vla_rl.plugins.hooks.console.status import Status, format_rate
-
-if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.console.config import ConsoleConfig
 
 
 class Screen:

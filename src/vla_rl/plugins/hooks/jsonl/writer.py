@@ -10,13 +10,11 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from vla_rl.core.events import Evaluation, Run, robot_metrics
 from vla_rl.core.paths import own_copy
-
-if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.jsonl.config import JsonlConfig
+from vla_rl.plugins.hooks.jsonl.config import JsonlConfig
 
 logger = logging.getLogger(__name__)
 

@@ -6,19 +6,16 @@ import hashlib
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attrs import evolve
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.events import Evaluation, Run
 from vla_rl.core.types import Rollout
+from vla_rl.plugins.hooks.lerobot.config import LeRobotHookConfig
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
 from vla_rl.toolkit.data.recording import Recording
 from vla_rl.toolkit.hooks.files import check_outside
-
-if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.lerobot.config import LeRobotHookConfig
 
 FPS = 10
 """Rows a second where a simulator does not say how long an action takes."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vla_rl.core.events import Evaluation, Run
+from vla_rl.plugins.hooks.notebook.config import NotebookConfig
 from vla_rl.toolkit.hooks.curves import Interval, draw_curves, encode_png
-
-if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.notebook.config import NotebookConfig
 
 
 class LiveCurves:

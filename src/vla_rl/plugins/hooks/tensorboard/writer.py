@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
 from vla_rl.core.events import Evaluation, Run
 from vla_rl.toolkit.hooks.tracking import scalars_of
-
-if TYPE_CHECKING:
-    from vla_rl.toolkit.no_settings import NoSettings
+from vla_rl.toolkit.no_settings import NoSettings
 
 FLUSH_SECONDS = 30
 """Longest time that a written number stays in memory. A killed run loses at most this much of its curves, which its

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from mlflow import MlflowClient
@@ -16,10 +16,8 @@ from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 
 from vla_rl.core.events import Run
+from vla_rl.plugins.hooks.trackers.config import MlflowConfig
 from vla_rl.toolkit.hooks.tracking import Tracker, flatten_spec
-
-if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.trackers.config import MlflowConfig
 
 BATCH, LONGEST = 100, 6000
 """Most parameters in a request, and most characters of a parameter's value; servers refuse more."""

@@ -7,17 +7,15 @@ import shutil
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import imageio.v3 as imageio
 import swanlab
 
 from vla_rl.core.events import Run
 from vla_rl.core.paths import link_or_copy
+from vla_rl.plugins.hooks.trackers.config import SwanlabConfig
 from vla_rl.toolkit.hooks.tracking import Tracker
-
-if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.trackers.config import SwanlabConfig
 
 
 def make_tracker(config: SwanlabConfig) -> Tracker:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import wandb
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.events import Run
+from vla_rl.plugins.hooks.trackers.config import WandbConfig
 from vla_rl.toolkit.hooks.tracking import Tracker
-
-if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.trackers.config import WandbConfig
 
 STEP = "step"
 """Metric that is the x axis of all curves. wandb's own step only grows, and refuses steps that a resumed run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import imageio_ffmpeg
 import numpy as np
@@ -14,9 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 from vla_rl.core.events import EpisodeFrames, Evaluation, Run
 from vla_rl.core.paths import write_whole
 from vla_rl.core.types import to_numpy
-
-if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.video.config import VideoConfig
+from vla_rl.plugins.hooks.video.config import VideoConfig
 
 INK, FAINT, PAPER, PROGRESS = (235, 235, 235), (150, 150, 150), (24, 24, 27), (96, 125, 200)
 OUTCOME = {True: ("SUCCESS", (52, 168, 83)), False: ("FAILURE", (217, 48, 37))}

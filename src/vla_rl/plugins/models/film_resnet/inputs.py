@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vla_rl.core.types import ArrayOrTensor
 from vla_rl.toolkit.models.networks import as_tensor
-
-if TYPE_CHECKING:
-    from vla_rl.core.types import ArrayOrTensor
 
 
 def to_pixels(images: ArrayOrTensor, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:

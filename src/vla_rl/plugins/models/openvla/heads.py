@@ -4,22 +4,18 @@ all parameters."""
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla_rl.core.randomness import Noise
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction
 from vla_rl.toolkit.models.heads import ValueHead, initialise_layer
 from vla_rl.toolkit.models.meta_device import device_autocast
 from vla_rl.toolkit.models.networks import as_tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vla_rl.core.randomness import Noise
 
 
 class ProprioProjector(nn.Module):

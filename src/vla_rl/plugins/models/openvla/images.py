@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vla_rl.core.types import ArrayOrTensor
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.resampling import resize_batch
-
-if TYPE_CHECKING:
-    from vla_rl.core.types import ArrayOrTensor
 
 CROP_SIDE = math.sqrt(0.9)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,14 +18,12 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import Noise, derived_seed
 from vla_rl.core.types import Array, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
+from vla_rl.plugins.world_models.edm.config import EDMConfig
 from vla_rl.plugins.world_models.edm.heads import Heads
 from vla_rl.plugins.world_models.edm.motion import CHANGED, LAYERS, WHERE, Motion, Path
 from vla_rl.plugins.world_models.edm.networks import Denoiser
 from vla_rl.toolkit.trainers.parallel import on_host
 from vla_rl.toolkit.world_models import diffusion as D
-
-if TYPE_CHECKING:
-    from vla_rl.plugins.world_models.edm.config import EDMConfig
 
 MAX_GRADIENT = 1.0
 SIGMAS = (2e-3, 5.0, 7)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,7 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import read_env
 from vla_rl.core.types import Array, ChunkResult, EnvInfo, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
-
-if TYPE_CHECKING:
-    from vla_rl.plugins.world_models.oracle.config import OracleConfig
+from vla_rl.plugins.world_models.oracle.config import OracleConfig
 
 
 def make_oracle(config: OracleConfig, context: WorldModelContext) -> Oracle:
