@@ -7,17 +7,17 @@ import torch
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.manager import wrap
-from vla_rl.plugins.algorithms.transitions.config import TransitionsConfig
 from vla_rl.plugins.algorithms.transitions.impl import TransitionFields
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.algorithms.declarations import check_declarations
 from vla_rl.toolkit.algorithms.result_checks import guard_algorithm
+from vla_rl.toolkit.no_settings import NoSettings
 
 
 def test_fields_by_hand():
     """Two trajectories of three chunks of two actions; the first one ends in its second chunk."""
     rollout = _rollout()
-    algorithm = TransitionFields(TransitionsConfig())
+    algorithm = TransitionFields(NoSettings())
     check_declarations(algorithm, "transitions")
     result = wrap("algorithm", algorithm, "transitions", [guard_algorithm("transitions", algorithm.extras)]).advantages(
         rollout
@@ -36,9 +36,7 @@ def test_a_new_episode_in_the_next_chunk_does_not_continue_the_last_one():
     truncated = torch.zeros_like(rollout.truncated)
     truncated[0, 1, 1] = True
     continues = (
-        TransitionFields(TransitionsConfig())
-        .advantages(rollout.evolve(truncated=truncated))
-        .extras["transition_continues"]
+        TransitionFields(NoSettings()).advantages(rollout.evolve(truncated=truncated)).extras["transition_continues"]
     )
     assert continues.tolist() == [[True, False], [False, True], [False, False]]
 
@@ -61,4 +59,4 @@ def _rollout():
 
 def test_it_has_no_loss():
     with pytest.raises(UserError, match="for trainers of transitions"):
-        TransitionFields(TransitionsConfig()).loss(None, None)
+        TransitionFields(NoSettings()).loss(None, None)

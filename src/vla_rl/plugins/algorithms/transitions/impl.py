@@ -8,7 +8,7 @@ from vla_rl.core.contexts import AlgorithmContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Scores
-from vla_rl.plugins.algorithms.transitions.config import TransitionsConfig
+from vla_rl.toolkit.no_settings import NoSettings
 from vla_rl.toolkit.trainers.transition_fields import EXTRAS
 
 
@@ -19,7 +19,7 @@ class TransitionFields(Algorithm):
     off_policy = True
     extras = EXTRAS
 
-    def __init__(self, config: TransitionsConfig, context: AlgorithmContext | None = None) -> None:
+    def __init__(self, config: NoSettings, context: AlgorithmContext | None = None) -> None:
         """Neither settings nor context matter."""
 
     def advantages(self, rollout: Rollout) -> Advantages:

@@ -13,7 +13,16 @@ from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.gr00t import network
 from vla_rl.plugins.models.gr00t.config import GrootConfig
-from vla_rl.plugins.models.gr00t.folder import N1_5, N1_7, Generation, GrootSizes, QwenSizes, longest_chunk, read_folder
+from vla_rl.plugins.models.gr00t.folder import (
+    FACTS,
+    N1_5,
+    N1_7,
+    Generation,
+    GrootSizes,
+    QwenSizes,
+    longest_chunk,
+    read_folder,
+)
 from vla_rl.plugins.models.gr00t.inputs import CHATS, AreaImages, ChatPrompts
 from vla_rl.plugins.models.gr00t.policy import GrootCheckpoint, GrootPolicy
 from vla_rl.plugins.models.gr00t.robots import Robot
@@ -28,25 +37,6 @@ from vla_rl.toolkit.models.images import CroppedImages, ImageProcessor
 from vla_rl.toolkit.models.prompts import train_tokenizer
 
 logger = logging.getLogger(__name__)
-SMALL: dict[str, Any] = {
-    **TINY,
-    "text_depth": 2,
-    "kv_heads": 2,
-    "mixer_depth": 1,
-    "mixer_heads": 4,
-    "dit_heads": 4,
-    "dit_head_dim": 16,
-    "hidden": 64,
-    "output": 64,
-    "positions": 256,
-}
-SMALL_QWEN: dict[str, Any] = {
-    "patch_size": 8,
-    "dit_depth": 4,
-    "vision_positions": 16,
-    "deepstack": (0,),
-    "rope": (4, 2, 2),
-}
 
 
 def build_policy(config: GrootConfig, context: ModelContext) -> GrootPolicy:
@@ -61,8 +51,8 @@ class GrootBuilder(FlowBuilder):
     policy = GrootPolicy
     prompts = ChatPrompts
     presets = {
-        "tiny": GrootSizes(**SMALL, patch_size=16, dit_depth=2, future_tokens=4),  # trains faster than with four
-        "tiny_n1_7": QwenSizes(**SMALL, **SMALL_QWEN),
+        "tiny": GrootSizes(**TINY, **FACTS["N1.5"]["tiny"]),
+        "tiny_n1_7": QwenSizes(**TINY, **FACTS["N1.7"]["tiny"]),
         "full": GrootSizes(),
         "full_n1_7": QwenSizes(),
     }
