@@ -21,7 +21,7 @@ from vla_rl.plugins.envs.maniskill import plugin
 from vla_rl.plugins.envs.maniskill.batch import BatchEnv
 from vla_rl.plugins.envs.maniskill.config import ManiSkillConfig
 from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SimulationDevices
-from vla_rl.plugins.envs.maniskill.states import states_of
+from vla_rl.plugins.envs.maniskill.tasks import states_of
 from vla_rl.testing import check_env
 from vla_rl.toolkit.envs import vulkan as driver
 from vla_rl.toolkit.envs.rendering import require_rendering

@@ -11,6 +11,6 @@ plugin = EnvPlugin(
     summary="a Franka lifts a cube in MuJoCo, and a person or a script may take over (gym-hil)",
     preflight="vla_rl.plugins.envs.gym_hil.env:try_out",
     check="vla_rl.plugins.envs.gym_hil.config:check_device_sharing",
-    lacks="vla_rl.plugins.envs.gym_hil.interpreter:find_missing",
+    lacks="vla_rl.plugins.envs.gym_hil.config:find_missing",
     action_dim=lambda config: 4,
 )

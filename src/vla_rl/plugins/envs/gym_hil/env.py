@@ -15,8 +15,8 @@ from vla_rl.plugins.envs.gym_hil.config import (
     GymHilConfig,
     ScriptSettings,
     check_device_sharing,
+    find_missing,
 )
-from vla_rl.plugins.envs.gym_hil.interpreter import find_missing
 from vla_rl.plugins.envs.gym_hil.people import STEP, TakeoverWrapper
 from vla_rl.plugins.envs.gymnasium import single_env
 from vla_rl.plugins.envs.gymnasium.config import STATES, CameraSettings, GymnasiumConfig, InterventionSettings, Wrapper

@@ -10,5 +10,5 @@ plugin = EnvPlugin(
     build="vla_rl.plugins.envs.lerobot_robot.env:make_env",
     summary="a real robot through lerobot's Robot and Teleoperator; in a separate interpreter (env.python)",
     preflight="vla_rl.plugins.envs.lerobot_robot.device_process:check_robot",
-    lacks="vla_rl.plugins.envs.lerobot_robot.interpreter:find_missing",
+    lacks="vla_rl.plugins.envs.lerobot_robot.config:find_missing",
 )

@@ -14,7 +14,7 @@ from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import ChunkResult, EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.plugins.envs.maniskill.expert import rehearse_chunk
 from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SavedScene, SimulationDevices
-from vla_rl.plugins.envs.maniskill.states import IDS_PER_TASK
+from vla_rl.plugins.envs.maniskill.tasks import IDS_PER_TASK
 
 
 class BatchEnv(SimEnv):

@@ -25,8 +25,7 @@ from vla_rl.plugins.envs.maniskill.checks import WRIST_CAMERA, check_task, regis
 from vla_rl.plugins.envs.maniskill.config import ManiSkillConfig, chosen_tasks
 from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SceneRecipe, SimulationDevices
 from vla_rl.plugins.envs.maniskill.single_env import MakeManiSkillEnv
-from vla_rl.plugins.envs.maniskill.states import states_of
-from vla_rl.plugins.envs.maniskill.tasks import INSTRUCTIONS
+from vla_rl.plugins.envs.maniskill.tasks import INSTRUCTIONS, states_of
 from vla_rl.toolkit.envs.rendering import require_rendering
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 from vla_rl.toolkit.envs.vulkan import use_unpacked_driver

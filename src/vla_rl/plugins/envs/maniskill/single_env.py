@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from vla_rl.core.types import Array, to_numpy
 from vla_rl.plugins.envs.maniskill.expert import rehearse_chunk
 from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SceneRecipe, SimulationDevices
-from vla_rl.plugins.envs.maniskill.states import IDS_PER_TASK
+from vla_rl.plugins.envs.maniskill.tasks import IDS_PER_TASK
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 
 

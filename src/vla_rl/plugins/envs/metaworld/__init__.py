@@ -11,7 +11,7 @@ plugin = EnvPlugin(
     extra="metaworld",
     env_memory=800_000_000,
     expert=True,
-    env_info="vla_rl.plugins.envs.metaworld.info:describe_env",
+    env_info="vla_rl.plugins.envs.metaworld.config:describe_env",
     preflight="vla_rl.plugins.envs.metaworld.config:check_rendering",
     action_dim=lambda config: 4,
 )

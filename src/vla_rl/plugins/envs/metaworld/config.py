@@ -8,10 +8,12 @@ from typing import Any, Literal
 from attrs import field, frozen, validators
 
 from vla_rl.core.errors import did_you_mean
+from vla_rl.core.types import EnvInfo, TaskInfo
 from vla_rl.plugins.envs.metaworld.tasks import BENCHMARKS, CORNER2_POSITION, INSTRUCTIONS
 from vla_rl.toolkit.envs.rendering import require_mujoco
 from vla_rl.toolkit.envs.settings import Processes, check_camera_size
 
+ACTION_DIM, STATE_DIM = 4, 4
 CAMERAS = {
     "corner": True,
     "corner2": True,
@@ -80,6 +82,27 @@ class MetaWorldConfig:
     def task_names(self) -> tuple[str, ...]:
         """Names of the tasks, those of a benchmark in its order."""
         return BENCHMARKS[self.tasks] if isinstance(self.tasks, str) else self.tasks
+
+
+def describe_env(config: MetaWorldConfig) -> EnvInfo:
+    """Return the description of the simulator."""
+    names = config.task_names
+    notes = []
+    if config.fast_render:
+        notes.append(
+            "fast_render: no shadows, reflections or multisampling, so other pixels than the official simulator's"
+        )
+    if "corner2" in config.cameras and config.corner2_position != CORNER2_POSITION:
+        x, y, z = config.corner2_position
+        notes.append(f"corner2 stands at {x:g} {y:g} {z:g}: public checkpoints and data sets saw other images")
+    return EnvInfo(
+        cameras={name: (size, size) for name, size in config.cameras.items()},
+        state_dim=STATE_DIM,
+        action_low=(-1.0,) * ACTION_DIM,
+        action_high=(1.0,) * ACTION_DIM,
+        tasks=tuple(TaskInfo(name=n, instruction=INSTRUCTIONS[n], max_steps=config.max_steps) for n in names),
+        notes=tuple(notes),
+    )
 
 
 def check_rendering(config: MetaWorldConfig) -> None:

@@ -18,8 +18,7 @@ import numpy as np
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
-from vla_rl.plugins.envs.metaworld.config import CAMERAS, MetaWorldConfig
-from vla_rl.plugins.envs.metaworld.info import ACTION_DIM, STATE_DIM
+from vla_rl.plugins.envs.metaworld.config import ACTION_DIM, CAMERAS, STATE_DIM, MetaWorldConfig
 from vla_rl.toolkit.envs.meshes import turn_effects_off
 from vla_rl.toolkit.envs.rendering import mujoco_error
 

@@ -12,8 +12,7 @@ import numpy as np
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array, ResetState
-from vla_rl.plugins.envs.metaworld.config import MetaWorldConfig
-from vla_rl.plugins.envs.metaworld.info import ACTION_DIM, describe_env
+from vla_rl.plugins.envs.metaworld.config import ACTION_DIM, MetaWorldConfig, describe_env
 from vla_rl.plugins.envs.metaworld.tasks import INSTRUCTIONS
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View, env_factory
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs

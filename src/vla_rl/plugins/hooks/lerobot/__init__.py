@@ -9,6 +9,6 @@ plugin = HookPlugin(
     build="vla_rl.plugins.hooks.lerobot.recorder:LeRobotRecorder",
     summary="episodes as a data set in LeRobot's format 3.0",
     extra="data",
-    check="vla_rl.plugins.hooks.lerobot.checks:check_data_set",
+    check="vla_rl.plugins.hooks.lerobot.recorder:check_data_set",
     files=lambda config: ("lerobot",) if config.folder is None else (),
 )

@@ -9,16 +9,25 @@ from pathlib import Path
 
 from attrs import evolve
 
+from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.events import Evaluation, Run
+from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Rollout
 from vla_rl.plugins.hooks.lerobot.config import LeRobotHookConfig
-from vla_rl.toolkit.data.lerobot import LeRobotWriter
+from vla_rl.toolkit.data.lerobot import LeRobotWriter, check_folder
 from vla_rl.toolkit.data.recording import Recording
 from vla_rl.toolkit.hooks.files import check_outside
 
 FPS = 10
 """Rows a second where a simulator does not say how long an action takes."""
+
+
+def check_data_set(config: LeRobotHookConfig, context: CheckContext) -> None:
+    """Raise UserError for a folder that is something else than a data set of this format."""
+    if config.folder is not None:
+        with at("folder"):
+            check_folder(config.folder)
 
 
 class LeRobotRecorder:
