@@ -11,7 +11,6 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from attrs import frozen
 
 from vla_rl.core.contexts import AlgorithmContext
 from vla_rl.core.declarations import AlgorithmPlugin
@@ -20,20 +19,12 @@ from vla_rl.core.run.selection import take_columns
 from vla_rl.core.types import Advantages, Batch, Rollout, ValueGranularity, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.advantages import TENSORS, AdvantageCase, check_advantages, same_tensor
-from vla_rl.testing.common.findings import Findings, build_component
+from vla_rl.testing.common.findings import Findings, build_component, check_array
 from vla_rl.testing.losses import LossCase, check_behaviour, check_free_names, check_shape, check_untouched
 from vla_rl.toolkit.algorithms.declarations import wrong_declarations
 
 OLDEST = 8
 """Largest age of samples, in versions."""
-
-
-@frozen(eq=False)
-class _Case:
-    algorithm: Algorithm
-    f: Findings
-    values: ValueGranularity
-    features: int
 
 
 def check_algorithm(
@@ -69,7 +60,7 @@ def check_algorithm(
         values = "action" if granularity == "action" else "chunk"
     if chosen.needs.frames:
         features = _check_features(f, chosen)
-    case = _Case(chosen, f, values, features)
+    case = AdvantageCase(chosen, f, values, features, extras)
     kinds: dict[str, dict[str, Any]] = {
         "a rollout": {},
         "a rollout without success": {"successes": False},
@@ -84,11 +75,10 @@ def check_algorithm(
             rollout = synthetic.rollout(values=values, features=features, proximal=proximal, extras=extras, **options)
             loss_cases.append(_whole_path(case, kind, rollout))
     if loss_cases and loss_cases[0] is not None:
-        advantages = AdvantageCase(chosen, f, values, features, extras)
-        check_advantages(advantages)
+        check_advantages(case)
         check_behaviour(loss_cases[0])
         with f.section("old data"):
-            _check_old_data(advantages, loss_cases[0])
+            _check_old_data(case, loss_cases[0])
     f.close()
 
 
@@ -179,7 +169,7 @@ def _check_features(f: Findings, algorithm: Algorithm) -> int:
     return 0
 
 
-def _whole_path(case: _Case, name: str, rollout: Rollout) -> LossCase | None:
+def _whole_path(case: AdvantageCase, name: str, rollout: Rollout) -> LossCase | None:
     """Run shaping, selection and advantages. Return the batch of the loss, or None if a result has the wrong shape."""
     original = copy.deepcopy(rollout)
     shaped = case.algorithm.shape_rewards(rollout)
@@ -188,10 +178,8 @@ def _whole_path(case: _Case, name: str, rollout: Rollout) -> LossCase | None:
     masked = bool((shaped.rewards[~shaped.valid] == 0).all())
     case.f.expect(masked, "shape_rewards", "0 where not valid", "others", "multiply by valid")
     selected = case.algorithm.select(shaped)
-    columns = shaped.valid.shape[1]
-    got = f"{str(selected.dtype).removeprefix('torch.')} {list(selected.shape)}"
-    expected = f"bool [{columns}]"
-    if not case.f.expect(got == expected, "select", expected, got, "one decision for each trajectory"):
+    remedy = "one decision for each trajectory"
+    if not check_array(case.f, selected, shaped.valid.shape[1:2], "bool", "select", remedy):
         return None
     trained = shaped if not bool(selected.any()) else take_columns(shaped, np.flatnonzero(selected.numpy()))
     original = copy.deepcopy(trained)
@@ -205,15 +193,14 @@ def _whole_path(case: _Case, name: str, rollout: Rollout) -> LossCase | None:
     return of_loss if check_shape(of_loss) else None
 
 
-def _check_tensor(case: _Case, tensor: Any, shape: tuple[int, ...], where: str) -> bool:
-    got = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-    if not case.f.expect(got == f"float32 {list(shape)}", where, f"float32 {list(shape)}", got, "reshape it"):
+def _check_tensor(case: AdvantageCase, tensor: Any, shape: tuple[int, ...], where: str) -> bool:
+    if not check_array(case.f, tensor, shape, "float32", where):
         return False
     finite = bool(torch.isfinite(tensor).all())
     return case.f.expect(finite, where, "finite numbers", "NaN or inf", "guard divisions by what can be 0")
 
 
-def _check_shapes(case: _Case, advantages: Advantages, rollout: Rollout) -> bool:
+def _check_shapes(case: AdvantageCase, advantages: Advantages, rollout: Rollout) -> bool:
     f, valid = case.f, True
     shapes = {2: tuple(rollout.samples.shape), 3: tuple(rollout.valid.shape)}
     masks = {2: rollout.samples, 3: rollout.valid}

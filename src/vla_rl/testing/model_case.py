@@ -16,7 +16,7 @@ from vla_rl.core.hookspecs import PolicyEngine, VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, EnvInfo, Observation, ValueGranularity, to_numpy
 from vla_rl.testing.common.comparison import same_data
-from vla_rl.testing.common.findings import Findings
+from vla_rl.testing.common.findings import Findings, check_array
 
 
 def check_unchanged(f: Findings, obs: Observation, original: Observation) -> None:
@@ -62,10 +62,7 @@ class ActingCase(ABC):
 
     def is_array(self, array: Any, shape: tuple[int, ...], where: str) -> bool:
         """Record a finding unless this is a finite float32 array of that shape. Return whether it is."""
-        kind = str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
-        got = f"{kind} {list(np.shape(array.detach() if isinstance(array, torch.Tensor) else array))}"
-        expected = f"float32 {list(shape)}"
-        if not self.f.expect(got == expected, where, expected, got, "convert or reshape it"):
+        if not check_array(self.f, array, shape, "float32", where):
             return False
         finite = bool(np.isfinite(to_numpy(array)).all())
         return self.f.expect(finite, where, "finite numbers", "NaN or inf", "find the cause")

@@ -22,7 +22,7 @@ from vla_rl.core.types import Chunk, EnvInfo, ValueGranularity, pick_rows, to_nu
 from vla_rl.testing import synthetic
 from vla_rl.testing.acting import check_continuing
 from vla_rl.testing.common.comparison import same_data
-from vla_rl.testing.common.findings import Findings, build_component
+from vla_rl.testing.common.findings import Findings, build_component, check_array
 from vla_rl.testing.common.generators import run_from
 from vla_rl.testing.model_case import ModelCase
 from vla_rl.testing.policies import KERNELS, check_policy, check_temperature
@@ -304,9 +304,7 @@ def _token_round_trip(case: ModelCase) -> None:
     if not isinstance(model, ActionTokens):
         return
     tokens = model.encode_actions(actions)
-    shape = [case.row_count, case.chunk, case.model.tokens_per_action]
-    got = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)}"
-    case.f.expect(got == f"int64 {shape}", "encode_actions", f"int64 {shape}", got, "convert or reshape it")
+    check_array(case.f, tokens, (case.row_count, case.chunk, case.model.tokens_per_action), "int64", "encode_actions")
     decoded = model.decode_actions(tokens)
     what = "sampled actions back from their tokens"
     case.expect_near(decoded, actions, "decode_actions", what, "invert encode_actions")

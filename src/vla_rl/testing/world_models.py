@@ -18,9 +18,9 @@ from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.testing.common.comparison import copy_weights, differing_weights, same_data
-from vla_rl.testing.common.findings import Findings, build_component
+from vla_rl.testing.common.findings import Findings, build_component, check_array
 from vla_rl.testing.common.generators import expect_untouched, run_from, seeded_generators
-from vla_rl.testing.env_checks.values import check_array, check_observation
+from vla_rl.testing.env_checks.values import check_observation
 from vla_rl.testing.policy_traces import check_building, check_call, other_seed
 from vla_rl.toolkit.world_models.windows import take_frames
 

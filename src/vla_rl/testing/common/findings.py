@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import attrs
+import numpy as np
 from attrs import frozen
 
 from vla_rl.core.catalogue import KINDS
@@ -40,6 +41,13 @@ class Section:
     skipped: str = ""
     notices: tuple[str, ...] = ()
     """Parts that could not be checked or were left out; these are not findings."""
+
+
+class Expects(Protocol):
+    """Takes findings."""
+
+    def expect(self, holds: bool, where: str, expected: object, got: object, remedy: str) -> bool: ...
+    def notice(self, text: str) -> None: ...
 
 
 class LeftOut(Exception):
@@ -128,6 +136,15 @@ def error_body(error: str) -> str:
     traced = error.rfind("Traceback (most recent call last)")
     without_place = re.sub(r" \([^()\n]*\.py:\d+\)$", "", error[max(traced, 0) :])
     return re.sub(r"\brow \d+", "row", without_place).strip()
+
+
+def check_array(
+    f: Expects, array: Any, shape: Sequence[int], dtype: str, where: str, remedy: str = "convert or reshape it"
+) -> bool:
+    """Record a finding unless an array or tensor has this type and shape. Return whether it has."""
+    array = array if hasattr(array, "dtype") else np.asarray(array)
+    got, expected = f"{str(array.dtype).removeprefix('torch.')} {list(array.shape)}", f"{dtype} {list(shape)}"
+    return f.expect(got == expected, where, expected, got, remedy)
 
 
 def build_component(kind: str, component: Any, config: Any, context: Context | None) -> tuple[Any, str]:

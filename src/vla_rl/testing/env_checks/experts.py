@@ -8,10 +8,9 @@ import numpy as np
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array, to_numpy
-from vla_rl.testing.common.findings import LeftOut, Unfit
+from vla_rl.testing.common.findings import LeftOut, Unfit, check_array
 from vla_rl.testing.env_checks.player import Player
 from vla_rl.testing.env_checks.traces import NUMBERS
-from vla_rl.testing.env_checks.values import check_array
 
 
 def check_expert(player: Player) -> None:

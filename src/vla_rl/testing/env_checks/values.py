@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
 import numpy as np
 
 from vla_rl.core.errors import UserError
@@ -19,15 +17,9 @@ from vla_rl.core.types import (
     ResetState,
     to_numpy,
 )
+from vla_rl.testing.common.findings import Expects, check_array
 
 FLAGS = ("terminated", "truncated", "executed")
-
-
-class Expects(Protocol):
-    """Takes findings."""
-
-    def expect(self, holds: bool, where: str, expected: object, got: object, remedy: str) -> bool: ...
-    def notice(self, text: str) -> None: ...
 
 
 def check_info(f: Expects, env: SimEnv) -> None:
@@ -76,11 +68,6 @@ def check_states(f: Expects, env: SimEnv) -> dict[str, tuple[ResetState, ...]]:
     remedy = "training must never see an evaluation state"
     f.expect(not shared, "reset_states", "splits without a common id", f"{shared[:5]} in both", remedy)
     return splits
-
-
-def check_array(f: Expects, array: Any, shape: tuple[int, ...], dtype: str, what: str) -> bool:
-    got = f"{np.asarray(to_numpy(array)).dtype} {list(np.shape(to_numpy(array)))}"
-    return f.expect(got == f"{dtype} {list(shape)}", what, f"{dtype} {list(shape)}", got, "convert or reshape it")
 
 
 def check_observation(f: Expects, info: EnvInfo, obs: Observation, n: int, where: str) -> bool:
