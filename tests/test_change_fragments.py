@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,11 @@ ROOT = Path(__file__).parents[1]
 FRAGMENTS = [file for file in sorted((ROOT / "changes").iterdir()) if file.name != "README.md"]
 
 
-def towncrier(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "towncrier", "build", "--version", "99.0.0", "--date", "2030-01-31", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+@pytest.fixture
+def towncrier(bare_fork_server):
+    """Run towncrier in a folder."""
+    command = ("-m", "towncrier", "build", "--version", "99.0.0", "--date", "2030-01-31")
+    return lambda folder, *arguments: bare_fork_server.run_python(*command, *arguments, cwd=folder)
 
 
 def form_problems(text: str) -> list[str]:
@@ -39,7 +39,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_fragment_has_the_form():
+def test_every_fragment_has_the_form(towncrier):
     problems = {file.name: problem for file in FRAGMENTS for problem in form_problems(file.read_text("utf-8"))}
     assert not problems, "changes/README.md has the form"
     result = towncrier(ROOT, "--draft")
@@ -64,13 +64,13 @@ def test_the_form_of_a_fragment(text, problem):
 
 
 @pytest.mark.parametrize("name", ["episode-lists.added.md", "+episode-lists.new.md", "+episode-lists.md", "notes.txt"])
-def test_a_fragment_of_another_name_is_refused(repository, name):
+def test_a_fragment_of_another_name_is_refused(repository, towncrier, name):
     (repository / "changes" / name).write_text("Lists of episodes.\n")
     result = towncrier(repository, "--draft")
     assert result.returncode != 0 and name.partition(".")[0] in result.stderr
 
 
-def test_fragments_become_a_version_of_the_changelog(repository):
+def test_fragments_become_a_version_of_the_changelog(repository, towncrier):
     (repository / "changes" / "+episode-lists.added.md").write_text("Lists of episodes.\n")
     (repository / "changes" / "+frozen.fixed.md").write_text("Frozen adapters stay frozen.\n")
     result = towncrier(repository, "--yes")

@@ -7,8 +7,6 @@ import ast
 import importlib
 import json
 import re
-import subprocess
-import sys
 import types
 from pathlib import Path
 
@@ -64,9 +62,9 @@ def test_what_the_page_checks_keeps_to_the_contract(name):
     executed(name)
 
 
-def test_a_simulator_is_checked_by_its_file_and_by_the_command(project):
+def test_a_simulator_is_checked_by_its_file_and_by_the_command(project, fork_server):
     (project / "dot.py").write_text(FILES["dot.py"] + PYTHON[PYTHON.index(FILES["dot.py"]) + 1])
-    done = subprocess.run([sys.executable, "dot.py"], check=False, capture_output=True, text=True)
+    done = fork_server.run_python("dot.py", cwd=project)
     assert (done.returncode, done.stderr) == (0, "")
     (command,) = re.findall("^vla-rl (check-env .*?) *(?:#.*)?$", PAGE, flags=re.MULTILINE)
     result = CliRunner().invoke(app, [*command.split(), "--seconds", "5"])

@@ -3,9 +3,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import sysconfig
 import tomllib
+import venv
 from pathlib import Path
 
 import pytest
@@ -41,7 +41,7 @@ def test_the_entry_point_names_the_plugin(kind: str, tmp_path: Path) -> None:
     assert "class TwoWordsConfig" in text
 
 
-def test_generated_code_is_tidy_and_imports_no_torch(tmp_path: Path) -> None:
+def test_generated_code_is_tidy_and_imports_no_torch(tmp_path: Path, bare_fork_server) -> None:
     projects = [new_plugin(kind, "tidy", tmp_path / kind) for kind in (*KINDS, *VARIANTS)]
     for check in (["check", "--select", "E,F,B,UP"], ["format", "--check"]):
         command = ["ruff", *check, "--isolated", "--line-length", "120", *projects]
@@ -51,7 +51,7 @@ def test_generated_code_is_tidy_and_imports_no_torch(tmp_path: Path) -> None:
     for project in projects:
         code += f"\nsys.path[0] = {str(project / 'src')!r}; import tidy; assert tidy.plugin.summary; del sys.modules['tidy']"
         code += f"\nassert 'torch' not in sys.modules and tidy.__file__.startswith(sys.path[0]), {project.name!r}"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    bare_fork_server.run_python("-c", code, check=True)
 
 
 def test_bad_requests_are_refused(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a project of each kind, and `python`, of an environment that has them all."""
     home = tmp_path_factory.mktemp("generated")
     projects = [new_plugin(kind, f"my_{kind}", home / f"my_{kind}") for kind in KINDS]
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home / "venv"], check=True)
+    venv.create(home / "venv", symlinks=True)
     site = next((home / "venv" / "lib").glob("python*/site-packages"))
     (site / "outer.pth").write_text(f"import site; site.addsitedir({sysconfig.get_paths()['purelib']!r})\n")
     (home / "python").symlink_to(home / "venv" / "bin" / "python")

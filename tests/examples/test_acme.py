@@ -6,8 +6,8 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -52,7 +52,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh environment that sees this one's packages and has acme-env installed."""
     home = tmp_path_factory.mktemp("venv")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    venv.create(home, symlinks=True)
     python = home / "bin" / "python"
     site = next((home / "lib").glob("python*/site-packages"))
     outer = sysconfig.get_paths()["purelib"]

@@ -7,8 +7,6 @@ import json
 import logging
 import random
 import re
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -346,24 +344,23 @@ def test_clients_that_vanish_leave_nothing(policy):
         assert not server._clients and MAX_CLIENTS > 20
 
 
-def test_a_client_that_is_killed_leaves_nothing(policy):
+def test_a_client_that_is_killed_leaves_nothing(policy, tmp_path, bare_fork_server):
     """Another process, while it asks one thing after another."""
     asks = """
 import sys
 from websockets.sync.client import connect
 with connect(sys.argv[1], compression=None) as socket:
     socket.recv()
-    request = sys.stdin.buffer.read()
+    request = open(sys.argv[2], "rb").read()
     while True:
         socket.send(request)
         socket.recv()
 """
     request = request_of(sight(policy, 0))
     with served(policy) as server:
-        command = [sys.executable, "-c", asks, f"ws://127.0.0.1:{server.settings.port}"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE) as client:
-            client.stdin.write(pack_frame(request))
-            client.stdin.close()
+        (tmp_path / "request").write_bytes(pack_frame(request))
+        address = f"ws://127.0.0.1:{server.settings.port}"
+        with bare_fork_server.start_python("-c", asks, address, str(tmp_path / "request")) as client:
             until = time.monotonic() + WAIT
             while server.answered < 20 and time.monotonic() < until:
                 time.sleep(0.01)

@@ -57,7 +57,7 @@ def test_suites_without_files_are_refused_when_a_spec_is_checked(suite: str, mes
         check_tasks(LiberoConfig(suite=suite, tasks=None), CheckContext())
 
 
-def test_a_log_file_of_another_user_is_not_opened(tmp_path):
+def test_a_log_file_of_another_user_is_not_opened(tmp_path, bare_fork_server):
     """robosuite logs to /tmp/robosuite.log, which belongs to the first user of a machine; the others could not import it."""
     script = (
         "import os, sys\n"
@@ -67,7 +67,7 @@ def test_a_log_file_of_another_user_is_not_opened(tmp_path):
         "import vla_rl.plugins.envs.libero.scene\n"
         "print([name for name in opened if str(name).endswith('robosuite.log')])\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    ended = bare_fork_server.run_python("-c", script, check=True, cwd=tmp_path)
     assert ended.stdout == "[]\n"
 
 

@@ -6,8 +6,6 @@ import json
 import os
 import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -366,10 +364,10 @@ def test_a_missing_package_is_named_before_any_env_starts(monkeypatch: pytest.Mo
         build("env", "metaworld", MetaWorldConfig(tasks=("push-v3",)), EnvContext())
 
 
-def test_mujoco_imported_too_early_is_an_error_and_no_crash() -> None:
+def test_mujoco_imported_too_early_is_an_error_and_no_crash(bare_fork_server) -> None:
     code = "import mujoco, vla_rl.plugins.envs.metaworld.scene"
     surroundings = {key: value for key, value in os.environ.items() if key != "MUJOCO_GL"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=surroundings, check=False)
+    done = bare_fork_server.run_python("-c", code, env=surroundings)
     assert done.returncode == 1 and "mujoco was imported before MUJOCO_GL was set" in done.stderr
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import stat
-import subprocess
-import sys
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -36,17 +34,16 @@ def listening(processes):
     }
 
 
-def ask(address, **variables):
+def ask(fork_server, address, **variables):
     """Ask a Ray for its secrets, from another process. -> whether it answered, and what was said."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    command = [sys.executable, "-c", ASK, address]
-    done = subprocess.run(command, env=env | variables, capture_output=True, text=True, check=False)
+    done = fork_server.run_python("-c", ASK, address, env=env | variables)
     return done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.ray
 @pytest.mark.own_ray
-def test_two_learners_listen_on_the_loopback_only_and_ray_wants_its_token(monkeypatch):
+def test_two_learners_listen_on_the_loopback_only_and_ray_wants_its_token(monkeypatch, bare_fork_server):
     for name in (MODE, TOKEN, own_ray.TOKEN_FILE):
         monkeypatch.delenv(name, raising=False)
     before = listening([psutil.Process()])
@@ -61,9 +58,9 @@ def test_two_learners_listen_on_the_loopback_only_and_ray_wants_its_token(monkey
         assert not any(token in part for process in family for part in process.cmdline())
         gcs = runtime.backend.own.vital["gcs_server"]
         address = next(f"127.0.0.1:{port}" for process, _, port in found if process == gcs.pid)
-        assert ask(address, **{MODE: "token", TOKEN: token})[0]
+        assert ask(bare_fork_server, address, **{MODE: "token", TOKEN: token})[0]
         for variables in ({MODE: "token", TOKEN: "0" * len(token)}, {MODE: "disabled"}):
-            answered, said = ask(address, **variables)
+            answered, said = ask(bare_fork_server, address, **variables)
             assert not answered and "RAY_AUTH_TOKEN" in said
     finally:
         runtime.workers.close()
