@@ -14,8 +14,7 @@ from vla_rl.core.spec.spec import make_component
 from vla_rl.core.types import Requirements, Scores
 from vla_rl.plugins.algorithms.srpo import plugin
 from vla_rl.plugins.algorithms.srpo.config import RewardSettings, SRPOConfig
-from vla_rl.plugins.algorithms.srpo.impl import SRPO
-from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards, success_centres
+from vla_rl.plugins.algorithms.srpo.impl import SRPO, progress_rewards, success_centres
 from vla_rl.testing import check_algorithm, synthetic
 from vla_rl.toolkit.algorithms.policy_gradient import KLSettings, SuccessFilter
 

@@ -41,12 +41,9 @@ def check_generators(player: Player) -> None:
     def reset_one() -> Any:
         return player.reset_envs([0], [state], [script.seed])
 
-    def step_one() -> Any:
-        return player.step_envs(actions, active, True)
-
     calls: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         "reset": (lambda: None, reset_one),
-        "chunk_step": (reset_one, step_one),
+        "chunk_step": (reset_one, lambda: player.step_envs(actions, active, True)),
     }
     for where, (before, call) in calls.items():
         runs = []

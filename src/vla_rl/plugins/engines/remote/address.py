@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from ipaddress import ip_address
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from attrs import frozen
 
@@ -71,7 +71,7 @@ def proxy_for(url: str) -> Proxy | None:
     proxies = getproxies()
     schemes = ("wss", "socks", "https") if secure else ("ws", "socks", "https", "http")
     named = [scheme for scheme in schemes if scheme in proxies]
-    if not named or proxy_bypass(_with_port(parts, secure)) or is_here(host):
+    if not named or proxy_bypass(f"{host}:{parts.port or (443 if secure else 80)}") or is_here(host):
         return None
     value = proxies[named[0]]
     if named[0] == "socks" and value.startswith("http://"):
@@ -85,7 +85,7 @@ def is_here(host: str) -> bool:
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
-        addresses = [host] if _is_address(host) else [str(info[4][0]) for info in socket.getaddrinfo(host, None)]
+        addresses = [str(info[4][0]) for info in socket.getaddrinfo(host, None)]
     except (OSError, UnicodeError):
         return False
     return bool(addresses) and all(_is_loopback(address) for address in addresses)
@@ -95,15 +95,3 @@ def _is_loopback(host: str) -> bool:
     address = ip_address(host)
     address = getattr(address, "ipv4_mapped", None) or address
     return address.is_loopback or address.is_unspecified
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _with_port(parts: SplitResult, secure: bool) -> str:
-    return f"{parts.hostname}:{parts.port or (443 if secure else 80)}"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from attrs import Attribute, field, frozen
+from attrs import field, frozen
 from attrs import validators as v
 
 from vla_rl.core.contexts import CheckContext
@@ -12,15 +10,11 @@ from vla_rl.core.spec.structure import at
 from vla_rl.plugins.engines.remote.address import check_address
 
 
-def _is_websocket(config: RemoteConfig, attribute: Attribute[Any], value: str) -> None:
-    check_address(value)
-
-
 @frozen(kw_only=True)
 class RemoteConfig:
     """Keys of `rollout.engine` with `type: remote`."""
 
-    url: str = field(validator=_is_websocket)
+    url: str = field(validator=lambda config, attribute, url: check_address(url))
     """Address of the policy server: `ws://HOST:PORT` or `wss://`."""
     keys: str | None = None
     """Names of the keys in requests: libero, droid, aloha, or a YAML file. Null: those that the server asks for, if it

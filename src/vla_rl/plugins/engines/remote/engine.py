@@ -68,7 +68,8 @@ class RemoteEngine(PolicyEngine):
         obs = obs.numpy()
         frames = [pack_frame(write_request(self._keys, self._env, obs, row)) for row in range(len(obs))]
         try:
-            replies = self._replies_to(frames)
+            with register_work("waiting for the policy", about=self._config.url) as note:
+                replies = self._exchange_frames(frames, note)
         except BaseException:
             self.close()  # answers to requests may still arrive
             raise
@@ -82,13 +83,9 @@ class RemoteEngine(PolicyEngine):
 
     # ----------------------------------------------------------------------------------------------- connections
 
-    def _replies_to(self, frames: Sequence[bytes]) -> list[bytes]:
+    def _exchange_frames(self, frames: Sequence[bytes], note: Callable[[int], None]) -> list[bytes]:
         """Return the reply to each request. What a server that went away did not answer is sent again when it is
         back."""
-        with register_work("waiting for the policy", about=self._config.url) as note:
-            return self._exchange_frames(frames, note)
-
-    def _exchange_frames(self, frames: Sequence[bytes], note: Callable[[int], None]) -> list[bytes]:
         replies: dict[int, bytes] = {}
         until = monotonic() + self._config.timeout_s
         while left := [row for row in range(len(frames)) if row not in replies]:

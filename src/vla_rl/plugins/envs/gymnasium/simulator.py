@@ -82,7 +82,9 @@ def make_environment(config: GymnasiumConfig) -> Environment:
     with Generators(0).in_use(), _translate_errors(config.id):
         env = gymnasium.make(config.id, max_episode_steps=config.max_steps, disable_env_checker=True, **kwargs)
         for wrapper in config.wrappers:
-            env = _apply_wrapper(env, wrapper)
+            make_wrapper = wrapper_class(wrapper)
+            with _translate_errors(f"wrapper {wrapper.name}"):
+                env = make_wrapper(env, **wrapper.kwargs)
     if config.fast_render:
         turn_effects_off_in(env, config.id)
     for layer in wrapper_layers(env):
@@ -179,12 +181,6 @@ def wrapper_class(wrapper: Wrapper) -> type[gymnasium.Wrapper[Any, Any, Any, Any
     if not isinstance(kind, type) or not issubclass(kind, gymnasium.Wrapper):
         raise UserError(f"wrappers: {wrapper.name} is not a gymnasium.Wrapper")
     return kind
-
-
-def _apply_wrapper(env: Environment, wrapper: Wrapper) -> Environment:
-    kind = wrapper_class(wrapper)
-    with _translate_errors(f"wrapper {wrapper.name}"):
-        return kind(env, **wrapper.kwargs)
 
 
 def _import_module(module: str, setting: str) -> Any:

@@ -74,16 +74,12 @@ def make_env(config: ManiSkillConfig, context: EnvContext) -> SimEnv:
 
 
 def check_simulator(config: ManiSkillConfig) -> None:
-    """Raise UserError unless SAPIEN can draw on this machine and the tasks can be built as the settings say."""
+    """Raise UserError unless SAPIEN can draw on this machine and the tasks can be built as the settings say. SAPIEN is
+    not loaded into this process."""
     if find_spec("mani_skill") is None:
         raise UserError(f"maniskill needs the package 'mani_skill'; try: {install_command(OWN_DIST, 'maniskill')}")
     use_unpacked_driver()
     require_rendering("vulkan", "maniskill")
-    probe_settings(config)
-
-
-def probe_settings(config: ManiSkillConfig) -> None:
-    """Raise UserError for settings that cannot be met, without loading SAPIEN into this process."""
     _build_info(_probe_in_subprocess(config, _choose_devices("cpu", on_gpu=False)))
 
 

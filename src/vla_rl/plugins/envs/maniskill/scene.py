@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from vla_rl.plugins.envs.maniskill.checks import registered_tasks
 from vla_rl.plugins.envs.maniskill.meshes import simplify_meshes
-from vla_rl.plugins.envs.maniskill.stream import Stream
 from vla_rl.toolkit.envs.meshes import cells_for
 
 
@@ -51,6 +51,38 @@ class SimulationDevices:
 
     physics: str = "physx_cpu"
     render: str = "cpu"
+
+
+class Stream:
+    """Private random stream, for the CPU and on a GPU the device's generator, for tasks that draw from torch's global
+    generators, which stay unchanged."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.seed_generators(0)
+
+    def seed_generators(self, seed: int) -> None:
+        devices = {"cpu", str(self._device)}
+        states = {name: torch.Generator(name).manual_seed(seed).get_state() for name in devices}
+        self._host = states.pop("cpu")
+        self._gpu = next(iter(states.values()), None)
+
+    @contextmanager
+    def drawn_from(self) -> Iterator[None]:
+        """Make the global generators draw from this stream inside the context."""
+        host = torch.get_rng_state()
+        torch.set_rng_state(self._host)
+        if self._gpu is not None:
+            gpu = torch.cuda.get_rng_state(self._device)
+            torch.cuda.set_rng_state(self._gpu, self._device)
+        try:
+            yield
+        finally:
+            self._host = torch.get_rng_state()
+            torch.set_rng_state(host)
+            if self._gpu is not None:
+                self._gpu = torch.cuda.get_rng_state(self._device)
+                torch.cuda.set_rng_state(gpu, self._device)
 
 
 class PlannedEpisode(NamedTuple):

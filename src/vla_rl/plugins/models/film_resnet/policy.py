@@ -18,8 +18,7 @@ from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores, to_numpy
 from vla_rl.plugins.models.film_resnet.checkpoint import Setup, write_setup
-from vla_rl.plugins.models.film_resnet.codec import BinCodec, target_distributions
-from vla_rl.plugins.models.film_resnet.inputs import shift_images, to_pixels
+from vla_rl.plugins.models.film_resnet.inputs import BinCodec, shift_images, target_distributions, to_pixels
 from vla_rl.plugins.models.film_resnet.network import FilmResnet
 from vla_rl.toolkit.models.bag_of_words import BagOfWords
 from vla_rl.toolkit.models.checkpoints.files import WEIGHTS, save_tensors

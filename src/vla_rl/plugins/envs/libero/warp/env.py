@@ -16,7 +16,7 @@ from torch import Tensor
 from vla_rl.core.capabilities import Offloadable
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import Array, ChunkResult, EnvInfo, Observation, ResetState, to_numpy
+from vla_rl.core.types import Array, ChunkResult, Observation, ResetState, to_numpy
 from vla_rl.plugins.envs.libero.single_env import ACTION_DIM, STATE_DIM, describe_env, tasks_of_suites
 from vla_rl.plugins.envs.libero.suites import LiberoTask, Suite
 from vla_rl.plugins.envs.libero.warp.checks import CPU_IS_FOR_TESTS
@@ -45,13 +45,6 @@ def make_env(config: LiberoWarpConfig, context: EnvContext) -> LiberoWarpEnv:
     return LiberoWarpEnv(config, context)
 
 
-def describe_envs(config: LiberoWarpConfig, deterministic: bool) -> tuple[EnvInfo, dict[str, list[ResetState]]]:
-    """Return the description of a spec's envs, and split -> reset states."""
-    info, states = describe_env(config.official())
-    cameras = {name: (size, size) for name, size in config.cameras.items()}
-    return evolve(info, cameras=cameras, notes=(*info.notes, NOTE), deterministic=deterministic), states
-
-
 class LiberoWarpEnv(SimEnv, Offloadable[Mapping[str, Any]]):
     """Envs in batches of worlds. An env gets a world of its task's batch at a reset, and keeps it for other episodes of
     the task."""
@@ -62,10 +55,11 @@ class LiberoWarpEnv(SimEnv, Offloadable[Mapping[str, Any]]):
         self.num_envs = context.num_envs
         self._config = config
         self._device = torch.device(context.device)
+        info, self._states = describe_env(config.official())
+        cameras = {name: (size, size) for name, size in config.cameras.items()}
         # Atomic additions make the order of contacts, and with it their sums, random on a GPU.
-        info, states = describe_envs(config, deterministic=self._device.type == "cpu")
-        self.info = info
-        self._states = states
+        deterministic = self._device.type == "cpu"
+        self.info = evolve(info, cameras=cameras, notes=(*info.notes, NOTE), deterministic=deterministic)
         self.host = HostScenes(config.official())
         self._worlds = config.worlds or ceil(self.num_envs / len(self.info.tasks))
         self._batches: list[WorldBatch] = []
