@@ -210,7 +210,7 @@ def test_a_person_holds_one_robot():
         ({"person": {"type": "custom", "controller": "joystick"}}, "person.controller: 'controller' must match regex"),
         ({"person": {"controller": "keyboard"}}, "person.type: required, but missing; one of 'scripted', 'gamepad'"),
         ({"control_hz": 0}, "0.* actions a second; give a number above 0"),
-        ({"cameras": ["front", "front"]}, "front, front: a camera stands there twice"),
+        ({"cameras": ["front", "front"]}, "front given more than once"),
         ({"cameras": ["side"]}, "side"),
     ],
 )

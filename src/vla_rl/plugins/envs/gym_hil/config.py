@@ -10,13 +10,8 @@ from attrs import field, frozen, validators
 from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.installation import pip_command
-from vla_rl.plugins.envs.gymnasium.config import STATES, check_rate
+from vla_rl.plugins.envs.gymnasium.config import STATES, check_rate, no_duplicates
 from vla_rl.toolkit.envs.settings import LARGEST, SMALLEST, Processes
-
-
-def _no_duplicates(instance: Any, attribute: Any, cameras: tuple[str, ...]) -> None:
-    if len(set(cameras)) < len(cameras):
-        raise ValueError(f"{', '.join(cameras)}: a camera stands there twice")
 
 
 @frozen(kw_only=True)
@@ -64,7 +59,7 @@ class GymHilConfig:
     person: PersonSettings | None = None
     """Who may take over from the policy; null: no one."""
     cameras: tuple[Literal["front", "wrist"], ...] = field(
-        default=("front", "wrist"), validator=[validators.min_len(1), _no_duplicates]
+        default=("front", "wrist"), validator=[validators.min_len(1), no_duplicates]
     )
     """Cameras that the policy sees, in this order. Each is rendered once a chunk."""
     image_size: int = field(default=128, validator=[validators.ge(SMALLEST), validators.le(LARGEST)])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve
 
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError
@@ -68,9 +68,8 @@ def make_env(config: LiberoConfig, context: EnvContext) -> SubprocEnvs:
     """Return the env instances of a spec. Raise UserError for a suite or a task that does not exist."""
     os.environ.setdefault("MUJOCO_GL", "egl")
     info, states = describe_env(config)
-    return SubprocEnvs(
-        info, states, MakeLiberoEnv(SceneCache(config, context.device), config), context, config.processes
-    )
+    make_one = partial(LiberoEnv, scenes=SceneCache(config, context.device), config=config)
+    return SubprocEnvs(info, states, make_one, context, config.processes)
 
 
 def describe_env(config: LiberoConfig) -> tuple[EnvInfo, dict[str, list[ResetState]]]:
@@ -126,22 +125,11 @@ def variant_task(variant: Variant, suite: Suite, config: LiberoConfig) -> TaskIn
     )
 
 
-@frozen
-class MakeLiberoEnv:
-    """Factory that creates env instances in their processes."""
-
-    scenes: SceneCache
-    """Scenes of the process in which the env instances live."""
-    config: LiberoConfig
-
-    def __call__(self, number: int) -> LiberoEnv:
-        return LiberoEnv(number, self.scenes, self.config)
-
-
 class LiberoEnv(SingleEnv):
     """Env instance that shares its process's scene of the task with the other instances, in turns."""
 
     def __init__(self, number: int, scenes: SceneCache, config: LiberoConfig) -> None:
+        """Create the instance; `scenes` are those of the process in which it lives."""
         self._number = number
         self._scenes = scenes
         self._config = config

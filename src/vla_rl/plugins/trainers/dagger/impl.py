@@ -20,6 +20,7 @@ from vla_rl.core.randomness import generator
 from vla_rl.core.trainers import ImitationStep, Trainer, Transitions, TransitionsData, UpdateMetrics
 from vla_rl.core.types import ActionSource, Array
 from vla_rl.plugins.trainers.dagger.config import AggregationSettings, HGDaggerConfig
+from vla_rl.plugins.trainers.off_policy.takeovers import find_corrections, with_last_action_repeated
 from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.demonstrated_actions import check_demonstrated_actions
 from vla_rl.toolkit.trainers.imitation import imitate_demonstrations
@@ -172,14 +173,8 @@ class HGDagger(AggregatingTrainer):
         """Return the chunks whose valid actions all came from a takeover. What follows the last valid action
         repeats it.
         """
-        source = transitions.source
-        if source is None:
-            return np.zeros(0, np.int64), transitions.actions[:0]
-        taken_over = (source != ActionSource.POLICY) | ~transitions.valid
-        chosen = np.flatnonzero(taken_over.all(1) & transitions.valid.any(1))
-        last = transitions.valid[chosen].sum(1) - 1
-        index = np.minimum(np.arange(source.shape[1]), last[:, None])
-        return chosen, np.take_along_axis(transitions.actions[chosen], index[..., None], axis=1)
+        chosen = find_corrections(transitions)
+        return chosen, with_last_action_repeated(transitions).actions[chosen]
 
     def list_warnings(self) -> tuple[str, ...]:
         if self._warned or self._labelled.sample_count:

@@ -7,7 +7,7 @@ import gzip
 import re
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from io import StringIO
 
@@ -83,15 +83,11 @@ class Variant:
 def parse_variant(suite: str, number: int, name: str, dimension: str, level: int | None) -> Variant:
     """Return the variant that a name describes. Base names may contain words such as `_table_`, so only the end of the
     name counts."""
+    make_variant = partial(Variant, suite=suite, number=number, name=name, dimension=dimension, level=level)
     match = WITH_VIEW.fullmatch(name)
     if match is not None:
-        return Variant(
-            suite=suite,
-            number=number,
-            name=name,
+        return make_variant(
             base=match["base"],
-            dimension=dimension,
-            level=level,
             view=tuple(int(part) for part in match["view"].split("_")),
             language=int(match["language"] or 0),
             robot=int(match["robot"]),
@@ -100,15 +96,7 @@ def parse_variant(suite: str, number: int, name: str, dimension: str, level: int
     match = WITHOUT_VIEW.fullmatch(name)
     if match is None:
         raise ValueError(f"no variant of LIBERO-Plus is called {name!r}")
-    return Variant(
-        suite=suite,
-        number=number,
-        name=name,
-        base=match["base"],
-        dimension=dimension,
-        level=level,
-        needs_assets=match["asset"] is not None,
-    )
+    return make_variant(base=match["base"], needs_assets=match["asset"] is not None)
 
 
 @cache
