@@ -64,7 +64,7 @@ def test_what_the_page_checks_keeps_to_the_contract(name):
 
 def test_a_simulator_is_checked_by_its_file_and_by_the_command(project, fork_server):
     (project / "dot.py").write_text(FILES["dot.py"] + PYTHON[PYTHON.index(FILES["dot.py"]) + 1])
-    done = fork_server.run_python("dot.py", cwd=project)
+    done = fork_server.run_python(project / "dot.py", cwd=project)  # absolute: its env processes look for it
     assert (done.returncode, done.stderr) == (0, "")
     (command,) = re.findall("^vla-rl (check-env .*?) *(?:#.*)?$", PAGE, flags=re.MULTILINE)
     result = CliRunner().invoke(app, [*command.split(), "--seconds", "5"])
