@@ -36,11 +36,11 @@ from vla_rl.plugins.trainers.off_policy.losses import (
     soft_targets,
     temperature_losses,
 )
-from vla_rl.plugins.trainers.off_policy.takeovers import ended_by_takeovers, find_corrections, with_last_action_repeated
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.data.samples import InMemoryDataset
 from vla_rl.toolkit.trainers.context import TrainerContext
+from vla_rl.toolkit.trainers.takeovers import ended_by_takeovers, find_corrections, with_last_action_repeated
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 from vla_rl.toolkit.trainers.trainer_state import load_owned_state, owned_state
 

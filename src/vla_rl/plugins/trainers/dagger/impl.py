@@ -20,11 +20,11 @@ from vla_rl.core.randomness import generator
 from vla_rl.core.trainers import ImitationStep, Trainer, Transitions, TransitionsData, UpdateMetrics
 from vla_rl.core.types import ActionSource, Array
 from vla_rl.plugins.trainers.dagger.config import AggregationSettings, HGDaggerConfig
-from vla_rl.plugins.trainers.off_policy.takeovers import find_corrections, with_last_action_repeated
 from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.demonstrated_actions import check_demonstrated_actions
 from vla_rl.toolkit.trainers.imitation import imitate_demonstrations
 from vla_rl.toolkit.trainers.labelled_chunks import AggregatedDemonstrations, LabelledChunks
+from vla_rl.toolkit.trainers.takeovers import find_corrections, with_last_action_repeated
 
 
 class AggregatingTrainer(Trainer[TransitionsData]):

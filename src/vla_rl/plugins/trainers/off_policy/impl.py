@@ -33,7 +33,6 @@ from vla_rl.plugins.trainers.off_policy.losses import (
     soft_targets,
     temperature_losses,
 )
-from vla_rl.plugins.trainers.off_policy.takeovers import ended_by_takeovers, find_corrections, with_last_action_repeated
 from vla_rl.toolkit.algorithms.statistics import MetricAccumulator
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.trainers import optimizer
@@ -41,6 +40,7 @@ from vla_rl.toolkit.trainers.context import TrainerContext
 from vla_rl.toolkit.trainers.critics import CriticEnsemble, CriticInputs, check_features, feature_size, update_target
 from vla_rl.toolkit.trainers.reader import read_in_background
 from vla_rl.toolkit.trainers.replay import TransitionBatch, TransitionBuffer
+from vla_rl.toolkit.trainers.takeovers import ended_by_takeovers, find_corrections, with_last_action_repeated
 
 
 class _Temperature(nn.Module):

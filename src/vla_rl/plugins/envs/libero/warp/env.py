@@ -55,11 +55,12 @@ class LiberoWarpEnv(SimEnv, Offloadable[Mapping[str, Any]]):
         self.num_envs = context.num_envs
         self._config = config
         self._device = torch.device(context.device)
-        info, self._states = describe_env(config.official())
+        info, states = describe_env(config.official())
         cameras = {name: (size, size) for name, size in config.cameras.items()}
         # Atomic additions make the order of contacts, and with it their sums, random on a GPU.
         deterministic = self._device.type == "cpu"
         self.info = evolve(info, cameras=cameras, notes=(*info.notes, NOTE), deterministic=deterministic)
+        self._states = states
         self.host = HostScenes(config.official())
         self._worlds = config.worlds or ceil(self.num_envs / len(self.info.tasks))
         self._batches: list[WorldBatch] = []

@@ -1,4 +1,4 @@
-"""What takeovers are for the critics: the end of the policy's episode, and demonstrations."""
+"""What takeovers are for a trainer: the end of the policy's episode for critics, and demonstrations for a policy."""
 
 from __future__ import annotations
 
