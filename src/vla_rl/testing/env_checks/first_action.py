@@ -107,8 +107,12 @@ def _possible_changes(player: Player, camera: str) -> dict[str, Change]:
         changes["an image turned by 270 degrees"] = lambda images, name: np.rot90(images[name], 3)
     for other in sizes:
         if other != camera and sizes[other] == sizes[camera]:
-            changes[f"the image of camera {other!r}"] = lambda images, name, other=other: images[other]
+            changes[f"the image of camera {other!r}"] = _image_of(other)
     return changes
+
+
+def _image_of(camera: str) -> Change:
+    return lambda images, name: images[camera]
 
 
 def _explained_distance(traces: Sequence[EnvTrace], camera: str, change: Change) -> float:
