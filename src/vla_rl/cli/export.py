@@ -91,7 +91,8 @@ def _removing_partial_copies(folder: Path) -> Iterator[None]:
 
 
 def _copy_folder(source: Path, target: Path) -> None:
-    """Copy a folder. Raises the first OSError, where `shutil.copytree` continues and raises a list of texts."""
+    """Copy a folder. Stop at the first file that fails and raise its OSError, where `shutil.copytree` goes on and
+    raises an error without errno."""
     failed: list[OSError] = []
 
     def copy_file(file: str, to: str) -> None:
@@ -101,9 +102,11 @@ def _copy_folder(source: Path, target: Path) -> None:
         except OSError as exc:
             failed.append(exc)
 
-    shutil.copytree(source, target, dirs_exist_ok=True, copy_function=copy_file)
-    if failed:
-        raise failed[0]
+    try:
+        shutil.copytree(source, target, dirs_exist_ok=True, copy_function=copy_file)
+    finally:  # copytree raises an error of its own for a folder that failed after the file
+        if failed:
+            raise failed[0]
 
 
 def upload_to_hub(folder: Path, repository: str, public: bool) -> str:

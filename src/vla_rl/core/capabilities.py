@@ -34,7 +34,7 @@ STEERING = "steering"
 
 
 def require_capability(component: object, capability: type[C], who: str) -> C:
-    """Return the component as one with the capability. Raise UserError if it has none.
+    """Return the component, typed as the capability. Raise UserError if it does not inherit it.
 
     Args:
         who: caller that needs it, for the message, such as "trainer 'dsrl'".

@@ -352,9 +352,9 @@ class Demonstrations(ABC):
 
     @hookspec(firstresult=True)
     def data_properties(self) -> DataProperties:
-        """Return the frame rate and the names of the numbers of actions and states. Optional. Data sets of different
-        rates are not mixed, and names in another order than those of the simulator or the checkpoint are refused.
-        Default: nothing is known."""
+        """Return actions per second, the names of the numbers of actions and states in order, and the grippers' signs.
+        Optional. Data sets of different rates are not mixed, and names in another order than those of the simulator or
+        the checkpoint are refused. Default: nothing is known."""
         return DataProperties()
 
 

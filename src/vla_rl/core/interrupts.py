@@ -68,11 +68,11 @@ class Interrupts:
         self.reason = self.reason or reason
         self.requested = True
 
-    def stop_error(self, how: str) -> UserError:
-        """Return the error that ends a stopped run. `how` says what was saved."""
+    def stop_error(self, outcome: str) -> UserError:
+        """Return the error that ends a stopped run. `outcome` says how the run ended and how to resume it."""
         if self.reason is None:
-            return RunStopped(how)
-        self.reason.add_note(f"  {how}")
+            return RunStopped(outcome)
+        self.reason.add_note(f"  {outcome}")
         return self.reason
 
     def check_stop(self) -> None:

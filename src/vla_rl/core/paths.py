@@ -101,17 +101,18 @@ def open_text(path: Path, longest: int = LONGEST_TEXT) -> TextIO:
 
 
 def format_path(path: object) -> str:
-    """Format a path for messages: on one line, shortened to a readable length."""
+    """Format a file path for messages: on one line, the middle of a long one left out."""
     text = str(path)
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}...{text[-LONGEST // 4 :]}"
 
 
 def path_error(exc: BaseException, given: Mapping[str, Path]) -> UserError | None:
-    """Return a UserError for an exception that one of these paths caused; None for any other exception, such as a bug.
+    """Return a UserError for an exception that one of these paths caused, or the machine, such as a full disk; None for
+    any other, such as a bug.
 
     Args:
-        given: what the user calls a path ("--to", "PLAN") -> path.
+        given: name that the user knows ("--to", "PLAN") to path.
     """
     if isinstance(exc, ValueError):
         broken = next((name for name, path in given.items() if "\0" in str(path)), None) if NUL in str(exc) else None

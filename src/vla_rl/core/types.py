@@ -82,18 +82,18 @@ class SampleRecord:
     def take(self, rows: Any) -> Self:
         """Return the samples at these positions (int64 NumPy array, or other integers), in this order."""
         positions = rows.tolist() if hasattr(rows, "tolist") else rows
-        return self._change(
+        return self._map_values(
             lambda array: pick_rows(array, rows), lambda entries: tuple(map(entries.__getitem__, positions))
         )
 
     def numpy(self) -> Self:
         """Return the same samples in host memory, ready to send to another process."""
-        return self._change(to_numpy)
+        return self._map_values(to_numpy)
 
     def contiguous(self) -> Self:
         """Return the same samples in contiguous memory. Strided views are copied: images are flipped with
         `[:, ::-1]`, whose negative strides torch cannot read."""
-        return self._change(make_contiguous)
+        return self._map_values(make_contiguous)
 
     @property
     def nbytes(self) -> int:
@@ -105,7 +105,7 @@ class SampleRecord:
             total += int(array.nbytes)
             return array
 
-        self._change(add_bytes)
+        self._map_values(add_bytes)
         return total
 
     @classmethod
@@ -114,21 +114,24 @@ class SampleRecord:
         has no rows there."""
         return parts[0] if len(parts) == 1 else _join_values(parts)
 
-    def _change(
+    def _map_values(
         self,
-        change: Callable[[Any], Any],
-        choose: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda entries: entries,
+        map_array: Callable[[Any], Any],
+        map_entries: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda entries: entries,
     ) -> Self:
-        def change_value(value: Any) -> Any:
+        """Return a new record: `map_array` is applied to each array, also in mappings and inner records, `map_entries`
+        to each tuple; None stays."""
+
+        def map_value(value: Any) -> Any:
             if value is None:
                 return None
             if isinstance(value, tuple):
-                return choose(value)
+                return map_entries(value)
             if isinstance(value, Mapping):
-                return type(value)({name: change_value(array) for name, array in value.items()})  # type: ignore[call-arg]
-            return value._change(change, choose) if isinstance(value, SampleRecord) else change(value)  # noqa: SLF001
+                return type(value)({name: map_value(array) for name, array in value.items()})  # type: ignore[call-arg]
+            return value._map_values(map_array, map_entries) if isinstance(value, SampleRecord) else map_array(value)  # noqa: SLF001
 
-        return type(self)(**{name: change_value(getattr(self, name)) for name in _field_names(type(self))})
+        return type(self)(**{name: map_value(getattr(self, name)) for name in _field_names(type(self))})
 
 
 def _join_values(values: Sequence[Any]) -> Any:

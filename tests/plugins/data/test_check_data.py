@@ -186,7 +186,27 @@ STATISTICS = {
     "three numbers": (WithStatistics("action", q99=lambda s: (1.0,) * 3), "2 numbers each"),
     "none": (WithStatistics("action", q99=lambda s: ()), "2 numbers each"),
 }
+
+
+class FirstImages(Sound):
+    """Shows the first image of each of two long episodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.windows = StepWindows([200, 200], CHUNK)
+        numbers = np.random.default_rng(1)
+        self.state, self.actions = numbers.random((200, 2), np.float32), numbers.random((200, 2), np.float32)
+
+    def read_samples(self, indices: Any) -> tuple[Observation, Any]:
+        episodes, steps = self.windows.locate_samples(np.asarray(indices))
+        obs = Observation(
+            images={"top": self.images[episodes]}, instructions=("reach",) * len(steps), state=self.state[steps]
+        )
+        return obs, np.stack([self.actions[t : t + CHUNK] for t in steps])
+
+
 OTHERS = {
+    "the first image of each long episode": (FirstImages(), "got a change in 0 of"),
     "three names": (NamesOfOtherData(), "2 names of the action's numbers, or none, got 3"),
     "one buffer": (OneBuffer(), "samples that stay as returned"),
     "state": (Counts(), "equal samples twice"),

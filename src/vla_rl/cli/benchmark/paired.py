@@ -49,9 +49,9 @@ def compare_episodes(first: Episodes, second: Episodes) -> dict[str, Pair]:
         raise UserError("the two have no evaluation state in common: compare evaluations of the same tasks")
     names = dict.fromkeys(_task_name(key) for key in first if key in common)
     return {
-        "all": _pair_outcomes([(first[key], second[key]) for key in common]),
+        "all": _count_pairs([(first[key], second[key]) for key in common]),
         **{
-            name: _pair_outcomes([(first[key], second[key]) for key in common if _task_name(key) == name])
+            name: _count_pairs([(first[key], second[key]) for key in common if _task_name(key) == name])
             for name in names
         },
     }
@@ -99,7 +99,7 @@ def print_comparison(pairs: Mapping[str, Pair], given: Any) -> None:
         )
 
 
-def _pair_outcomes(outcomes: list[tuple[bool, bool]]) -> Pair:
+def _count_pairs(outcomes: list[tuple[bool, bool]]) -> Pair:
     return Pair(
         n=len(outcomes),
         first=sum(a for a, _ in outcomes),

@@ -254,7 +254,7 @@ def _read_script(file: Path, text: str, given: Path | None) -> SourceKeys:
         raise _unknown_project(file)
     checkout = _find_checkout(file, package, given)
     name = name_file(file, checkout)
-    values, variables, strays = _script_values(text, name)
+    values, variables, strays = _parse_script(text, name)
     for variable in ("ROBOT_PLATFORM", "ALG"):  # environment variables that the programs read
         if variable in variables:
             values[variable] = SourceValue(*variables[variable])
@@ -262,7 +262,7 @@ def _read_script(file: Path, text: str, given: Path | None) -> SourceKeys:
     return evolve(source, values=_script_defaults(source), strays=tuple(strays))
 
 
-def _script_values(text: str, name: str) -> tuple[dict[str, SourceValue], dict[str, tuple[str, str]], list[str]]:
+def _parse_script(text: str, name: str) -> tuple[dict[str, SourceValue], dict[str, tuple[str, str]], list[str]]:
     """Return the overrides of a script's command, its variables with their places, and words that are neither."""
     variables: dict[str, tuple[str, str]] = {}
     values: dict[str, SourceValue] = {}

@@ -407,7 +407,7 @@ def _parse_document(
         spec = _Reader(modules).read_class(data, Spec)
     except Problems as exc:
         problems += [item for item in exc.items if item not in problems]
-    problems += _find_incompatibilities(spec, modules) if spec is not None else []
+    problems += _find_action_size_mismatch(spec, modules) if spec is not None else []
     unread = [error.unread for error in document.errors if error.unread is not None]
     errors += [
         source.place_problem(*item) for item in problems if not any(item[0][: len(path)] == path for path in unread)
@@ -470,8 +470,9 @@ def has_own_policy(spec: Spec) -> bool:
     return plugins.load("engine", spec.rollout.engine.type, spec.plugins).own_policy
 
 
-def _find_incompatibilities(spec: Spec, modules: Sequence[str]) -> list[tuple[KeyPath, str]]:
-    """Return problems of components that are valid alone but incompatible with each other."""
+def _find_action_size_mismatch(spec: Spec, modules: Sequence[str]) -> list[tuple[KeyPath, str]]:
+    """Return (key, problem) if model and simulator have actions of different size. Not asked where statistics of data
+    or an engine of its own policy decide the model's."""
     if takes_data_statistics(spec) or plugins.load("engine", spec.rollout.engine.type, modules).own_policy:
         return []
     takes, gives = (

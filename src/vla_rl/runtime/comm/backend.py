@@ -74,8 +74,8 @@ class Backend(ABC):
     def call_worker(
         self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, group: ConcurrencyGroup = "call"
     ) -> Any:
-        """Call a method of a worker's role. Return a reference, or a list of `returns` references. Arguments may be
-        references."""
+        """Call a method of a role on a worker without waiting; its error comes with the result. Return a reference, or
+        a list of `returns` references. Arguments may be references. `group`: what `@remote` declares of the method."""
 
     def connect_worker(self, worker: int, others: Sequence[int]) -> Ref[None]:
         """Connect a worker to others, so that it can call them."""

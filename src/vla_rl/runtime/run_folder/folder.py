@@ -154,9 +154,10 @@ class RunFolder:
         return last if (last / MANIFEST).is_file() else None  # a copy of a run may contain only the folder `last`
 
     def save_checkpoint(self, state: State, write: Callable[[Path, Path], None], keep: int) -> Path:
-        """Write a checkpoint next to the others with its manifest, sync it, rename it and move `last`; only then delete
-        those beyond `keep`. Raises CheckpointError, or WorkerDied where a worker died meanwhile; then the previous
-        checkpoint is still the last one."""
+        """Write a checkpoint next to the others with its manifest, sync it, rename it and point `last` to it; only then
+        delete all but the newest `keep`. Return its folder. `write(model, trainer)` fills two folders. Raises
+        RunFolderGone before anything is written; CheckpointError, or WorkerDied where a worker died meanwhile: then no
+        complete checkpoint is lost."""
         if self._lock is not None:
             self._lock.check_place()
         target = self.checkpoints / f"step_{state.step:06d}"
@@ -233,7 +234,7 @@ class RunFolder:
             except CheckpointError as exc:
                 damaged[checkpoint] = exc
                 continue
-            self._set_aside(damaged, checkpoint)
+            self._keep_aside(damaged, checkpoint)
             return state, trainer
         if damaged or refused:
             advice = f"put back sound copies of these files, or start again with another --folder than {self.path}"
@@ -246,14 +247,14 @@ class RunFolder:
 
     def set_aside(self, refused: Mapping[Path, CheckpointError], trainer: Path) -> None:
         """Set checkpoints aside whose trainer folders were refused, as the run continues from another one."""
-        self._set_aside({folder.parent: why for folder, why in refused.items()}, trainer.parent)
+        self._keep_aside({folder.parent: why for folder, why in refused.items()}, trainer.parent)
 
-    def _set_aside(self, damaged: Mapping[Path, CheckpointError], checkpoint: Path) -> None:
-        for other, why in damaged.items():
+    def _keep_aside(self, unusable: Mapping[Path, CheckpointError], continued: Path) -> None:
+        for other, why in unusable.items():
             aside = self._mark_damaged(other)
-            logger.warning("%s\n  kept as %s; continuing from %s", why, aside.name, checkpoint.name)
-        if damaged:
-            self._point_last_to(checkpoint)
+            logger.warning("%s\n  kept as %s; continuing from %s", why, aside.name, continued.name)
+        if unusable:
+            self._point_last_to(continued)
 
     def _saved_checkpoints(self) -> list[Path]:
         """Return the checkpoints, newest first."""

@@ -137,7 +137,7 @@ class RoleCalls:
         return {"own": role, "first": roles[0], "last": roles[-1]}[declaration.track]
 
     def _name_callee(self, role: str, method: str, arguments: Sequence[Any]) -> str:
-        """Return role, worker and, for simulators, lane of a call, for messages."""
+        """Return role, worker and, where the method declares one, lane of a call, for messages."""
         if role in ("worker", "rollout"):
             return f"worker {self._assignment.index}"
         lane = declaration_of(self._roles[role], method).lane if role not in ("policy", "learner") else None

@@ -97,7 +97,7 @@ class _Served:
         return _checked_view(env)
 
     def _step_chunk(self, env: SingleEnv, actions: Array, stop_at_end: bool) -> ChunkAnswer:
-        """Execute a chunk."""
+        """Execute a chunk. Raise PluginError or UserError for a step whose result is not as `EnvInfo` declares."""
         records: Array = np.zeros(len(actions), self._empty.dtype)
         names = frozenset(records.dtype.names or ())
         declared = {name: records.dtype[name].shape for name in names - REPORTED}
@@ -281,8 +281,9 @@ class SeparateProcess:
 
 
 def _serve_requests(make: bytes, first: int, empty: Array, pipe: Connection[Any, Any]) -> None:
-    """Answer the owner's requests until it closes the pipe: the number of each of several envs before it runs, then all
-    replies."""
+    """Send None when ready, then answer the owner's requests until it closes the pipe. For one to several envs, each
+    env's number is sent before it runs, then all replies. `make`: the pickled maker; `empty`: a chunk's empty
+    records."""
     ignore_signals()  # they are the owner's to handle
     leave_with_parent()
     served = _Served(pickle.loads(make), first, empty, pipe.send)  # noqa: S301 - from our owner

@@ -21,8 +21,8 @@ def dummy_observation(info: EnvInfo) -> Observation:
 def dummy_sample(model: VLAModel, info: EnvInfo) -> tuple[Observation, Chunk]:
     """Return one sample with black images, and a chunk that the model samples for it, for dummy batches.
 
-    The chunk carries what those of a rollout carry, such as features: scoring takes the same path, and the bytes are
-    the same.
+    The chunk has the same fields as in a rollout, such as features, so that scoring runs the same code and `nbytes` is
+    that of a real sample.
     """
     obs = dummy_observation(info)
-    return obs, model.sample_chunk(obs, Noise(0, "blank", [0], [0], [0]), False)
+    return obs, model.sample_chunk(obs, Noise(0, "blank", [0], [0], [0]), greedy=False)

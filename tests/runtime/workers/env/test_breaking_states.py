@@ -205,5 +205,5 @@ def test_a_stream_in_a_state_that_was_excluded_begins_again(tmp_path):
     resumed = EnvStreams()
     resumed.load(tmp_path / "streams.npz", {2: states[2]})
     assert list(resumed.consumed) == [1]
-    again = resumed.continue_stream(EpisodeRequest(state=states[2], number=0, env_id=0))
+    again = resumed.issue_ticket(EpisodeRequest(state=states[2], number=0, env_id=0))
     assert again.episode == 0 and again.actions is not None

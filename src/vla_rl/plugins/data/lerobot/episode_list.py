@@ -39,7 +39,7 @@ def read_meta(folder: Path) -> Meta:
 
 def find_unlisted(info: Info, listed: Sequence[EpisodeMeta]) -> list[EpisodeMeta]:
     """Return the episodes in `data/` that follow the listed ones, and log them. Raise UserError if no episode can be
-    read at all, and for videos that do not have their frames."""
+    read at all. Videos that do not hold their frames are left out, and refused when such an episode is chosen."""
     files = sorted((info.folder / "data").rglob("*.parquet"))
     cut = [file for file in files if is_cut(file)]
     rows: dict[int, tuple[Path, int]] = {}

@@ -138,7 +138,7 @@ class RemoteEngine(PolicyEngine):
         if monotonic() >= until:
             url, seconds = self._config.url, self._config.timeout_s
             raise UserError(
-                f"the policy at {url} did not answer within {seconds:g} s: {_text_of(trouble)}; is it "
+                f"the policy at {url} did not answer within {seconds:g} s: {_error_text(trouble)}; is it "
                 f"served there, as by `vla-rl serve RUN`? rollout.engine.timeout_s={10 * seconds:g} waits longer"
             ) from trouble
         note(0)
@@ -173,7 +173,7 @@ class RemoteEngine(PolicyEngine):
             if status == HTTPStatus.UNAUTHORIZED:
                 raise UserError(f"{url} wants another key: set rollout.engine.api_key_file") from exc
             if 400 <= status < 500 and status not in LATER:
-                raise UserError(f"{url} refused the connection: {_text_of(exc)}") from exc
+                raise UserError(f"{url} refused the connection: {_error_text(exc)}") from exc
             raise
         except (OSError, WebSocketException, ValueError, ImportError) as exc:
             if proxy is None:
@@ -254,11 +254,11 @@ def _without_password(error: Exception, proxy: Proxy) -> str:
         return f"that is not the address of a proxy: {error.msg}"
     if isinstance(error, ValueError):
         return "that is not an address"
-    return _text_of(error).replace(proxy.url, str(proxy))
+    return _error_text(error).replace(proxy.url, str(proxy))
 
 
-def _text_of(error: Exception) -> str:
-    """Return an error's text, with what the server wrote about it."""
+def _error_text(error: Exception) -> str:
+    """Return an error's text, followed by the server's reply if that is one line."""
     text = str(error) or type(error).__name__
     response = getattr(error, "response", None)
     body = bytes(getattr(response, "body", None) or b"")[:500].decode("utf-8", "replace").strip()

@@ -53,14 +53,14 @@ class SceneCache:
         if before is not episode:
             if before is not None:
                 before.moment = scene.save()
+            self._loaded_episodes[episode.task] = episode  # first: if loading fails, `drop_env` closes the scene
             if episode.moment is not None:
                 scene.load(episode.moment)
-            self._loaded_episodes[episode.task] = episode
         return scene
 
     def drop_env(self, env_id: int) -> None:
-        """Give up an env instance, perhaps because it broke. If its scene is in the state in which the instance left
-        it, the scene is closed and built again for the next use."""
+        """Forget an env instance, perhaps because it broke. If it was the last to use its task's scene, which may be
+        broken too, that is closed, and built again when needed. With the last instance all scenes are closed."""
         episode = self._episodes_of.pop(env_id, None)
         if episode is not None and self._loaded_episodes.get(episode.task) is episode:
             self._close_scene(episode.task)

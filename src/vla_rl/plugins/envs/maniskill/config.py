@@ -14,14 +14,14 @@ def chosen_tasks(config: Any) -> tuple[str, ...]:
     return config.tasks or (config.task,)
 
 
-def one_or_more(instance: Any, attribute: Any, tasks: tuple[str, ...]) -> None:
+def check_tasks(instance: Any, attribute: Any, tasks: tuple[str, ...]) -> None:
     if bool(tasks) == bool(instance.task):
         raise ValueError("give either task, such as PickCube-v1, or tasks, a list of them")
     if len(set(tasks)) < len(tasks):
         raise ValueError(f"a task is named twice: {', '.join(tasks)}")
 
 
-def known_instructions(instance: Any, attribute: Any, instructions: Mapping[str, str]) -> None:
+def check_instructions(instance: Any, attribute: Any, instructions: Mapping[str, str]) -> None:
     tasks = chosen_tasks(instance)
     for name, text in instructions.items():
         if name not in tasks:
@@ -30,7 +30,7 @@ def known_instructions(instance: Any, attribute: Any, instructions: Mapping[str,
             raise ValueError(f"the instruction of {name} is empty")
 
 
-def some_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int | None]) -> None:
+def check_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int | None]) -> None:
     if not cameras:
         raise ValueError("name at least one camera, such as {base_camera: 224}")
     for name, size in cameras.items():
@@ -44,9 +44,9 @@ class ManiSkillConfig:
 
     task: str | None = None
     """Task as ManiSkill registers it, such as PickCube-v1. Give either `task` or `tasks`."""
-    tasks: tuple[str, ...] = field(default=(), validator=one_or_more)
+    tasks: tuple[str, ...] = field(default=(), validator=check_tasks)
     """Several tasks whose robots have the same actions and joints; with the CPU backend only."""
-    instructions: dict[str, str] = field(factory=dict, validator=known_instructions)
+    instructions: dict[str, str] = field(factory=dict, validator=check_instructions)
     """Instructions: task -> the policy's instruction, for tasks that docs/simulators/maniskill.md does not list, or to
     reword those."""
     imports: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class ManiSkillConfig:
     repository; importable by the interpreter of the simulators."""
     kwargs: dict[str, Any] = field(factory=dict)
     """Further arguments of the tasks' class, such as {obj_set: train} of that module."""
-    cameras: dict[str, int | None] = field(factory=lambda: {"base_camera": 224}, validator=some_cameras)
+    cameras: dict[str, int | None] = field(factory=lambda: {"base_camera": 224}, validator=check_cameras)
     """Cameras: name -> height and width in pixels (8 to 1024; null: the task's own resolution), in the order in which a
     model sees them; every task has to have them."""
     control_mode: str = "pd_ee_delta_pose"

@@ -37,7 +37,7 @@ def known_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int]) -> 
         check_camera_size(name, size)
 
 
-def known_tasks(instance: Any, attribute: Any, tasks: str | tuple[str, ...]) -> None:
+def check_tasks(instance: Any, attribute: Any, tasks: str | tuple[str, ...]) -> None:
     if isinstance(tasks, str) and tasks not in BENCHMARKS:
         near = did_you_mean(tasks, BENCHMARKS)
         raise ValueError(f"no Meta-World benchmark {tasks!r}{near}; give {', '.join(BENCHMARKS)}, or [push-v3, ...]")
@@ -55,7 +55,7 @@ def known_tasks(instance: Any, attribute: Any, tasks: str | tuple[str, ...]) -> 
 class MetaWorldConfig:
     """Spec keys of the simulator `metaworld`."""
 
-    tasks: str | tuple[str, ...] = field(validator=known_tasks)
+    tasks: str | tuple[str, ...] = field(validator=check_tasks)
     """Tasks: names, such as [push-v3] (one is MT1), or a benchmark that names them: MT10, MT25 or MT50."""
     cameras: dict[str, int] = field(factory=lambda: {"corner2": 224}, validator=known_cameras)
     """Cameras: name -> height and width in pixels (8 to 1024), in the order in which a model sees them."""

@@ -37,7 +37,7 @@ def task_config(given: Any) -> Any:
     return str(to_absolute(given)) if isinstance(given, str) and is_file(given) else given
 
 
-def known_tasks(instance: Any, attribute: Any, tasks: str | tuple[str, ...]) -> None:
+def check_tasks(instance: Any, attribute: Any, tasks: str | tuple[str, ...]) -> None:
     names = task_names(tasks)
     if not names:
         raise ValueError(f"name at least one task; tasks: {', '.join(STEP_LIMITS)}")
@@ -89,7 +89,7 @@ class Seeds:
 class RobotwinConfig:
     """Spec keys of the simulator `robotwin`."""
 
-    tasks: str | tuple[str, ...] = field(validator=known_tasks)
+    tasks: str | tuple[str, ...] = field(validator=check_tasks)
     """Task name, or a list of names: beat_block_hammer, place_empty_cup, ..."""
     api: Literal["auto", "vector", "classic"] = "auto"
     """API of RoboTwin. `vector`: `VectorEnv` of the runtime wheel or the branch RLinf_support, one thread per env and

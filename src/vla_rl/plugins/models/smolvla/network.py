@@ -30,6 +30,8 @@ from vla_rl.toolkit.models.networks import text_sizes, vision_sizes
 BASE = 10_000.0
 Pair = tuple[Tensor, Tensor]
 """Rotated keys and values, [B, kv heads, T, D]."""
+Rotation = tuple[Tensor, Tensor]
+"""Cosines, and sines with their signs: see `rotary_factors`."""
 
 
 @frozen(eq=False)
@@ -49,7 +51,7 @@ class SmolVLAPrefix:
     """float32 [B, D]: mean of the language model's output, for a critic that reads the prefix."""
 
 
-def apply_rotary(x: Tensor, by: Pair) -> Tensor:
+def apply_rotary(x: Tensor, by: Rotation) -> Tensor:
     """Apply the rotary embedding to x [B, heads, T, D], pairing the two halves of D."""
     wide = x.float()
     return torch.addcmul(wide * by[0], wide.roll(x.shape[-1] // 2, -1), by[1]).to(x.dtype)
@@ -73,10 +75,10 @@ class _Layer(LlamaDecoderLayer):
         result: Tensor = x.unflatten(2, (-1, self.self_attn.head_dim)).transpose(1, 2)
         return result
 
-    def _compute_queries(self, base: Tensor, by: Pair) -> Tensor:
+    def _compute_queries(self, base: Tensor, by: Rotation) -> Tensor:
         return apply_rotary(self._split_heads(self.self_attn.q_proj(base)), by)
 
-    def _compute_pair(self, base: Tensor, by: Pair) -> Pair:
+    def _compute_pair(self, base: Tensor, by: Rotation) -> Pair:
         keys, values = (self._split_heads(part(base)) for part in (self.self_attn.k_proj, self.self_attn.v_proj))
         return apply_rotary(keys, by), values
 
@@ -93,7 +95,7 @@ class TextLayer(_Layer):
     """Layer of the language model."""
 
     def forward(  # type: ignore[override]  # only SmolVLAModule calls it
-        self, x: Tensor, by: Pair, mask: Tensor, before: Pair | None
+        self, x: Tensor, by: Rotation, mask: Tensor, before: Pair | None
     ) -> tuple[Tensor, Pair]:
         """Return the output for tokens x [B, T, D] that follow those of `before`, and all keys and values."""
         base = apply_rms_norm(self.input_layernorm, x)
@@ -107,7 +109,7 @@ class ExpertLayer(_Layer):
     """Layer of the expert, in which action tokens attend to the prefix and to each other."""
 
     def forward(  # type: ignore[override]  # only SmolVLAModule calls it
-        self, x: Tensor, pair: Pair, by: Pair, mask: Tensor
+        self, x: Tensor, pair: Pair, by: Rotation, mask: Tensor
     ) -> Tensor:
         base = apply_rms_norm(self.input_layernorm, x)
         queries = self._split_heads(self.self_attn.q_proj(base))
@@ -119,9 +121,11 @@ class CrossAttentionLayer(_Layer):
     """Layer of the expert, in which action tokens attend to projections of the prefix's keys and values alone."""
 
     def forward(  # type: ignore[override]  # only SmolVLAModule calls it
-        self, x: Tensor | None, pair: Pair, by: Pair | None = None, mask: Tensor | None = None
+        self, x: Tensor | None, pair: Pair, by: Rotation | None = None, mask: Tensor | None = None
     ) -> Any:
-        """Return the output for x [B, H, D]; without x: the projected keys and values, for the passes that follow."""
+        """Return the output [B, H, D] for action tokens x, given projected keys and values, the rotation `by` and an
+        additive mask. Without x: project the prefix's `pair`, once an observation; by `forward`, since FSDP gathers the
+        weights there."""
         if x is None:
             keys, values = (part.transpose(1, 2).flatten(2) for part in pair)
             return self._split_heads(self.self_attn.k_proj(keys)), self._split_heads(self.self_attn.v_proj(values))
@@ -185,7 +189,7 @@ def empty_network(sizes: SmolVLASizes, shape: FlowShape) -> SmolVLANetwork:
     return network
 
 
-def rotary_factors(positions: Tensor, dim: int) -> Pair:
+def rotary_factors(positions: Tensor, dim: int) -> Rotation:
     """Return cosines, and sines with their signs, float32 [B, 1, T, dim]: the factors of `apply_rotary`."""
     exponents = (2.0 / dim) * torch.arange(dim // 2, dtype=torch.float32, device=positions.device)
     angle = (positions[..., None].float() / BASE**exponents)[:, None]
@@ -216,7 +220,8 @@ class SmolVLAModule(FlowModule):
         return result
 
     def embed_prefix(self, pixels: Tensor, ids: Tensor) -> Tensor:
-        """Return embeddings [B, P, D] of images [B, cameras, 3, S, S] in [-1, 1] and prompts int64 [B, L]."""
+        """Return embeddings [B, P, D] of images [B, cameras, 3, S, S] in [-1, 1], camera by camera, then of the L
+        tokens of prompts int64 [B, L]."""
         text = self.smolvla.vlm_with_expert.vlm.model.text_model.embed_tokens(ids)
         features = self.embed_images(pixels.flatten(0, 1)).reshape(len(ids), -1, text.shape[2])
         # lerobot scales embeddings of images and of text alike.

@@ -170,9 +170,8 @@ class HGDagger(AggregatingTrainer):
         self._warned = False
 
     def select_labelled(self, transitions: Transitions) -> tuple[Array, Array]:
-        """Return the chunks whose valid actions all came from a takeover. What follows the last valid action
-        repeats it.
-        """
+        """Return the indices, int64 [B], of chunks whose executed actions all came from a takeover, and their actions
+        [B, C, A], in which the last executed one fills the rest. None are chosen where `source` is None."""
         chosen = find_corrections(transitions)
         return chosen, with_last_action_repeated(transitions).actions[chosen]
 

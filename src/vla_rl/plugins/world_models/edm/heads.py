@@ -21,7 +21,7 @@ DROPPED = 0.3
 """Dropout rate of the features of a crop."""
 
 
-class Glance(nn.Module):
+class CropEncoder(nn.Module):
     """Convolutional encoder of crops of one camera's images, centred on the robot. Positions of objects relative to
     the robot are what most outcomes depend on."""
 
@@ -35,8 +35,9 @@ class Glance(nn.Module):
         self.seen = nn.Linear(2 * channels * (AROUND // 4) ** 2, 2 * channels)
 
     def forward(self, x: Tensor, places: Tensor, condition: Tensor, noise: Noise | None) -> Tensor:
-        """Return features [B, C, 2 channels] of images [B, 3, H, W] around places [B, C, 2], conditioned on the
-        instruction [B, condition]. With `noise` (of B samples) dropout is applied, as in training."""
+        """Return features [B, C, 2 * channels] of images [B, 3, H, W] around `places` [B, C, 2]: (x, y)
+        after each of C actions, in [-1, 1] across the image; conditioned on the instruction [B, condition]. With
+        `noise` (of B samples) dropout is applied, as in training, with one mask for the C crops of a sample."""
         count = places.shape[1]
         pixels = torch.arange(AROUND, device=x.device) - (AROUND - 1) / 2
         around = torch.stack(torch.meshgrid(*(pixels * 2 / side for side in x.shape[:1:-1]), indexing="xy"), dim=-1)
@@ -66,7 +67,7 @@ class Heads(nn.Module):
         super().__init__()
         self.words = nn.EmbeddingBag(WORDS, size, mode="sum")
         self.condition = nn.Sequential(nn.Linear(size, size), nn.SiLU())
-        self.glances = nn.ModuleList([Glance(channels, size) for _ in range(cameras)])
+        self.glances = nn.ModuleList([CropEncoder(channels, size) for _ in range(cameras)])
         features = cameras * 2 * channels + 2 * (state or actions) + actions + size
         self.so_far = nn.GRU(features, size, batch_first=True)
         """GRU along the chunk: the effect of an action depends on those before it."""
@@ -92,7 +93,7 @@ class Heads(nn.Module):
         return torch.cat((self.so_far(features)[0], features), dim=2)
 
     def next_state(self, features: Tensor, path: Path, num_executed: Tensor) -> Tensor:
-        """Return the state [B, S] after the first `played` actions (int64 [B], at least 1) of the chunk."""
+        """Return the state [B, S] after the first `num_executed` actions (int64 [B], at least 1) of the chunk."""
         rows, last = torch.arange(len(num_executed), device=num_executed.device), num_executed - 1
         if self.state is None:
             return path.poses[:, 0, :0]

@@ -26,8 +26,10 @@ class EnvStreams:
     consumed: dict[int, EpisodeRequest] = field(factory=dict)
     """Env -> position of its stream after the last ticket that was trained on."""
 
-    def continue_stream(self, request: EpisodeRequest) -> EpisodeRequest:
-        """Return the ticket as the next one of its stream. `request`: the ticket, as if the stream began with it."""
+    def issue_ticket(self, request: EpisodeRequest) -> EpisodeRequest:
+        """Issue a ticket as the next of its env's stream, and return it with where it starts: after the ticket before
+        it, after a checkpoint where that is the first since a resume, or at the state of `request` where the stream
+        begins."""
         env = request.env_id
         assert env is not None
         previous = self.issued.get(env)

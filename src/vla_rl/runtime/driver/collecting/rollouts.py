@@ -158,7 +158,7 @@ class EpisodeRequests:
             least=version,
             expert_share=share,
         )
-        return self.streams.continue_stream(request)
+        return self.streams.issue_ticket(request)
 
     def record_outcomes(self, step: int, episodes: Sequence[Episode], last_ticket: int) -> dict[str, float]:
         """Record the outcomes of `step`'s rollout for the weights of tasks. Return metrics."""

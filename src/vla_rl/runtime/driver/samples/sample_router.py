@@ -111,7 +111,7 @@ class SampleTransfers:
         unsent = self._unsent.setdefault(worker, {})
         unsent |= {trajectory.env_part.number: trajectory.policy_part["sample_ids"] for trajectory in trajectories}
         if len(unsent) >= self.policy_of_worker[worker].assignment.envs_served:
-            self._send_tickets(worker)
+            self._move_unsent_inputs(worker)
 
     def move_samples(self, batch: RolloutBatch, ranks: Array | None) -> RolloutBatch:
         """Move all samples to their learners, and wait for it. Return the batch with the rank of each sample.
@@ -120,7 +120,7 @@ class SampleTransfers:
         worker that made them where possible.
         """
         for worker in list(self._unsent):
-            self._send_tickets(worker)
+            self._move_unsent_inputs(worker)
         samples = all_samples(batch)
         rank_of_worker = {learner.worker_index: rank for rank, learner in enumerate(self.fleet.learners)}
         if ranks is None:
@@ -155,11 +155,13 @@ class SampleTransfers:
             [learner.call(LearnerInterface.release_samples, sample_ids) for learner in self.fleet.learners]
         )
 
-    def _send_tickets(self, worker: int) -> None:
+    def _move_unsent_inputs(self, worker: int) -> None:
         """Move the model inputs of the unsent tickets of this worker."""
         unsent = self._unsent.pop(worker)
         if unsent:
-            self._move_to_learner(0, worker, np.concatenate(list(unsent.values())))
+            self._move_to_learner(
+                0, worker, np.concatenate(list(unsent.values()))
+            )  # inputs are prefetched to one learner only
             self._sent.update(unsent)
             self._pending.append(self.policy_of_worker[worker].call(PolicyInterface.release_tickets, list(unsent)))
 

@@ -213,7 +213,7 @@ class EnvClients:
         self._readers = {lane.index: SharedMemoryReader() for lane in self.assignment.served}
 
     def connect_peers(self, peers: RayPeers) -> None:
-        """Connect to the workers of the other simulators, in place of earlier connections."""
+        """Connect to the workers whose simulators run in other processes, in place of earlier connections."""
         if self.peers is not None:
             self.peers.close()
         self.peers = peers
@@ -253,7 +253,8 @@ class EnvClients:
         return self._readers[reference.lane].open_message(self.peers.value_of(reference.reference))
 
     def wait_for_any(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
-        """Return the answers that are there: at least one, unless the timeout (seconds) came first."""
+        """Return those of the references, the same objects, whose results are there: at least one, unless the timeout
+        (seconds) passed first. Calls in this process are done already."""
         local = [reference for reference in references if not isinstance(reference, _Remote)]
         remote = {remote.reference: remote for remote in references if isinstance(remote, _Remote)}
         if not remote:

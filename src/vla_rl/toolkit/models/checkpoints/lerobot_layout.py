@@ -39,7 +39,7 @@ def build_config(folder: Path, settings: Mapping[str, Any]) -> str:
         known = ", ".join(DENOISE_STEPS)
         raise UserError(f"--format lerobot is for {known}; {folder} holds a model of type {kind!r}, take --format own")
     statistics = read_statistics(folder, raw)
-    obstacle = next(_find_obstacles(folder, kind, statistics, settings), None)
+    obstacle = next(_reasons_against_lerobot(folder, kind, statistics, settings), None)
     if obstacle is not None:
         raise UserError(f"lerobot cannot act as the policy in {folder} does: {obstacle}")
     raw |= {key: False for key in ELSEWHERE if key in raw}
@@ -50,8 +50,10 @@ def build_config(folder: Path, settings: Mapping[str, Any]) -> str:
     return json.dumps(raw, indent=2) + "\n"
 
 
-def _find_obstacles(folder: Path, kind: str, statistics: Statistics, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the reasons why lerobot cannot act alike."""
+def _reasons_against_lerobot(
+    folder: Path, kind: str, statistics: Statistics, settings: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield why lerobot would not act as the policy in the folder does. `settings`: the spec's `model:`."""
     for name, reason in UNKNOWN.items():
         if (folder / name).is_file():
             yield reason

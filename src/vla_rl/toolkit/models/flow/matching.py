@@ -57,7 +57,8 @@ class FlowSchedule:
 
 
 def _compute_sde(grid: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """Return Flow-SDE's standard deviation and drift of each step between the times of the grid."""
+    """Return Flow-SDE's standard deviation and the factor of its drift [K] between the times `grid` [K + 1], evenly
+    spaced. `level`: the factor of sigma."""
     time, delta = grid[:-1], 1.0 / (len(grid) - 1)
     # The first step, from pure noise, would divide by 0: it takes the next time, as RLinf's does.
     remaining = torch.where(time == 1, 1 - grid[1], 1 - time)

@@ -122,8 +122,8 @@ class LiberoWarpEnv(SimEnv, Offloadable[Mapping[str, Any]]):
     # ------------------------------------------------------------------------------------------------- steps
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
-        """Execute a chunk. An env whose world breaks executes nothing, keeps its last observation, and is reported by
-        `faults`."""
+        """Execute a chunk. An env whose world breaks counts as having executed nothing, keeps its last observation, and
+        is reported by `faults`."""
         actions = torch.as_tensor(actions, dtype=torch.float32).to(self._device, non_blocking=True)
         wanted = {int(env_id) for env_id in to_numpy(active).nonzero()[0]}
         for env_id in wanted & self._broken:
