@@ -4,9 +4,10 @@
     python tools/libero_warp_kernels.py compile [--tasks libero_spatial/0 ...] [--jobs 16] [--arch 90]
 
 `launches` prints how often an action launches something and waits for the device. `compile` fills Warp's cache of
-compiled kernels with those of tasks, in as many processes as there are cores: without it the first action of the first
-process compiles them one after another, for minutes. `--arch` is the GPU's compute capability, by default that of the
-GPU of this machine. Runs where the extra `libero-warp` is installed.
+compiled kernels with those of tasks, in as many processes as there are cores, and skips what is there already: without
+it the first action of the first process compiles them one after another, for minutes. The sizes of a task's model are
+written into some kernels, so name each task that will be played. `--arch` is the GPU's compute capability, by default
+that of the GPU of this machine. Runs where the extra `libero-warp` is installed.
 """
 
 # ruff: noqa: SLF001 - Warp offers no public way
@@ -33,6 +34,7 @@ from warp._src import context as warp_context
 
 from vla_rl.core.contexts import EnvContext
 from vla_rl.plugins.envs.libero.single_env import suite_numbers
+from vla_rl.plugins.envs.libero.warp.batch import WorldBatch
 from vla_rl.plugins.envs.libero.warp.config import LiberoWarpConfig
 from vla_rl.plugins.envs.libero.warp.env import LiberoWarpEnv, make_env
 
@@ -40,6 +42,9 @@ CUDA_BLOCK = 256
 """Threads of a block, where a launch names none."""
 HOST_READS = {"item", "tolist", "__bool__", "__int__", "__float__", "nonzero", "cpu"}
 """Functions of a tensor that wait for the device."""
+COMPILED, CACHED, FAILED = range(3)
+"""Exit codes of a process that compiles a module."""
+RESULTS = ("compiled", "in the cache", "failed")
 
 
 class Pretended:
@@ -123,7 +128,7 @@ class Capture:
 
 @contextmanager
 def pretend_cuda(note: Callable[[Any, int], None] = lambda *_: None) -> Iterator[Counter[str]]:  # noqa: C901
-    """Let `libero_warp` run as on a GPU, on the CPU, without computing anything.
+    """Let `libero_warp` run as on a GPU, on the CPU, without computing anything. Worlds report that nothing happened.
 
     Args:
         note: called with each module of kernels that would be loaded, and its threads of a block.
@@ -171,6 +176,12 @@ def pretend_cuda(note: Callable[[Any, int], None] = lambda *_: None) -> Iterator
     def launch_graph(graph: Any) -> None:
         counts.update(launches=1, graphs=1)
 
+    allocate = WorldBatch._allocate_results
+
+    def allocate_results(batch: WorldBatch) -> None:
+        allocate(batch)
+        report_worlds(batch)
+
     import mujoco_warp._src.collision_convex as convex
 
     def choose_grid(kernel: Any, size: int, device: Any) -> int:
@@ -193,6 +204,7 @@ def pretend_cuda(note: Callable[[Any, int], None] = lambda *_: None) -> Iterator
     with ExitStack() as stack:
         stack.enter_context(patch.multiple(wp, **in_warp))
         stack.enter_context(patch.multiple(warp_context.Module, load=load))
+        stack.enter_context(patch.object(WorldBatch, "_allocate_results", allocate_results))
         for holder, name in ((wp.array, "zero_"), (wp.array, "fill_")):
             stack.enter_context(patch.object(holder, name, _count_method(getattr(holder, name), counts)))
         for name in ("launch", "copy"):
@@ -221,21 +233,19 @@ def _choose_block(device: Any, block_dim: int | None) -> int:
 
 
 def start_env(suite: str, task: int, **settings: Any) -> LiberoWarpEnv:
-    """Return two envs of a task on the pretended GPU, whose worlds report that nothing happened."""
+    """Return two envs of a task on the pretended GPU."""
     config = LiberoWarpConfig(suite=suite, tasks=(task,), **settings)
     env = make_env(config, EnvContext(num_envs=2, chunk=1, device="cuda"))
     first = suite_numbers(config.official())[suite] * 1_000_000 + task * 1000
     env.reset(np.arange(2), np.array([first, first + 1]), np.zeros(2, np.int64))
-    report_worlds(env)
     return env
 
 
-def report_worlds(env: LiberoWarpEnv, overflow: Any = 0, contacts: Any = 0, sound: Any = 1, success: Any = 0) -> None:
+def report_worlds(batch: WorldBatch, overflow: Any = 0, contacts: Any = 0, sound: Any = 1, success: Any = 0) -> None:
     """Let the worlds report numbers after each action, which no kernel overwrites: of one world or of each."""
-    for batch in env._batches:
-        report = wp.to_torch(batch._report)
-        for column, values in enumerate((overflow, contacts, sound, success)):
-            report[:, column] = torch.as_tensor(values, dtype=torch.int32)
+    report = wp.to_torch(batch._report)
+    for column, values in enumerate((overflow, contacts, sound, success)):
+        report[:, column] = torch.as_tensor(values, dtype=torch.int32)
 
 
 def count_action(env: LiberoWarpEnv, counts: Counter[str]) -> Counter[str]:
@@ -261,53 +271,70 @@ def print_launches() -> None:
         print(f"graphs: {graphs}: an action {dict(action)}; besides, a chunk with its observation {chunk}", flush=True)
 
 
-def compile_kernels(tasks: Sequence[str], jobs: int, arch: int | None) -> int:
-    """Compile the modules of tasks in forked processes. Return how many failed."""
-    began, seen, running, failed = time.time(), set[str](), set[int](), 0
-    gpus = wp.get_cuda_devices()
-    use_ptx = bool(gpus) and gpus[0].get_cuda_output_format() == "ptx"
-    if arch is None and not gpus:
-        raise SystemExit("there is no GPU here: give --arch, such as 90 for an H100 or H200")
-    target = arch if arch is not None else gpus[0].get_cuda_compile_arch()
+class Compiler:
+    """Fills Warp's cache of kernels, a forked process for each module that it does not have."""
 
-    def reap(most: int) -> None:
-        nonlocal failed
-        while len(running) > most:
-            pid, status = os.wait()
-            running.discard(pid)
-            failed += status != 0
+    def __init__(self, jobs: int, arch: int, use_ptx: bool = False) -> None:
+        self.results = Counter[str]()
+        """How many modules were compiled, were in the cache, and failed."""
+        self._jobs, self._arch, self._use_ptx = jobs, arch, use_ptx
+        self._seen = set[str]()
+        self._running: dict[int, tuple[str, float]] = {}
 
-    def note(module: Any, block: int) -> None:
+    def add(self, module: Any, block: int) -> None:
+        """Compile a module for threads of a block, when a process is free; once, however often it is added."""
         module.get_module_hash(block)
         name = module.get_module_identifier(block)
-        if name in seen:
+        if name in self._seen:
             return
-        seen.add(name)
-        reap(jobs - 1)
+        self._seen.add(name)
+        self._wait(self._jobs - 1)
         pid = os.fork()
         if pid:
-            running.add(pid)
+            self._running[pid] = module.name, time.time()
             return
+        code = FAILED
         try:
-            module._compile(None, None, output_arch=target, use_ptx=use_ptx, options=module.resolved_options[block])
+            options = module.resolved_options[block]
+            made = module._compile(output_arch=self._arch, use_ptx=self._use_ptx, options=options)
+            code = COMPILED if made else CACHED
         except BaseException:
             traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
+        os._exit(code)
 
+    def finish(self) -> None:
+        """Wait for the processes."""
+        self._wait(0)
+
+    def _wait(self, most: int) -> None:
+        while len(self._running) > most:
+            pid, status = os.wait()
+            name, began = self._running.pop(pid)
+            code = os.waitstatus_to_exitcode(status)
+            result = RESULTS[code] if code in (COMPILED, CACHED) else RESULTS[FAILED]
+            self.results[result] += 1
+            if code != CACHED:
+                print(f"{name}: {result}, {time.time() - began:.0f} s", flush=True)
+
+
+def compile_kernels(tasks: Sequence[str], jobs: int, arch: int | None) -> Counter[str]:
+    """Compile the modules of tasks. Return how many were compiled, were in the cache, and failed."""
+    began, gpus = time.time(), wp.get_cuda_devices()
+    if arch is None and not gpus:
+        raise SystemExit("there is no GPU here: give --arch, such as 90 for an H100 or H200")
+    use_ptx = bool(gpus) and gpus[0].get_cuda_output_format() == "ptx"
+    compiler = Compiler(jobs, gpus[0].get_cuda_compile_arch() if arch is None else arch, use_ptx)
     for name in tasks:
         suite, _, task = name.partition("/")
-        with pretend_cuda(note):
+        with pretend_cuda(compiler.add):
             env = start_env(suite, int(task), cameras={"agentview": 64, "wrist": 64}, graphs=False)
             env.chunk_step(np.zeros((2, 1, 7), np.float32), np.ones(2, bool), False)
             env.close()
-        print(f"{name}: {len(seen)} modules so far, {time.time() - began:.0f} s", flush=True)
-    reap(0)
-    kind, seconds = "PTX" if use_ptx else "cubins", time.time() - began
-    print(
-        f"{len(seen)} modules as {kind} for sm_{target}, {failed} failed, {seconds:.0f} s: {wp.config.kernel_cache_dir}"
-    )
-    return failed
+    compiler.finish()
+    results = compiler.results
+    counts = ", ".join(f"{results[result]} {result}" for result in RESULTS)
+    print(f"{results.total()} modules: {counts}; {time.time() - began:.0f} s, in {wp.config.kernel_cache_dir}")
+    return results
 
 
 def main() -> None:
@@ -320,7 +347,7 @@ def main() -> None:
     wp.init()
     if args.what == "launches":
         print_launches()
-    elif compile_kernels(args.tasks, args.jobs, args.arch):
+    elif compile_kernels(args.tasks, args.jobs, args.arch)[RESULTS[FAILED]]:
         raise SystemExit(1)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from vla_rl.plugins.envs.libero.warp.env import LiberoWarpEnv
 wp = pytest.importorskip("warp", reason="warp is not installed; make libero-warp runs this test")
 mjw = pytest.importorskip("mujoco_warp", reason="mujoco_warp is not installed; make libero-warp runs this test")
 
-from libero_warp_kernels import count_action, pretend_cuda, report_worlds, start_env  # noqa: E402
+from libero_warp_kernels import Compiler, count_action, pretend_cuda, report_worlds, start_env  # noqa: E402
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -46,8 +47,13 @@ def step(env: LiberoWarpEnv, active: Any = EVERYONE, stop: bool = True) -> Any:
     return env.chunk_step(np.zeros((2, 2, 7), np.float32), np.asarray(active), stop)
 
 
+def report(env: LiberoWarpEnv, **columns: Any) -> None:
+    (batch,) = env._batches
+    report_worlds(batch, **columns)
+
+
 def begin(env: LiberoWarpEnv) -> None:
-    report_worlds(env)
+    report(env)
     env.reset(np.arange(2), np.array([0, 1]), np.zeros(2, np.int64))
     env.faults()
 
@@ -80,15 +86,15 @@ def test_the_paths_of_a_step(started: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert {name: image.shape[1:3] for name, image in result.obs.images.items()} == {
         name: (size, size) for name, size in CAMERAS.items()
     }
-    report_worlds(env, success=[1, 0])
+    report(env, success=[1, 0])
     result = step(env)
     assert result.executed.tolist() == [[True, False], [True, True]] and result.success.tolist() == [True, False]
     assert step(env, stop=False).succeeded[0].all() and step(env, [False, True]).executed[1].all()
-    report_worlds(env, sound=[0, 1])
+    report(env, sound=[0, 1])
     assert step(env).executed.tolist() == [[False, False], [True, True]]
     assert "not finite" in env.faults()[0][0]
     begin(env)
-    report_worlds(env, overflow=[0, int(mjw.OverflowType.NEFC)])
+    report(env, overflow=[0, int(mjw.OverflowType.NEFC)])
     assert step(env).executed.tolist() == [[True, True], [False, False]]
     assert "raise env.constraints" in env.faults()[1][0]
 
@@ -102,18 +108,18 @@ def test_a_crowded_world_breaks_and_the_action_is_repeated(started: Any, monkeyp
 
     def apply() -> Any:
         calls.append(1)
-        report_worlds(env, overflow=[overflow, 0] if len(calls) == 1 else 0, contacts=[7, 999])
+        report(env, overflow=[overflow, 0] if len(calls) == 1 else 0, contacts=[7, 999])
         return real()
 
     monkeypatch.setattr(batch, "_apply_action", apply)
     assert step(env).executed.tolist() == [[True, True], [False, False]]
     assert len(calls) == 3 and "at least 999 contacts" in env.faults()[1][0]
     begin(env)
-    report_worlds(env, overflow=overflow)
+    report(env, overflow=overflow)
     monkeypatch.setattr(batch, "_apply_action", real)
     with pytest.raises(UserError, match="does not suffice for the start of an episode either"):
         step(env)
-    report_worlds(env)
+    report(env)
 
 
 def test_another_simulator_on_the_gpu_restores_a_snapshot(started: Any) -> None:
@@ -178,3 +184,16 @@ def test_a_worker_has_a_device_without_a_number(env: LiberoWarpEnv) -> None:
     with pytest.raises(TypeError):
         wp.device_from_torch(torch.device("cuda"))
     assert build_batch(env)._report is not None
+
+
+def test_modules_are_compiled_once_in_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warp brings the compiler: no GPU is needed."""
+    monkeypatch.setattr(wp.config, "kernel_cache_dir", str(tmp_path))
+    modules = [wp.get_module(f"vla_rl.plugins.envs.libero.warp.{name}") for name in ("kernels", "success")]
+    for arch, result in ((90, "compiled"), (90, "in the cache"), (1, "failed")):
+        compiler = Compiler(jobs=2, arch=arch)
+        for module in modules * 2:
+            compiler.add(module, 256)
+        compiler.finish()
+        assert compiler.results == {result: 2}
+    assert len(list(tmp_path.rglob("*.sm90.cubin"))) == 2

@@ -25,6 +25,7 @@ from vla_rl.plugins.envs.libero.warp.success import GoalKernels
 from vla_rl.plugins.envs.libero.warp.task_model import EpisodeStart, TaskModel
 
 wp.config.log_level = wp.LOG_ERROR  # Warp prints a line for each module that it loads
+wp.config.cuda_output = "cubin"  # whatever the driver: it would compile PTX again
 
 DRAWN_GROUP = 1
 """Group of the geoms that cameras see; group 0 holds collision geoms."""
@@ -251,8 +252,7 @@ class WorldBatch:
         for nothing else."""
         with self._on_device():
             self._act()
-        report: Array = wp.to_torch(self._report).cpu().numpy().copy()
-        return report
+        return np.array(wp.to_torch(self._report).cpu())
 
     def _launch_action(self) -> None:
         """Launch the kernels of an action, in all worlds. The goal is judged as LIBERO does: by poses and contacts
