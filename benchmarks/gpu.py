@@ -1,26 +1,37 @@
 """What this machine's GPU does with vla-rl, a table for each stage: no network, at most eight minutes or as many as
-you give. All stages take about 18 minutes on an H200, most of them for the compiler and random weights.
+you give. All stages take about 35 minutes on an H200, most of them for the compiler, random weights and a training.
 
-    python benchmarks/gpu.py [--only STAGE ...] [--json FILE] [--before FILE] [--minutes 8]
+    python benchmarks/gpu.py [--only STAGE ...] [--folder FOLDER] [--json FILE] [--before FILE] [--minutes 8]
     python benchmarks/gpu.py --tiny                    # the same code on a CPU, which checks it and no more
 
-Stages, each in a separate process with a limit of seconds:
+Stages, in order of worth, each in a separate process with a limit of seconds:
+  kernels     kernels of libero_warp that Warp's cache lacks, compiled by all cores
+  warp_probe  device, one action and its agreement with C MuJoCo
+  warp_speed  libero_warp in 256 and 1,024 worlds, without images and with two cameras of 128 and 224 px
+  warp_libero the simulator libero on all cores beside it
+  warp_split  what a chunk of libero_warp consists of
+  warp_start  the first action of a process that finds its kernels in the cache
+  warp_ppo    examples/libero_warp_ppo.yaml: two steps, or with --clone until 90 % of a rollout succeed; with --libero
+              the official evaluation then
   smoke       the tests marked `gpu` (placements on one GPU, offload, resume, a full device) and the quickstart's spec
   card        rates of the card: a bfloat16 product of matrices, a copy, transfers from the host
+  pi05, pi0   decisions (ten and four denoising steps) and learner steps
   frozen      learner step, decision and log-probs of the 7.5B OpenVLA-OFT with `frozen_weights` of each kind
   oft_step    a learner step of OpenVLA-OFT (7.5B, LoRA): eager, compiled blocks, selective recomputation
   oft_act     its decisions: eager, merged adapters, compiled blocks, CUDA graphs
   openvla     actions of autoregressive OpenVLA (7 tokens): eager, compiled blocks, CUDA graphs
-  pi0, pi05   decisions (four denoising steps) and learner steps
   weights     1 GB of weights between two processes of the GPU
   simulator   the tabletop simulator, rendered environment steps per second
   control     rollouts of 1,024 and 4,096 tabletop envs without a network: time of the runtime beyond the simulator
   run         a training step of the 7.5B OpenVLA-OFT on the tabletop at 224 px
 
-Random weights of the public sizes in bfloat16. A stage that does not fit into the memory says so and ends. Figures are
-medians of `REPEATS` calls after a warm-up, with the device synchronised. Stages that were never measured on a card come
-first. `--before` shows the figures of an earlier `--json` next to these. `limit` is the share of the floating-point
-operations that the card's measured product of matrices could have done meanwhile.
+The first seven need the extra `libero-warp`, and are left out where it is missing. Random weights of the public sizes
+in bfloat16. A stage that does not fit into the memory says so and ends. Figures are medians of `REPEATS` calls after a
+warm-up, with the device synchronised. Each is in FOLDER/STAGE.json as soon as it is there, beside STAGE.log,
+so that a machine that is lost takes no more than one figure with it. `--before` shows the figures of an
+earlier `--json` next to these. `limit` is the share of the floating-point operations that the card's measured product
+of matrices could have done meanwhile. With `--tiny`, kernels of libero_warp compute nothing, on a CPU that calls itself
+CUDA.
 """
 
 from __future__ import annotations
@@ -30,18 +41,23 @@ import gc
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
 
 import torch
 from attrs import asdict, evolve, frozen
-from measuring import command_line, write_json
+from measuring import command_line, listen, write_json
 from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
@@ -49,14 +65,21 @@ from torch.utils.flop_counter import FlopCounterMode
 ROOT = Path(__file__).parents[1]
 REPEATS = 3
 LIMITS = {
+    "kernels": 240,
+    "warp_probe": 90,
+    "warp_speed": 180,
+    "warp_libero": 90,
+    "warp_split": 90,
+    "warp_start": 60,
+    "warp_ppo": 600,
     "smoke": 180,
     "card": 40,
+    "pi05": 170,
+    "pi0": 170,
     "frozen": 240,
     "oft_step": 240,
     "oft_act": 150,
     "openvla": 90,
-    "pi0": 170,
-    "pi05": 170,
     "weights": 60,
     "simulator": 40,
     "control": 60,
@@ -64,6 +87,8 @@ LIMITS = {
 }
 """Stage -> seconds after which it is ended, on a card."""
 GIB = 2**30
+WELL = 0.9
+"""Share of a rollout's episodes whose success ends `warp_ppo`."""
 
 
 @frozen(kw_only=True)
@@ -82,10 +107,16 @@ class Figure:
 class Stage:
     """Measurements of one stage."""
 
-    def __init__(self, tiny: bool, file: Path | None = None) -> None:
+    def __init__(self, tiny: bool, file: Path, clone: Path | None = None, libero: Path | None = None) -> None:
         self.tiny = tiny
         self.file = file
         """File that has the figures so far, also of a stage that is ended."""
+        self.clone = clone
+        """Weights from which `warp_ppo` starts."""
+        self.libero = libero
+        """Python of an environment with the extra libero, in which `warp_ppo` is evaluated; None: it is not."""
+        self.failed: list[str] = []
+        """Parts of the stage that failed."""
         self.device = "cpu" if tiny else "cuda"
         self.preset = "tiny" if tiny else "full"
         self.figures: list[Figure] = []
@@ -93,8 +124,16 @@ class Stage:
 
     def report(self, name: str, value: float, unit: str, **details: float | None) -> None:
         self.figures.append(Figure(name=name, value=float(value), unit=unit, **details))
-        if self.file is not None:
-            self.file.write_text(json.dumps([asdict(figure) for figure in self.figures]))
+        self.file.write_text(json.dumps([asdict(figure) for figure in self.figures]))
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Context of a part that may fail without the parts after it."""
+        try:
+            yield
+        except Exception:
+            traceback.print_exc()
+            self.failed.append(name)
 
     def wait(self) -> None:
         if self.device == "cuda":
@@ -134,6 +173,153 @@ class Stage:
         gib = torch.cuda.max_memory_allocated() / GIB if self.device == "cuda" else None
         self.report(name, rate, unit, gib=gib, limit=None if flops is None else rate * flops / self.rate)
         return True
+
+
+@contextmanager
+def warp_device(stage: Stage) -> Iterator[str]:
+    """Context with the device of libero_warp; with tiny sizes a CPU that calls itself CUDA and computes nothing."""
+    if not stage.tiny:
+        yield "cuda"
+        return
+    sys.path.append(str(ROOT / "tools"))
+    from libero_warp_kernels import pretend_cuda
+
+    with pretend_cuda():
+        yield "cuda"
+
+
+def kernels(stage: Stage) -> None:
+    sys.path.append(str(ROOT / "tools"))
+    from libero_warp_kernels import RESULTS, Compiler, compile_kernels
+
+    start, cores = perf_counter(), len(os.sched_getaffinity(0))
+    if stage.tiny:
+        import warp as wp
+
+        with tempfile.TemporaryDirectory() as wp.config.kernel_cache_dir:
+            compiler = Compiler(cores, 90)
+            compiler.add(wp.get_module("vla_rl.plugins.envs.libero.warp.kernels"), 256)
+            compiler.finish()
+        results = compiler.results
+    else:
+        results = compile_kernels(["libero_spatial/0"], cores, None)
+    stage.report(f"compiling on {cores} cores", perf_counter() - start, "s")
+    for result in RESULTS:
+        stage.report(result, results[result], "modules")
+
+
+def warp_probe(stage: Stage) -> None:
+    import warp as wp
+    from libero_warp import measure_agreement
+
+    wp.init()
+    versions = wp.get_cuda_toolkit_version(), wp.get_cuda_driver_version()
+    stage.report(f"GPUs that Warp {wp.config.version} finds, CUDA {versions}", len(wp.get_cuda_devices()), "GPUs")
+    for suite in ("libero_spatial",) if stage.tiny else ("libero_spatial", "libero_object"):
+        with stage.part(suite), warp_device(stage) as device:
+            start = perf_counter()
+            result = measure_agreement(suite, 0, 1 if stage.tiny else 8, device)
+            stage.report(f"{suite}: one action against C MuJoCo, at most", 1e6 * result["max"], "um or urad")
+            stage.report(f"{suite}: the same, median", 1e6 * result["median"], "um or urad")
+            stage.report(f"{suite}: scenes, kernels and all", perf_counter() - start, "s")
+
+
+def warp_speed(stage: Stage) -> None:
+    from libero_warp import MIB, measure_speed
+
+    host = None
+    cases = ((256, 128), (1024, 0), (1024, 128), (256, 0), (256, 224), (1024, 224))
+    for num_envs, size in ((2, 16), (2, 0)) if stage.tiny else cases:
+        name = f"{num_envs} worlds, {f'two cameras of {size} px' if size else 'without images'}"
+        with stage.part(name), warp_device(stage) as device:
+            result = measure_speed(num_envs, size, device, 0.1 if stage.tiny else 4, host)
+            host = result["host"]
+            stage.report(name, result["per_s"], "env steps/s", gib=result["mib"] * MIB / GIB)
+            stage.report(f"{name}: predicted memory", result["predicted_mib"] * MIB / GIB, "GiB")
+            stage.report(f"{name}: first reset and chunk", result["start_s"], "s")
+            stage.report(f"{name}: worlds that broke", result["faults"], "worlds")
+        gc.collect()  # batches, whose memory the next one needs
+
+
+def warp_libero(stage: Stage) -> None:
+    from libero_warp import measure_libero
+
+    num_envs = 1 if stage.tiny else 2 * len(os.sched_getaffinity(0))
+    for size in (0, 16) if stage.tiny else (0, 128, 224):
+        name = f"{num_envs} envs, {f'two cameras of {size} px' if size else 'without images'}"
+        with stage.part(name):
+            stage.report(name, measure_libero(num_envs, size, 0.1 if stage.tiny else 6), "env steps/s")
+
+
+def warp_split(stage: Stage) -> None:
+    from libero_warp import list_parts, start_worlds
+
+    host = None
+    for num_envs, size in ((2, 16),) if stage.tiny else ((256, 128), (1024, 128)):
+        name = f"{num_envs} worlds, {size} px"
+        with stage.part(name), warp_device(stage) as device:
+            env = start_worlds(num_envs, size, device, host)
+            host = env.host
+            for part, work in list_parts(env, device).items():
+                stage.report(f"{name}: {part}", 1000 * stage.seconds(work), "ms")
+        gc.collect()
+
+
+def warp_start(stage: Stage) -> None:
+    """Time from the start of this process, which imports first of all."""
+    import psutil
+    from libero_warp import CHUNK, draw_actions, start_worlds
+
+    def seconds() -> float:
+        return time.time() - psutil.Process().create_time()
+
+    num_envs, size = (2, 16) if stage.tiny else (256, 128)
+    with warp_device(stage) as device:
+        stage.report("process, after imports", seconds(), "s")
+        env = start_worlds(num_envs, size, device)
+        stage.report(f"{num_envs} worlds, after their first reset", seconds(), "s")
+        env.chunk_step(draw_actions(num_envs, device), torch.ones(num_envs, dtype=torch.bool), False)
+        stage.wait()
+        stage.report(f"{num_envs} worlds, after a first chunk of {CHUNK} actions", seconds(), "s")
+
+
+def warp_ppo(stage: Stage) -> None:
+    """Train until `WELL` of a rollout's episodes succeed, or without a clone for two steps, and evaluate in libero."""
+    from vla_rl.core.spec.spec import load_spec
+    from vla_rl.runtime.start import evaluate
+    from vla_rl.runtime.start import run as train
+
+    examples, start = ROOT / "examples", perf_counter()
+    small = ["env.cameras.agentview=16", "env.cameras.wrist=16", "rollout.max_steps=8", "eval.episodes_per_task=1"]
+    small = small if stage.tiny else []
+    overrides = ["plugins=[measuring]", *small]
+    overrides += ["train.steps=2"] if stage.clone is None else [f"model.checkpoint={stage.clone}"]
+    if stage.tiny:
+        overrides += ["env.num_envs=2", "rollout.episodes=2", "train.micro_batch=2", "train.global_batch=2"]
+
+    def note_step(run: Any, step: int, metrics: dict[str, float]) -> None:
+        for name, key, unit in (
+            ("rollout", "time/rollout", "s"),
+            ("update", "time/update", "s"),
+            ("all of it", "throughput/env_steps_per_s", "env steps/s"),
+            ("success of its rollout", "env/success_rate", "share"),
+        ):
+            stage.report(f"step {step}: {name}", metrics[key], unit)
+        stage.report(f"step {step}: since the start", perf_counter() - start, "s")
+        if metrics["env/success_rate"] >= WELL:
+            run.stop(f"{WELL:.0%} of a rollout succeed")
+
+    folder = Path(tempfile.mkdtemp(prefix="warp_ppo.run.", dir=stage.file.parent))
+    with listen(note_step), warp_device(stage):
+        train(load_spec(examples / "libero_warp_ppo.yaml", overrides), folder, False)
+    stage.report("run, start and end included", perf_counter() - start, "s")
+    if stage.libero is None:
+        return
+    envs = 1 if stage.tiny else 2 * len(os.sched_getaffinity(0))
+    overrides = [f"env.num_envs={envs}", f"env.python={stage.libero}", *small]
+    results = evaluate(load_spec(examples / "libero_spatial_ppo.yaml", overrides), folder / "checkpoints" / "last")
+    stage.report("success in libero", 100 * results["success"]["rate"], "%")
+    stage.report("everything", perf_counter() - start, "s")
 
 
 def smoke(stage: Stage) -> None:
@@ -401,8 +587,9 @@ def run(stage: Stage) -> None:
     stage.report("environment steps", steps / (last["time/rollout"] + last["time/update"]), "env steps/s")
 
 
-STAGE_FUNCTIONS = (smoke, card, frozen, oft_step, oft_act, openvla, pi0, pi05, weights, simulator, control, run)
-STAGES: dict[str, Callable[[Stage], None]] = {stage.__name__: stage for stage in STAGE_FUNCTIONS}
+OF_WARP = (kernels, warp_probe, warp_speed, warp_libero, warp_split, warp_start, warp_ppo)
+OTHERS = (smoke, card, pi05, pi0, frozen, oft_step, oft_act, openvla, weights, simulator, control, run)
+STAGES: dict[str, Callable[[Stage], None]] = {stage.__name__: stage for stage in (*OF_WARP, *OTHERS)}
 
 
 def decide(
@@ -460,26 +647,28 @@ def operations(work: Callable[[], Any]) -> float:
 # ---------------------------------------------------------------------------------------------------- the command
 
 
-def run_stage(name: str, tiny: bool, seconds: float) -> tuple[list[Figure], str]:
+def run_stage(name: str, arguments: argparse.Namespace, seconds: float, folder: Path) -> tuple[list[Figure], str]:
     """Run a stage in a separate process. Return its figures and what went wrong ("": nothing)."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "figures.json"
-        command = [sys.executable, __file__, "--stage", name, "--json", str(file), *(["--tiny"] if tiny else [])]
-        environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    file, log = folder / f"{name}.json", folder / f"{name}.log"
+    file.unlink(missing_ok=True)  # of an earlier call
+    command = [sys.executable, __file__, "--stage", name, "--json", str(file), *(["--tiny"] if arguments.tiny else [])]
+    for option in ("clone", "libero"):
+        command += [f"--{option}", str(value)] if (value := getattr(arguments, option)) else []
+    environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    with log.open("wb") as printed:
+        process = subprocess.Popen(
+            command, env=environment, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
-            done = subprocess.run(
-                command,
-                timeout=seconds,
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                check=False,
-            )
-            errors = done.stderr.decode(errors="replace").strip().splitlines()
-            problem = "" if done.returncode == 0 else (errors or [f"exit code {done.returncode}"])[-1]
+            code = process.wait(seconds)
+            last = (log.read_text(errors="replace").strip().splitlines() or [f"exit code {code}"])[-1]
+            problem = last if code else ""
         except subprocess.TimeoutExpired:
             problem = f"ended after its limit of {seconds:.0f} s"
-        figures = [Figure(**figure) for figure in json.loads(file.read_text())] if file.exists() else []
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with its simulators, which keep the GPU's memory
+    figures = [Figure(**figure) for figure in json.loads(file.read_text())] if file.exists() else []
     return figures, problem
 
 
@@ -505,44 +694,55 @@ def format_value(value: float) -> str:
     return f"{value:,.3g}" if value < 100 else f"{value:,.0f}"
 
 
+def run_stages(arguments: argparse.Namespace, folder: Path) -> int:
+    """Run the stages asked for, whose files are in `folder`. Return how many had a problem."""
+    folder.mkdir(parents=True, exist_ok=True)
+    end = monotonic() + 60 * arguments.minutes
+    before = json.loads(arguments.before.read_text()) if arguments.before else []
+    before_of = {figure["name"]: figure["value"] for figure in before}
+    figures: list[Figure] = []
+    problems = []
+    for number, name in enumerate(arguments.only, 1):
+        left = end - monotonic()
+        if left < 10:
+            problems.append(f"{name}: not begun, since the {arguments.minutes:g} minutes are over")
+            continue
+        print(f"\n{number}/{len(arguments.only)} {name}", flush=True)
+        start = monotonic()
+        limit = left if arguments.tiny else min(left, LIMITS[name])
+        measured, problem = run_stage(name, arguments, limit, folder)
+        measured = [evolve(figure, name=f"{name}: {figure.name}") for figure in measured]
+        show(measured, before_of)
+        print(f"{monotonic() - start:.0f} s", flush=True)
+        figures += measured
+        write_json([asdict(figure) for figure in figures], arguments.json)
+        problems += [f"{name}: {problem}"] if problem else []
+    print("", *problems, sep="\n")
+    return len(problems)
+
+
 def main() -> None:
     parser = command_line(__doc__, list(STAGES), "STAGE")
+    if find_spec("mujoco_warp") is None:
+        parser.set_defaults(only=[stage.__name__ for stage in OTHERS])
+    parser.add_argument("--folder", type=Path, help="folder for each stage's figures and what it printed")
+    parser.add_argument("--clone", type=Path, help="weights from which warp_ppo starts")
+    parser.add_argument("--libero", type=Path, help="Python with the extra libero, in which warp_ppo is evaluated")
     parser.add_argument("--before", type=Path, help="what --json wrote of an earlier run, for a column of its figures")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--minutes", type=float, default=8.0, help="no stage begins after this, or lasts longer")
     parser.add_argument("--stage", choices=list(STAGES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.stage is not None:
-        STAGES[arguments.stage](Stage(arguments.tiny, arguments.json))
-        return
+        stage = Stage(arguments.tiny, arguments.json, arguments.clone, arguments.libero)
+        STAGES[arguments.stage](stage)
+        sys.exit(f"failed: {', '.join(stage.failed)}" if stage.failed else 0)
     if not arguments.tiny and not torch.cuda.is_available():
         sys.exit("PyTorch sees no CUDA device; --tiny runs the same code on the CPU")
     name = "CPU" if arguments.tiny else torch.cuda.get_device_name()
     print(f"{name}; PyTorch {torch.__version__}", flush=True)
-    end = monotonic() + 60 * arguments.minutes
-    before = json.loads(arguments.before.read_text()) if arguments.before else []
-    before_of = {figure["name"]: figure["value"] for figure in before}
-    figures: list[Figure] = []
-    problems = []
-    for number, stage_name in enumerate(arguments.only, 1):
-        left = end - monotonic()
-        if left < 10:
-            problems.append(f"{stage_name}: not begun, since the {arguments.minutes:g} minutes are over")
-            continue
-        print(f"\n{number}/{len(arguments.only)} {stage_name}", flush=True)
-        start = monotonic()
-        limit = left if arguments.tiny else min(left, LIMITS[stage_name])
-        measured, problem = run_stage(stage_name, arguments.tiny, limit)
-        measured = [evolve(figure, name=f"{stage_name}: {figure.name}") for figure in measured]
-        show(measured, before_of)
-        print(f"{monotonic() - start:.0f} s", flush=True)
-        figures += measured
-        write_json([asdict(figure) for figure in figures], arguments.json)
-        problems += [f"{stage_name}: {problem}"] if problem else []
-    print()
-    for problem in problems:
-        print(problem)
-    sys.exit(bool(problems))
+    with nullcontext(arguments.folder) if arguments.folder else tempfile.TemporaryDirectory() as folder:
+        sys.exit(run_stages(arguments, Path(folder)))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
 
 Runs where the extra `libero-warp` is installed. `agreement` and `expert` compare with C MuJoCo of the same
 environment, stepped by the simulator `libero`; on a CPU they take minutes, most of them for compiling kernels. `speed`
-times chunks of 8 actions with one image of two cameras, first in `libero` on all cores; on a GPU it is meant to end
-within four minutes.
+times chunks of 8 actions with one image of two cameras, first in `libero` on all cores. The stages of a GPU, in order
+of worth and each with a limit, are those of `benchmarks/gpu.py`, which uses this file.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from vla_rl.plugins.envs.libero.warp.env import LiberoWarpEnv, make_env
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 CHUNK = 8
+MIB = 2**20
 FIRST_STATE = 1000
 """Distance of the state ids of two tasks."""
 
@@ -148,28 +149,77 @@ def _run_official(env: LiberoWarpEnv, state: int, expert: Expert, limit: int) ->
     return limit
 
 
-def measure_speed(num_envs: int, size: int, device: str, seconds: float, hosts: list[Any]) -> dict[str, Any]:
-    """Time chunks of random actions with an image of each camera, first without images. `hosts`: the scenes on the
-    host, which all measurements share."""
-    result: dict[str, Any] = {"envs": num_envs}
-    for name, cameras in (("states", {}), ("images", {"agentview": size, "wrist": size})):
-        env = build_env("libero_spatial", 0, num_envs, cameras, device)
-        hosts.append(env.host)
-        env.host = hosts[0]
-        ids = list_states("libero_spatial", 0, 10)
-        began, free = time.perf_counter(), _read_free_mib(device)
-        env.reset(np.arange(num_envs), np.resize(ids, num_envs), np.zeros(num_envs, np.int64))
-        actions = torch.rand(num_envs, CHUNK, 7, device=device) * 2 - 1
-        active = np.ones(num_envs, bool)
-        env.chunk_step(actions, active, False)
-        result[f"{name}_start_s"] = round(time.perf_counter() - began, 1)
-        result[f"{name}_per_s"] = round(_time_chunks(env, actions, active, seconds), 1)
-        result[f"{name}_faults"] = len(env.faults())
-        if device != "cpu":
-            result[f"{name}_mib"] = free - _read_free_mib(device)
-        env._batches = []  # noqa: SLF001 - `close` would close the host's scenes
-        del env
-    return result
+def start_worlds(num_envs: int, size: int, device: str, host: Any = None) -> LiberoWarpEnv:
+    """Return envs of libero_spatial's task 0 at official states, without cameras if `size` is 0.
+
+    Args:
+        host: the scenes on the host of other envs, which are used again: starting them takes ten seconds.
+    """
+    env = build_env("libero_spatial", 0, num_envs, make_cameras(size), device)
+    env.host = host or env.host
+    ids = list_states("libero_spatial", 0, 10)
+    env.reset(np.arange(num_envs), np.resize(ids, num_envs), np.zeros(num_envs, np.int64))
+    return env
+
+
+def make_cameras(size: int) -> dict[str, int]:
+    return {"agentview": size, "wrist": size} if size else {}
+
+
+def draw_actions(num_envs: int, device: str) -> Any:
+    return torch.rand(num_envs, CHUNK, 7, device=device) * 2 - 1
+
+
+def measure_speed(num_envs: int, size: int, device: str, seconds: float, host: Any = None) -> dict[str, Any]:
+    """Time chunks of random actions, with an image of each camera at their end.
+
+    Returns:
+        "start_s": seconds of a first reset, which builds the batch, and a first chunk. "per_s": actions of all envs.
+        "mib", "predicted_mib": on a GPU, memory that the batch takes, and what is predicted before it is built.
+    """
+    free, began = _read_free_mib(device), time.perf_counter()
+    env = start_worlds(num_envs, size, device, host)
+    actions, active = draw_actions(num_envs, device), np.ones(num_envs, bool)
+    env.chunk_step(actions, active, False)
+    result = {"start_s": round(time.perf_counter() - began, 1)}
+    result["per_s"] = round(_time_chunks(env, actions, active, seconds), 1)
+    (batch,) = env._batches  # noqa: SLF001 - memory is not part of its interface
+    if device != "cpu":
+        result["mib"] = free - _read_free_mib(device)
+        result["predicted_mib"] = batch.sizes.predict_bytes(num_envs, make_cameras(size)) // MIB
+    return result | {"contacts": int(batch.peak_contacts.max()), "faults": len(env.faults()), "host": env.host}
+
+
+def list_parts(env: LiberoWarpEnv, device: str) -> dict[str, Callable[[], Any]]:
+    """Return what a chunk consists of, one callable for each part. Each goes on from where the last one ended."""
+    import mujoco_warp as mjw
+    import warp as wp
+
+    from vla_rl.plugins.envs.libero.warp.controller import make_controller
+
+    (batch,) = env._batches  # noqa: SLF001 - the parts of an action are nobody else's business
+    actions, active = draw_actions(env.num_envs, device), np.ones(env.num_envs, bool)
+
+    def on_device(work: Callable[..., Any], *given: Any, **named: Any) -> Callable[[], None]:
+        def run() -> None:
+            with batch._on_device():  # noqa: SLF001
+                work(*given, **named)
+
+        return run
+
+    controls = [False, *batch._control_inputs]  # noqa: SLF001
+    world = batch._model, batch._data  # noqa: SLF001
+    return {
+        f"chunk of {CHUNK} actions and an observation": lambda: env.chunk_step(actions, active, False),
+        "action": lambda: batch.step(actions[:, 0], active),
+        "action, the graph alone": on_device(batch._act),  # noqa: SLF001
+        "observation": batch.observe,
+        "observation, the graph alone": on_device(batch._look),  # noqa: SLF001
+        "controller of a sub-step": on_device(wp.launch, make_controller(float), dim=env.num_envs, inputs=controls),
+        "first half of a sub-step, kernel by kernel": on_device(mjw.step1, *world),
+        "second half of a sub-step, kernel by kernel": on_device(mjw.step2, *world),
+        "capturing the graph of an action": lambda: batch._capture(batch._launch_action, True),  # noqa: SLF001
+    }
 
 
 def _read_free_mib(device: str) -> int:
@@ -177,7 +227,7 @@ def _read_free_mib(device: str) -> int:
     if device == "cpu":
         return 0
     torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info()[0] // 2**20
+    return torch.cuda.mem_get_info(device)[0] // MIB
 
 
 def _time_chunks(env: Any, actions: Any, active: Array, seconds: float) -> float:
@@ -191,23 +241,22 @@ def _time_chunks(env: Any, actions: Any, active: Array, seconds: float) -> float
     return chunks * actions.shape[0] * actions.shape[1] / (time.perf_counter() - began)
 
 
-def measure_libero(num_envs: int, size: int, seconds: float) -> dict[str, Any]:
-    """Time the simulator `libero` in its processes, one for each core, with the images that OpenGL draws."""
+def measure_libero(num_envs: int, size: int, seconds: float) -> float:
+    """Return actions a second of the simulator `libero` in its processes, one for each core, with the images that
+    OpenGL draws; without cameras if `size` is 0."""
     from vla_rl.plugins.envs.libero import plugin
     from vla_rl.plugins.envs.libero.config import LiberoConfig
 
-    result: dict[str, Any] = {"envs": num_envs}
-    for name, cameras in (("states", {}), ("images", {"agentview": size, "wrist": size})):
-        config = LiberoConfig(suite="libero_spatial", tasks=(0,), cameras=cameras)
-        env = plugin.build(config, EnvContext(num_envs=num_envs, chunk=CHUNK))
-        ids = np.resize([state.id for state in env.reset_states("eval")], num_envs)
-        env.reset(np.arange(num_envs), ids, np.zeros(num_envs, np.int64))
-        actions = generator(0, "speed").uniform(-1, 1, (num_envs, CHUNK, 7)).astype(np.float32)
-        active = np.ones(num_envs, bool)
-        env.chunk_step(actions, active, False)
-        result[f"{name}_per_s"] = round(_time_chunks(env, actions, active, seconds), 1)
-        env.close()
-    return result
+    config = LiberoConfig(suite="libero_spatial", tasks=(0,), cameras=make_cameras(size))
+    env = plugin.build(config, EnvContext(num_envs=num_envs, chunk=CHUNK))
+    ids = np.resize([state.id for state in env.reset_states("eval")], num_envs)
+    env.reset(np.arange(num_envs), ids, np.zeros(num_envs, np.int64))
+    actions = generator(0, "speed").uniform(-1, 1, (num_envs, CHUNK, 7)).astype(np.float32)
+    active = np.ones(num_envs, bool)
+    env.chunk_step(actions, active, False)
+    rate = _time_chunks(env, actions, active, seconds)
+    env.close()
+    return round(rate, 1)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -244,12 +293,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         cores = len(os.sched_getaffinity(0))
         official = 2 * cores if args.libero_envs is None else args.libero_envs
-        if official:  # first, since it needs OpenGL
-            add_result(f"libero, {cores} cores", measure_libero(official, args.size, args.seconds))
-        hosts: list[Any] = []
-        for num_envs in args.envs:
-            result = measure_speed(num_envs, args.size, args.device, args.seconds, hosts)
-            add_result(f"libero_warp, {num_envs} envs", result)
+        for size in (0, args.size) if official else ():  # first, since it needs OpenGL
+            rate = measure_libero(official, size, args.seconds)
+            add_result(f"libero, {cores} cores, {size} px", {"envs": official, "per_s": rate})
+        host = None
+        for size in (0, args.size):
+            for num_envs in args.envs:
+                result = measure_speed(num_envs, size, args.device, args.seconds, host)
+                host = result.pop("host")
+                add_result(f"libero_warp, {num_envs} envs, {size} px", result)
 
 
 if __name__ == "__main__":

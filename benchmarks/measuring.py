@@ -1,4 +1,4 @@
-"""What benchmarks share: their command line, seconds side by side, and memory."""
+"""What benchmarks share: their command line, seconds side by side, a listener of runs, and memory."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
 
+from vla_rl import hookimpl
+
 Figures = dict[str, float]
+_listeners: list[Callable[[Any, int, Figures], None]] = []
 
 
 def command_line(description: str | None, parts: Sequence[str], metavar: str) -> argparse.ArgumentParser:
@@ -30,6 +34,20 @@ def write_json(figures: Any, file: Path | None) -> None:
     """Write the figures to the file of `--json`, if any."""
     if file is not None:
         file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+@hookimpl
+def on_update_end(run: Any, step: int, metrics: dict[str, float]) -> None:
+    for listener in _listeners:
+        listener(run, step, metrics)
+
+
+@contextmanager
+def listen(listener: Callable[[Any, int, Figures], None]) -> Iterator[None]:
+    """Context in which a run in this process reports its steps, where its spec has `plugins: [measuring]`."""
+    _listeners.append(listener)
+    yield
+    _listeners.clear()
 
 
 def seconds(work: Callable[[], Any]) -> float:

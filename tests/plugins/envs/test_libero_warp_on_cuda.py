@@ -4,6 +4,9 @@ nothing. `make libero-warp` runs these tests in an environment that has the pack
 from __future__ import annotations
 
 import gc
+import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from vla_rl.cli import doctor
 from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.libero.warp.env import LiberoWarpEnv
 
@@ -197,3 +201,37 @@ def test_modules_are_compiled_once_in_two_processes(tmp_path: Path, monkeypatch:
         compiler.finish()
         assert compiler.results == {result: 2}
     assert len(list(tmp_path.rglob("*.sm90.cubin"))) == 2
+
+
+STAGES = {
+    "kernels": ["compiled", "in the cache", "failed"],
+    "warp_probe": ["libero_spatial: one action against C MuJoCo, at most"],
+    "warp_speed": ["2 worlds, two cameras of 16 px", "2 worlds, without images"],
+    "warp_split": ["2 worlds, 16 px: action, the graph alone", "2 worlds, 16 px: capturing the graph of an action"],
+    "warp_start": ["2 worlds, after a first chunk of 8 actions"],
+    "warp_ppo": ["step 2: success of its rollout", "run, start and end included"],
+}
+"""Stages of the GPU's benchmark -> some of their figures."""
+WITH_GL = {"warp_libero": ["1 envs, two cameras of 16 px"]}
+"""That in which the simulator `libero` draws."""
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("stages", [STAGES, WITH_GL], ids=["libero_warp alone", "libero beside it"])
+def test_the_stages_of_a_card_run_to_their_end(stages: dict[str, list[str]], tmp_path: Path) -> None:
+    """On a card, minutes are few: nothing of the benchmark's own may fail there."""
+    if stages is WITH_GL and not (probe := doctor.probe_rendering("egl")).works:
+        pytest.skip(f"EGL does not work here: {probe.detail}")
+    file = tmp_path / "figures.json"
+    command = [sys.executable, Path(__file__).parents[3] / "benchmarks" / "gpu.py", "--tiny", "--minutes", "14"]
+    command += ["--folder", tmp_path, "--json", file, "--only", *stages]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    logs = [log.read_text()[-2000:] for log in tmp_path.glob("*.log")]
+    assert done.returncode == 0, done.stdout + done.stderr + "\n".join(logs)
+    figures = json.loads(file.read_text())
+    for stage, expected in stages.items():
+        of_stage = [figure["name"] for figure in figures if figure["name"].startswith(stage)]
+        assert {f"{stage}: {name}" for name in expected} <= set(of_stage)
+        assert [
+            f"{stage}: {figure['name']}" for figure in json.loads((tmp_path / f"{stage}.json").read_text())
+        ] == of_stage
