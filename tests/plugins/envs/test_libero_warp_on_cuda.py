@@ -157,6 +157,23 @@ def test_worlds_that_do_not_fit_are_refused(env: LiberoWarpEnv, monkeypatch: pyt
         build_batch(env, 4096)
 
 
+def test_another_process_on_the_gpu_is_named(env: LiberoWarpEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes memory after the prediction, or has the GPU for itself."""
+
+    def fail(text: str) -> Any:
+        def call(*_: Any, **__: Any) -> None:
+            raise RuntimeError(text)
+
+        return call
+
+    monkeypatch.setattr(mjw, "put_data", fail("Failed to allocate 7 bytes on device 'cuda:0'"))
+    with pytest.raises(UserError, match=r"2 worlds cannot be allocated: Failed to allocate 7 .*Other processes on"):
+        build_batch(env)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", fail("all CUDA-capable devices are busy or unavailable"))
+    with pytest.raises(UserError, match="cannot be allocated: all CUDA-capable devices are busy"):
+        build_batch(env)
+
+
 def test_the_predicted_memory_is_what_warp_allocates(env: LiberoWarpEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     """The most that is allocated during an action, in worlds that are added. What a sub-step allocates is given back
     without the help of the garbage collector: only then do the sub-steps of a graph share it."""
@@ -213,7 +230,7 @@ STAGES = {
 }
 """Stages of the GPU's benchmark -> some of their figures."""
 WITH_GL = {"warp_libero": ["1 envs, two cameras of 16 px"]}
-"""That in which the simulator `libero` draws."""
+"""Stage in which the simulator `libero` draws."""
 
 
 @pytest.mark.timeout(1500)

@@ -44,10 +44,14 @@ NO_GPU = (
     "libero_warp: Warp {warp} finds no GPU: it is built for CUDA {toolkit}, and the driver offers {driver}; install a "
     "driver whose CUDA has the same first number at least, or a warp-lang of an older CUDA"
 )
+NO_ROOM = (
+    "libero_warp: {task}: {worlds} worlds cannot be allocated: {error}. Other processes on the GPU (nvidia-smi) use "
+    "its memory too, or have it for themselves; end them, or lower env.num_envs"
+)
 CAPTURE_FAILED = (
     "libero_warp: the kernels of an action cannot be captured as a CUDA graph: {error}. Install a driver for CUDA 12.4 "
-    "or newer, or set env.graphs: false, which launches about 3,000 kernels an action one by one: tens of "
-    "milliseconds, whatever the number of worlds"
+    "or newer, or set env.graphs: false, which launches about 3,600 kernels an action one by one: a tenth of a second "
+    "or more, whatever the number of worlds"
 )
 
 
@@ -88,12 +92,15 @@ class WorldBatch:
         self._device = torch.device(device)
         self._cameras = dict(cameras)
         self._first_start = start
-        if self._device.type != "cpu":
-            self._check_gpu()
-        with self._on_device():
-            self._allocate_worlds(start)
-            self._allocate_control()
-            self._allocate_results()
+        try:
+            if self._device.type != "cpu":
+                self._check_gpu()
+            with self._on_device():
+                self._allocate_worlds(start)
+                self._allocate_control()
+                self._allocate_results()
+        except RuntimeError as error:  # of Warp or torch: another process may have been faster
+            raise UserError(NO_ROOM.format(task=task.task.name, worlds=num_worlds, error=error)) from error
         self.place(range(num_worlds), [start] * num_worlds)
         self._act = self._capture(self._launch_action, graphs)
         self._look = self._capture(self._launch_observation, graphs)
