@@ -92,11 +92,13 @@ def test_velocity_and_loss(module: Pi05Module, data: dict[str, Tensor], prefix: 
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("prepared", [True, False], ids=["norms once for all passes", "norms in each pass"])
 @pytest.mark.parametrize("steps", [1, 3, 4, 10])
-def test_samples(module: Pi05Module, data: dict[str, Tensor], prefix: PiPrefix, steps: int) -> None:
+def test_samples(module: Pi05Module, data: dict[str, Tensor], prefix: PiPrefix, steps: int, prepared: bool) -> None:
     schedule, x = FlowSchedule(steps, 0.5, CPU), data["noise"]
-    for index in torch.arange(steps)[:, None].expand(-1, 2):
-        velocity = module.project_velocity(module.run_expert(prefix, data["state"], x, schedule.time[index]))
+    prefixes = module.prepare_steps(prefix, schedule.time) if prepared else [prefix] * steps
+    for index, timed in zip(torch.arange(steps)[:, None].expand(-1, 2), prefixes, strict=True):
+        velocity = module.project_velocity(module.run_expert(timed, data["state"], x, schedule.time[index]))
         x = schedule.step_mean(x, velocity, index, None)
     assert_same_up_to(32, x, data[f"sampled_{steps}"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,15 @@ def test_a_network_that_begins_learns_in_all_its_layers() -> None:
     for part in (layers[0].self_attn.q_proj, layers[-1].mlp.up_proj, layers[0].input_layernorm.dense):
         assert part.weight.grad.abs().max() > 1e-6
     assert layers[0].input_layernorm.dense.bias.view(3, -1).mean(1).tolist() == [0, 0, 1]
+
+
+def test_a_decision_asks_each_norm_once_what_it_makes_of_the_times() -> None:
+    model, calls = policy(denoise_steps=4), Counter[Any]()
+    norms = model.module.pi0.model.dit.norms
+    for norm in norms:
+        norm.dense.register_forward_hook(lambda dense, given, result: calls.update([dense]))
+    model.sample_chunk(observation(2), noise(2), False)
+    assert calls == {norm.dense: 1 for norm in norms}
 
 
 def told(model: Pi05Policy, obs: Any) -> list[str]:

@@ -6,9 +6,12 @@ an embedding of the time. The prefix is pi0's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PI0Config, PI0ForConditionalGeneration
@@ -33,9 +36,10 @@ class AdaptiveNorm(nn.Module):
         self.dense = nn.Linear(width, 3 * width)
 
     def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the normalised x [B, T, D] and the gate [B, 1, D], in x's precision, for a condition float32 [B,
-        D]."""
-        scale, shift, gate = self.dense(condition)[:, None].chunk(3, dim=-1)
+        """Return the normalised x [B, T, D] and the gate [B, 1, D], in x's precision, for a condition float32 [B, D],
+        or what `dense` makes of one, [1, 3 D]."""
+        modulation = self.dense(condition) if condition.shape[1] == x.shape[2] else condition
+        scale, shift, gate = modulation[:, None].chunk(3, dim=-1)
         wide = x.float()
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return (normed * (1 + scale) + shift).to(x.dtype), gate.to(x.dtype)
@@ -50,11 +54,11 @@ class AdaptiveLayer(GemmaDecoderLayer):
         self.post_attention_layernorm: Any = AdaptiveNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(  # type: ignore[override]  # only AdaptiveExpert calls it
-        self, hidden: Tensor, condition: Tensor, **attention: Any
+        self, hidden: Tensor, conditions: tuple[Tensor, Tensor], **attention: Any
     ) -> Tensor:
-        normed, gate = self.input_layernorm(hidden, condition)
+        normed, gate = self.input_layernorm(hidden, conditions[0])
         hidden = hidden + gate * self.self_attn(hidden_states=normed, **attention)[0]
-        normed, gate = self.post_attention_layernorm(hidden, condition)
+        normed, gate = self.post_attention_layernorm(hidden, conditions[1])
         result: Tensor = hidden + gate * self.mlp(normed)
         return result
 
@@ -70,16 +74,25 @@ class AdaptiveExpert(nn.Module):
         self.norm = AdaptiveNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = plain.rotary_emb
 
-    def forward(self, hidden: Tensor, condition: Tensor, prefix: PiPrefix) -> Tensor:
-        for layer, cache in zip(self.layers, prefix.caches, strict=True):
+    @property
+    def norms(self) -> list[Any]:
+        """Norms in the order in which they are computed."""
+        pairs = ((layer.input_layernorm, layer.post_attention_layernorm) for layer in self.layers)
+        return [*chain.from_iterable(pairs), self.norm]
+
+    def forward(self, hidden: Tensor, conditions: Sequence[Tensor], prefix: PiPrefix) -> Tensor:
+        """Return the output [B, T, D] for embeddings [B, T, D]. `conditions`: of each norm, as `AdaptiveNorm` takes
+        it."""
+        of_layers = zip(conditions[:-1:2], conditions[1::2], strict=True)
+        for layer, cache, of_layer in zip(self.layers, prefix.caches, of_layers, strict=True):
             hidden = layer(
                 hidden,
-                condition,
+                of_layer,
                 attention_mask=prefix.mask,
                 position_embeddings=prefix.rotation,
                 **{CACHE: cache},
             )
-        result: Tensor = self.norm(hidden, condition)[0]
+        result: Tensor = self.norm(hidden, conditions[-1])[0]
         return result
 
 
@@ -133,9 +146,20 @@ class Pi05Module(Pi0Module):
 
     def run_expert(self, prefix: PiPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """Return the expert's output for noisy actions x at `time`. `state` is unused: the prompt contains it."""
-        embeds, condition = self._embed_suffix(x, time)
-        result: Tensor = self.pi0.model.dit(embeds, condition, prefix).float()
+        expert, conditions = self.pi0.model.dit, prefix.modulations
+        if conditions is None:
+            embeds, condition = self._embed_suffix(x, time)
+            conditions = [condition] * len(expert.norms)
+        else:
+            embeds = self.pi0.embed_action_time.action_in_proj(x).to(self._dtype)
+        result: Tensor = expert(embeds, conditions, prefix).float()
         return result
+
+    def prepare_steps(self, prefix: PiPrefix, times: Tensor) -> Sequence[PiPrefix]:
+        """Let one product of each norm serve all passes: it reads 12 MB of weights, whatever the number of times."""
+        condition = self.pi0.embed_action_time(times)
+        by_norm = [norm.dense(condition).split(1) for norm in self.pi0.model.dit.norms]
+        return [evolve(prefix, modulations=of_step) for of_step in zip(*by_norm, strict=True)]
 
     def _embed_suffix(self, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # no state
         """Return the embeddings [B, H, D] of noisy actions, and the condition of the norms."""

@@ -7,7 +7,7 @@ state, actions. A missing camera is left out: pi0 masks it, and positions count 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +37,8 @@ class PiPrefix:
     """Rotary embedding of the suffix's tokens."""
     summary: Tensor | None = None
     """float32 [B, D]: mean of the language model's output, for a critic that reads the prefix."""
+    modulations: Sequence[Tensor] | None = None
+    """What pi0.5's norms compute from the time alone, float32 [1, 3 D] each; None: they compute it."""
 
     def with_two_suffixes(self) -> PiPrefix:
         """Return the prefix for a pass with two suffixes of each sample, all samples one after the other."""

@@ -161,6 +161,11 @@ class FlowModule(nn.Module, ABC):
         """Return the expert's inputs that do not change with time, from `run_backbone`'s result and the normalised
         state [B, S]."""
 
+    def prepare_steps(self, prefix: Any, times: Tensor) -> Sequence[Any]:
+        """Return the prefix for each pass of a decision, whose times are [K]; a network may compute there what depends
+        on the times alone."""
+        return [prefix] * len(times)
+
     @abstractmethod
     def run_expert(self, prefix: Any, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """Return the expert's output for the action tokens.

@@ -88,17 +88,16 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
 
     def decide(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Denoise chunks. Without "step" and "draws" among the inputs no step is stochastic."""
-        x, steps = inputs["start"], self._schedule.steps
-        rows, state = len(x), inputs["state"]
+        x, state = inputs["start"], inputs["state"]
         seen = self._encode_inputs(inputs)
         prefix = self.module.build_prefix(seen, state)
         draws = inputs.get("draws")
         step, log_probs = self._begin_denoising(x, inputs.get("step"))
         chain = [x]
-        for i in range(steps):
+        for i, timed in enumerate(self.module.prepare_steps(prefix, self._schedule.time)):
             draw = None if draws is None else draws[:, i if self._every_step else 0]
-            index = self._schedule.indices[i].expand(rows)
-            x, log_probs = self._denoise_step(prefix, state, x, index, step, draw, log_probs)
+            index = self._schedule.indices[i].expand(len(x))
+            x, log_probs = self._denoise_step(timed, state, x, index, step, draw, log_probs)
             chain.append(x)
         actions, states = self._finish_chain(chain, inputs.get("offset"))
         decided = {"actions": actions, "log_probs": log_probs, "chain": states, "step": step}
