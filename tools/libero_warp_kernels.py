@@ -309,6 +309,8 @@ class Compiler:
     def _wait(self, most: int) -> None:
         while len(self._running) > most:
             pid, status = os.wait()
+            if pid not in self._running:
+                continue  # somebody else's
             name, began = self._running.pop(pid)
             code = os.waitstatus_to_exitcode(status)
             result = RESULTS[code] if code in (COMPILED, CACHED) else RESULTS[FAILED]
