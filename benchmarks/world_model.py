@@ -20,7 +20,7 @@ from PIL import Image
 
 from vla_rl import EnvContext, Noise, Observation, SimEnv, Windows, WorldModel, WorldModelContext, build, load, to_numpy
 from vla_rl.core.contexts import ModelContext
-from vla_rl.runtime.imagination.messages import RecordedEpisode
+from vla_rl.runtime.imagination.interfaces import RecordedEpisode
 from vla_rl.runtime.imagination.worker.episode_files import EpisodeShape
 from vla_rl.runtime.imagination.worker.episode_store import EpisodeStore
 from vla_rl.toolkit.world_models.measures import imagine_episodes, measure_quality, thresholds_met

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FILES, FUNCTIONS, LINES = 82, 600, 3900
+FILES, FUNCTIONS, LINES = 76, 585, 3800
 """What a step may enter: lower it where the step gets shorter."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl import EnvContext, Observation, build, generator, load, to_numpy
-from vla_rl.runtime.imagination.messages import RecordedEpisode
+from vla_rl.runtime.imagination.interfaces import RecordedEpisode
 from vla_rl.runtime.imagination.worker.episode_files import EpisodeShape
 from vla_rl.runtime.imagination.worker.episode_store import EpisodeStore
 

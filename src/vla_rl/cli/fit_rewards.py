@@ -109,7 +109,7 @@ def open_frames(folder: Path, cameras: Sequence[str], label: str | None, episode
         config = Structurer().read_value(keys, load("data", "lerobot").config)
     except Problems as exc:
         raise UserError(f"--{exc}") from exc
-    opened = build("data", "lerobot", config, DataContext(chunk=1, env=env))
+    opened: Demonstrations = build("data", "lerobot", config, DataContext(chunk=1, env=env))
     return opened
 
 

@@ -54,8 +54,7 @@ class HasCritic(ABC):
     @abstractmethod
     @hookspec(firstresult=True)
     def values(self, obs: Observation) -> torch.Tensor:
-        """Return the critic's values, [B] or [B, C], without gradient and without sampling actions. Called with a
-        critic only."""
+        """Return the critic's values, [B] or [B, C], without gradient and samples. Called with a critic only."""
 
 
 class HasReference(ABC):
@@ -78,8 +77,7 @@ class ActionTokens(ABC):
     @abstractmethod
     @hookspec(firstresult=True)
     def decode_actions(self, tokens: ArrayOrTensor) -> torch.Tensor:
-        """Return the actions of tokens int64 [B, C, M] as float32 [B, C, A], un-normalised with the checkpoint's
-        statistics."""
+        """Return the actions of tokens int64 [B, C, M] as float32 [B, C, A], un-normalised by the checkpoint."""
 
 
 class HasFeatures(ABC):
@@ -155,14 +153,12 @@ class Capturable(Compilable):
 
 
 class Offloadable(ABC, Generic[S]):
-    """A simulator whose device memory can be given to learners meanwhile (`placement.offload.sim`). S: class of its
-    snapshots."""
+    """A simulator whose device memory learners can have (`placement.offload.sim`). S: its snapshots."""
 
     @abstractmethod
     @hookspec(firstresult=True)
     def snapshot(self) -> S:
-        """Return everything that `restore` of a newly built simulator needs to continue exactly; tensors in host
-        memory."""
+        """Return all that `restore` of a newly built simulator needs to continue exactly; tensors in host memory."""
 
     @abstractmethod
     @hookspec(firstresult=True)
@@ -176,5 +172,4 @@ class TrainsInParts(ABC):
     @abstractmethod
     @hookspec(firstresult=True)
     def accumulate(self, data: TrajectoryPart) -> None:
-        """Run the forward and backward passes of a part of a training step's samples; `update` makes the optimiser
-        step."""
+        """Run forward and backward passes of a part of a training step's samples; `update` makes the optimiser step."""

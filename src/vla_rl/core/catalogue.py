@@ -48,19 +48,8 @@ from vla_rl.core.requirements import install_command, normalise_name
 
 if TYPE_CHECKING:
     from vla_rl.core.contexts import (
-        AlgorithmContext,
         Context,
-        DataContext,
-        EngineContext,
-        EnvContext,
-        ModelContext,
-        RewardModelContext,
-        WorldModelContext,
     )
-    from vla_rl.core.hookspecs import Algorithm, Demonstrations, PolicyEngine, SimEnv, VLAModel
-    from vla_rl.core.reward_models import RewardModel
-    from vla_rl.core.trainers import Trainer
-    from vla_rl.core.world_models import WorldModel
 
 MODULE_PLUGINS = "vla_rl_plugins"
 """Name of the mapping in which a module listed in `spec.plugins` offers its plugins."""
@@ -76,8 +65,7 @@ class Kind:
     contract: str
     """Name of the contract, `module:class`. Its import takes longer than that of all declarations."""
     capabilities: tuple[str, ...] = ()
-    """Names of the classes in `core/capabilities.py` that components of the kind may inherit in addition. One that
-    inherits another comes before it."""
+    """Names of classes in `core/capabilities.py` that components may inherit too; an heir comes before."""
 
     @property
     def contract_class(self) -> type:
@@ -178,9 +166,8 @@ def load(kind: Literal["hook"], name: str, extra_modules: Sequence[str] = ()) ->
 @overload
 def load(kind: str, name: str, extra_modules: Sequence[str] = ()) -> Any: ...
 def load(kind: str, name: str, extra_modules: Sequence[str] = ()) -> Any:
-    """Import the plugin of that name (its declaration and its settings, not what it builds) and return the declaration.
-    Raise PluginError if the name is unknown or ambiguous, the import fails, a dependency is not installed, or the
-    target is not a declaration of the kind."""
+    """Import the plugin of that name (not what it builds) and return its declaration. Raise PluginError if the name is
+    unknown or ambiguous, the import fails, a dependency is missing, or the target is no declaration of the kind."""
     item, who = _find_plugin(kind, name, extra_modules)
     plugin = _import_declaration(kind, item, who)
     try:
@@ -198,55 +185,10 @@ def load(kind: str, name: str, extra_modules: Sequence[str] = ()) -> Any:
 
 
 def load_declaration(kind: str, name: str) -> Declaration:
-    """Import the declaration of an installed plugin alone, and return it. Raise PluginError as `load` does, except for
-    its settings."""
+    """Return the declaration of an installed plugin alone. Raise PluginError as `load` does, but for its settings."""
     return _import_declaration(kind, *_find_plugin(kind, name, ()))
 
 
-@overload
-def build(
-    kind: Literal["model"], name: str, config: object, context: ModelContext, extra_modules: Sequence[str] = ()
-) -> VLAModel: ...
-@overload
-def build(
-    kind: Literal["engine"], name: str, config: object, context: EngineContext, extra_modules: Sequence[str] = ()
-) -> PolicyEngine: ...
-@overload
-def build(
-    kind: Literal["env"], name: str, config: object, context: EnvContext, extra_modules: Sequence[str] = ()
-) -> SimEnv: ...
-@overload
-def build(
-    kind: Literal["algorithm"], name: str, config: object, context: AlgorithmContext, extra_modules: Sequence[str] = ()
-) -> Algorithm: ...
-@overload
-def build(
-    kind: Literal["trainer"], name: str, config: object, context: Context, extra_modules: Sequence[str] = ()
-) -> Trainer[Any]: ...
-@overload
-def build(
-    kind: Literal["data"], name: str, config: object, context: DataContext, extra_modules: Sequence[str] = ()
-) -> Demonstrations: ...
-@overload
-def build(
-    kind: Literal["world_model"],
-    name: str,
-    config: object,
-    context: WorldModelContext,
-    extra_modules: Sequence[str] = (),
-) -> WorldModel: ...
-@overload
-def build(
-    kind: Literal["reward_model"],
-    name: str,
-    config: object,
-    context: RewardModelContext,
-    extra_modules: Sequence[str] = (),
-) -> RewardModel: ...
-@overload
-def build(
-    kind: str, name: str, config: object, context: Context | None = None, extra_modules: Sequence[str] = ()
-) -> Any: ...
 def build(
     kind: str, name: str, config: object, context: Context | None = None, extra_modules: Sequence[str] = ()
 ) -> Any:
@@ -282,8 +224,7 @@ def missing_package(kind: str, name: str, exc: ModuleNotFoundError, extra_module
 
 
 def hook_modules(modules: Sequence[str]) -> tuple[tuple[str, ModuleType], ...]:
-    """Import the modules of `spec.plugins` and return (name, module) pairs; their `@hookimpl` functions listen and
-    wrap."""
+    """Import the modules of `spec.plugins` ; return (name, module) pairs, whose `@hookimpl` functions act."""
     return tuple((module, import_module(module)) for module in modules)
 
 
@@ -379,8 +320,7 @@ def _from_entry_points(group: str) -> list[Installed]:
 
 @functools.lru_cache(maxsize=4)
 def _entry_points(path: tuple[str, ...]) -> tuple[Installed, ...]:
-    """Return vla-rl's entry points of all kinds. Cached per `sys.path`, since reading opens a file of every installed
-    distribution."""
+    """Return the entry points of all kinds. Cached per `sys.path`, since reading opens a file of each distribution."""
     groups = {kind.group for kind in KINDS.values()}
     plugins: list[Installed] = []
     seen: set[str] = set()
@@ -405,8 +345,7 @@ def _from_modules(kind: str, modules: Iterable[str]) -> list[Installed]:
 
 
 def _read_offers(name: str, module: ModuleType) -> Mapping[str, Mapping[str, Any]]:
-    """Return the plugins that a module offers: kind -> name -> plugin. Raise PluginError if any entry has another form,
-    used or not."""
+    """Return a module's plugins: kind -> name -> plugin. Raise PluginError if any entry, used or not, is wrong."""
     offers = getattr(module, MODULE_PLUGINS, {})
     where = f"{MODULE_PLUGINS} of module {name}"
     if not isinstance(offers, Mapping):
@@ -488,8 +427,7 @@ def _import_failure(who: str, item: Installed, exc: BaseException, extra: str | 
 
 
 def _guess_extra(item: Installed, missing: str) -> str | None:
-    """Guess the extra to install if the plugin failed before it could name it: the extra that requires the missing
-    module, or the one named like the plugin."""
+    """Guess the extra that a plugin failed to name: the one with the missing module, or with the plugin's name."""
     from packaging.requirements import Requirement
 
     dist = item.entry.dist if item.entry else None

@@ -88,11 +88,9 @@ class EngineContext(PolicyContext):
     """What an engine gets."""
 
     model_config: Any = None
-    """Settings of the spec's `model`, an instance of its plugin's `config`; None for engines that act with their own
-    policy."""
+    """Settings of the spec's `model`, its plugin's `config`; None for engines that act with their own policy."""
     make_model: Callable[[], VLAModel] | None = None
-    """Function that returns the run's model in this process, with its wrappers; builds it at the first call. None with
-    `EnginePlugin.own_policy`."""
+    """Function that returns the run's wrapped model, built at the first call. None with `EnginePlugin.own_policy`."""
 
 
 @frozen(kw_only=True)

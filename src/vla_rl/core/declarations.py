@@ -1,5 +1,4 @@
-"""Declarations of plugins: the objects that entry points and `vla_rl_plugins` name. Importing this module imports
-neither NumPy nor attrs.
+"""Declarations of plugins: the objects that entry points and `vla_rl_plugins` name. Cheap to import.
 
 A declaration names what belongs to the plugin as entry points do, `module:attribute`. A target is imported where it is
 first used, so that a plugin's `__init__.py` is cheap to import, and `vla-rl plugins` lists what is installed without
@@ -140,8 +139,7 @@ class ModelPlugin(Declaration):
     actions is relative to, None for absolute ones; empty: all are absolute. `imitation.statistics: data` asks it, to
     measure the differences."""
     no_rl: Target[Callable[[Any], str | None] | None] = Target(None)
-    """Function of the config that returns why reinforcement learning is impossible with it, called before a run; None:
-    it is possible."""
+    """Function of the config that returns why RL is impossible with it, called before a run; None: it is possible."""
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
@@ -151,11 +149,9 @@ class EnvPlugin(Declaration):
     build: Target[Callable[[Any, EnvContext], SimEnv]] = Target()
     """Class or function (config, context) -> `SimEnv`."""
     preflight: Target[Callable[[Any], None] | None] = Target(None)
-    """Function of the config that is called before any process starts. Raises UserError for what this machine lacks
-    (drivers, assets)."""
+    """Function of the config, called before any process starts. Raises UserError for missing drivers, assets."""
     lacks: Target[Callable[[], str | None] | None] = Target(None)
-    """Function that returns what this interpreter lacks beyond the packages of `extra`, for `vla-rl plugins`; None:
-    nothing."""
+    """Function that returns what the interpreter lacks beyond those of `extra`, for `vla-rl plugins`; None: nothing."""
     env_info: Target[Callable[[Any], EnvInfo] | None] = Target(None)
     """Function of the config that returns the description without building anything. Optional; with it `vla-rl check`
     and `plan` predict the memory of GPUs."""
@@ -175,8 +171,7 @@ class AlgorithmPlugin(Declaration):
     build: Target[Callable[[Any, AlgorithmContext], Algorithm]] = Target()
     """Class or function (config, context) -> `Algorithm`."""
     preflight: Target[Callable[[Any], None] | None] = Target(None)
-    """Function of the config that is called before any process starts. Raises UserError for what this machine lacks,
-    such as files."""
+    """Function of the config, called before any process starts. Raises UserError for what is missing, such as files."""
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
@@ -189,9 +184,8 @@ class TrainerPlugin(Declaration):
     trains_on: TrainingData
     """Kind of data that the trainer learns from."""
     expert_share: Target[Callable[[Any, int], float] | None] = Target(None)
-    """Trainers of transitions: function of (config, training step from 1) that returns the probability that the
-    simulator's expert acts in a chunk instead of the policy; its chunks are `Transitions.expert_actions`. None: the
-    expert is not asked."""
+    """Trainers of transitions: function of (config, training step from 1): the probability that the simulator's expert
+    acts in a chunk instead of the policy; chunks are `Transitions.expert_actions`. None: the expert is not asked."""
     instruction_suffix: str = ""
     """`VLAModel.instruction_suffix` of the trainer's policy when it acts."""
 

@@ -105,8 +105,7 @@ class Run:
     _stop_reasons: list[str] = field(factory=list, init=False, repr=False)
 
     def stop(self, reason: str) -> None:
-        """Let the run end after its current step as after its last one: evaluated, saved, with results. A resumed run
-        continues."""
+        """Let the run end after its current step as after its last one: evaluated and saved. A resumed run goes on."""
         self._stop_reasons.append(reason)
 
     @property

@@ -23,8 +23,7 @@ class Field:
     """A numeric field of every chunk step (dims "T N ...") or of every trajectory or env ("N ...")."""
 
     name: str
-    """Attribute of `ChunkResult`, `Rollout`, `Advantages` or `Batch`; a key of their `extras` if they have no such
-    attribute."""
+    """Attribute of `ChunkResult`, `Rollout`, `Advantages` or `Batch`; without such an attribute a key of `extras`."""
     dims: str
     source: Source
     """Component that produces the field."""
@@ -96,8 +95,7 @@ BATCH = {"obs", "chunk", "lag", "reference_log_probs", "extras", "actions"}
 
 
 def check_extras(extras: Mapping[str, str], dims: str) -> None:
-    """Raise ValueError for a declared name that samples have already, and for dimensions other than numbers and the
-    letters of `dims`."""
+    """Raise ValueError for a name that samples have already, and for dimensions but numbers and letters of `dims`."""
     taken = {field.name for field in (*RESULT, *ROLLOUT, *ADVANTAGES, *SAMPLE_IDS)} | BATCH
     for name, declared in extras.items():
         if not name.isidentifier() or name in taken:
@@ -127,8 +125,7 @@ def read_field(holder: Any, field: Field) -> Any:
 
 
 def arrange_fields(holder: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of a class for these values (name -> tensor): its attributes by name, and all others
-    under "extras", without those that are None."""
+    """Return keyword arguments of a class: `values` that are its attributes, all others as "extras"; without None."""
     attributes = {name: value for name, value in values.items() if hasattr(holder, name)}
     extras = {name: value for name, value in values.items() if name not in attributes and value is not None}
     return {**attributes, "extras": Extras(extras)}

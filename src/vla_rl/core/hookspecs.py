@@ -84,8 +84,7 @@ class VLAModel(ABC):
     @abstractmethod
     @hookspec(firstresult=True)
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> torch.Tensor:
-        """Return the behaviour-cloning loss of actions float [B, C, A], with gradient: a scalar, the mean over the
-        batch."""
+        """Return the cloning loss of actions float [B, C, A], with gradient: a scalar, the mean over the batch."""
 
     @hookspec(firstresult=True)
     def imitation_losses(self, obs: Observation, actions: ArrayOrTensor) -> torch.Tensor:
@@ -136,8 +135,7 @@ class PolicyEngine(ABC):
     addition. Entry-point group `vla_rl.engines`."""
 
     model: VLAModel | None = None
-    """Model in this process whose parameters act; None: there is none. The runtime moves them between devices, and
-    compares them with published weights."""
+    """Model in this process whose parameters act; None: none. The runtime moves and verifies them."""
     statistics_name: str | None = None
     """`VLAModel.statistics_name` of the policy that acts."""
 
@@ -177,8 +175,7 @@ class PolicyEngine(ABC):
 
     @hookspec(firstresult=True)  # noqa: B027 - optional
     def close(self) -> None:
-        """Free processes and connections. May be called twice, and not at all in a worker that is killed: child
-        processes have to end with their parent."""
+        """Free processes and connections. May be called twice, or never in a killed worker: children must end too."""
 
 
 class SimEnv(ABC):
@@ -232,13 +229,12 @@ class SimEnv(ABC):
 
 class Algorithm(ABC):
     """Advantages and a loss; no model, no simulator, no device choice, no logging. Where a person or an expert takes
-    over, the episode ends for the algorithm (`core/run/takeovers.py`). Entry-point group `vla_rl.algorithms`."""
+    over, the episode ends for the algorithm (`core/run/selection.py`). Entry-point group `vla_rl.algorithms`."""
 
     needs: Requirements = Requirements()
     """Inputs that the algorithm needs. Core provides them, or refuses the run early."""
     off_policy: bool = False
-    """The loss corrects for the age of the data (off-policy correction), so a sample may be trained on more than
-    once."""
+    """The loss corrects for the age of the data (off-policy correction): samples may be trained on more than once."""
     advantage_scope: AdvantageScope = AdvantageScope.STEP
     """What the rewards, filters and advantages of a group depend on: that group alone, or the whole step."""
     scope_reason: str = ""
@@ -265,8 +261,7 @@ class Algorithm(ABC):
 
     @hookspec(firstresult=True)
     def select(self, rollout: Rollout) -> torch.Tensor:
-        """Return the trajectories to keep, bool [N]. Dropped ones are excluded from the loss, all normalisation and
-        counts. Default: keep all."""
+        """Return the trajectories to keep, bool [N]. Others are not in loss, normalisation or counts. Default: all."""
         import torch
 
         return torch.ones(rollout.valid.shape[1], dtype=torch.bool)
@@ -279,8 +274,7 @@ class Algorithm(ABC):
     @abstractmethod
     @hookspec(firstresult=True)
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """Return the loss of one micro-batch on a learner rank. Totals are summed, so `Batch.weights` carry the
-        normalisation.
+        """Return the loss of one micro-batch on a learner rank. Totals are summed: `Batch.weights` normalise.
 
         The metrics must include "loss/policy". The runtime reserves these names, also in `advantages`: "step",
         "loss/total", "loss/imitation", "policy/grad_norm", "policy/recompute_kl", and all that start with "compile/",
@@ -300,8 +294,7 @@ class Placement(ABC):
 
 
 class Demonstrations(ABC):
-    """Recorded demonstrations as samples: an observation and the chunk of actions that followed it. Entry-point group
-    `vla_rl.data`."""
+    """Demonstrations as samples: an observation and the chunk that followed it. Entry-point group `vla_rl.data`."""
 
     @abstractmethod
     @hookspec(firstresult=True)
@@ -335,10 +328,9 @@ class Demonstrations(ABC):
 
     @hookspec(firstresult=True)
     def relative_statistics(self, references: Sequence[int | None]) -> Mapping[str, Mapping[str, Sequence[float]]]:
-        """Return `data_statistics` for actions relative to the state: "action" is of the differences of all samples'
-        actions to the state of their sample, "action_steps" the same for each of the C steps (C times A numbers a
-        list), "state" as before. Optional, as `data_statistics`. Raise UserError for recorded actions that are
-        differences already.
+        """Return `data_statistics` for actions relative to the state: "action" is of the differences of samples'
+        actions to their state, "action_steps" the same for each of the C steps (C times A numbers a list), "state" as
+        before. Optional, as `data_statistics`. Raise UserError for recorded actions that are differences already.
 
         Args:
             references: for each of an action's A numbers the place of the state's number that is subtracted; None:
@@ -367,8 +359,7 @@ class RunEvents:
 
     @hookspec
     def frames_wanted(self, step: int) -> int:
-        """Called before the evaluation at `step`. Return the number of episodes whose frames shall be recorded; the
-        largest answer wins."""
+        """Called before the evaluation at `step`. Return of how many episodes to record frames; the largest counts."""
         return 0
 
     @hookspec
@@ -403,8 +394,7 @@ class RunEvents:
 
     @hookspec
     def on_run_end(self, run: Run, results: dict[str, Any]) -> None:
-        """Called after the last step, unless the run was stopped or failed. `results` is the content of
-        results.json."""
+        """Called after the last step, unless it was stopped or failed. `results` is the content of results.json."""
 
     @hookspec
     def on_close(self, run: Run, error: BaseException | None) -> None:

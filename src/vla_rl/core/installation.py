@@ -1,5 +1,4 @@
-"""How a distribution was installed (direct_url.json, PEP 610), the arguments that make pip install it again, and the
-command that runs vla-rl in a shell."""
+"""How a distribution was installed (direct_url.json, PEP 610), how pip does so again, and vla-rl's shell command."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ def pip_arguments(dist: str, extra: str | None = None) -> str | None:
 
 
 def pip_command(action: str, python: Path | None = None) -> str:
-    """Return how a shell runs `pip ACTION` in an interpreter's environment (None: this one's), which uv or pipx may
-    have made without a pip of its own."""
+    """Return how a shell runs `pip ACTION` for an interpreter (None: this one), also without a pip (uv, pipx)."""
     interpreter = python or Path(sys.executable)
     folder = interpreter.parent.parent
     settings = folder / "pyvenv.cfg"
@@ -58,8 +56,7 @@ def pip_command(action: str, python: Path | None = None) -> str:
 
 
 def console_command() -> str:
-    """Return what a shell in this folder runs as `vla-rl`: the script of this interpreter's environment, by its path
-    where the environment is not activated."""
+    """Return what runs as `vla-rl` in this folder: this environment's script, by its path where it is not activated."""
     script = Path(sys.executable).with_name(OWN_DIST)
     if not script.is_file():
         return f"{shlex.quote(sys.executable)} -m vla_rl.cli.main"

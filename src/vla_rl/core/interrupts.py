@@ -2,8 +2,7 @@
 current phase and saves, the second stops at once.
 
 A terminal sends Ctrl-C to a whole process group, and Slurm sends SIGTERM to every process of a job. Only the driver
-obeys them. Workers, simulators in their own processes and a Ray that was started for the run continue until the driver
-ends them.
+obeys them. Workers, simulators' processes and the run's own Ray continue until the driver ends them.
 """
 
 from __future__ import annotations

@@ -45,8 +45,7 @@ def hookimpl(function: F) -> F: ...
 def hookimpl(*, wraps: str) -> Callable[[F], F]: ...
 def hookimpl(function: Any = None, *, wraps: str | None = None) -> Any:
     """Mark a function as a listener to the event of its name. With `wraps`, a kind of plugin ("env", "model" ...), mark
-    it as a wrapper around that method of the kind's components: it yields once, where the method runs, and returns the
-    result."""
+    it as a wrapper of the kind's method: it yields once, where the method runs, and returns the result."""
     if function is None:
         return functools.partial(hookimpl, wraps=wraps)
     marked = _mark(function, wrapper=wraps is not None)
@@ -76,14 +75,14 @@ class Manager(pluggy.PluginManager):
     and wrappers mark theirs with `@hookimpl`. A mismatch with the contract is refused with file and line."""
 
     def __init__(self, kind: str, failed: Callable[[HookFailed], None] | None = None) -> None:
-        """Create the manager. `failed` is called with the error of an implementation that raises, instead of raising
-        it."""
+        """Create the manager. `failed` is called with an implementation's error, instead of raising it."""
         super().__init__("vla_rl")
         self.failed = failed
         self.kind = kind
         self.contract = with_capabilities(kind)
         self.add_hookspecs(self.contract)
-        self.arguments = {name: _argument_names(getattr(self.contract, name))[1:] for name in hook_names(self.contract)}
+        methods = {name: inspect.signature(getattr(self.contract, name)) for name in hook_names(self.contract)}
+        self.arguments = {name: tuple(method.parameters)[1:] for name, method in methods.items()}
         self._component = False
         self._plugin_name = ""
 
@@ -104,11 +103,8 @@ class Manager(pluggy.PluginManager):
             for impl in caller.get_hookimpls():
                 if impl.plugin is plugin:
                     source = f"{self._plugin_name!r}, {self.describe_hook(caller.name)}"
-                    guarded = (
-                        _guarded_wrapper(impl.function, source, self.result_of(caller.name))
-                        if impl.wrapper
-                        else _guard_function(impl.function, source)
-                    )
+                    expected = "None" if self.kind == "hook" else self.result_of(caller.name)
+                    guarded = (_guarded_wrapper if impl.wrapper else _guard_function)(impl.function, source, expected)
                     if self.failed is not None:
                         guarded = _report_failures(guarded, self._plugin_name, caller.name, self.failed)
                     cast(Any, impl).function = guarded
@@ -168,8 +164,7 @@ class Manager(pluggy.PluginManager):
             super()._verify_hook(hook, hookimpl)
 
     def describe_hook(self, hook: str) -> str:
-        """Format a hook for messages. Hooks of components carry their kind, since another kind may have one of the same
-        name."""
+        """Format a hook for messages. Hooks of components carry their kind, as another kind may have an equal one."""
         return f"hook {hook!r}" + ("" if self.kind == "hook" else f" of {self.kind}")
 
     def result_of(self, hook: str) -> str:
@@ -237,9 +232,8 @@ def wrap(
     wrappers: Named = (),
     arguments: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
 ) -> T:
-    """Return the component as its contract, with `wrappers` (objects with `@hookimpl(wraps=kind)` functions, outermost
-    first) around its methods. Raise PluginError if signatures do not match the contract, or later if a method returns
-    None or a tuple where its contract has an object.
+    """Return the component as its contract, in `wrappers` (of `@hookimpl(wraps=kind)` functions, outermost first).
+    Raise PluginError for other signatures, or later for None or a tuple where the contract has an object.
 
     Args:
         arguments: name of an argument -> function of its value, whose result methods and wrappers get instead.
@@ -250,7 +244,7 @@ def wrap(
         manager.register(wrapper, wrapper_name)
     trace = _trace_calls(manager, f"{kind} {name!r}")
     hooks = {caller.name for caller in manager.get_hookcallers(component) or ()}
-    calls = {hook: _build_call(manager, hook, name, trace) for hook in manager.arguments if hook in hooks}
+    calls = {hook: _build_call(manager, hook, trace) for hook in manager.arguments if hook in hooks}
     if arguments:
         names = manager.arguments
         calls = {hook: _with_arguments(call, hook, names[hook], arguments) for hook, call in calls.items()}
@@ -334,15 +328,10 @@ def _with_unique_names(named: Named) -> list[tuple[str, object]]:
     return pairs
 
 
-def _argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(function).parameters)
-
-
-def _build_call(manager: Manager, hook: str, name: str, trace: bool) -> Callable[..., Any]:
+def _build_call(manager: Manager, hook: str, trace: bool) -> Callable[..., Any]:
     """Return the callable of one hook of a wrapped component. It calls the method directly if nothing wraps it."""
     impls = getattr(manager.hook, hook).get_hookimpls()
     component = impls[0]  # wrappers come after
-    component.function = _with_result(component.function, manager, hook, name)
     if len(impls) > 1 or trace:
         return _through_pluggy(manager, hook)
     names = manager.arguments[hook]
@@ -390,26 +379,6 @@ def _bind_arguments(
     return {name: arguments[name] for name in names}
 
 
-def _with_result(function: Callable[..., Any], manager: Manager, hook: str, name: str) -> Callable[..., Any]:
-    expected = manager.result_of(hook)
-    if "None" in expected or "Any" in expected:
-        return function
-    kind = getattr(types, expected, None)
-
-    @functools.wraps(function)
-    def call_checked(*args: Any) -> Any:
-        result = function(*args)
-        if result is None or (kind is not None and isinstance(result, tuple)):
-            source = f"plugin {name!r}, {manager.describe_hook(hook)}{_source_location(function)}"
-            raise PluginError(
-                f"{source} returned {_formatted_result(result)}; it must return "
-                f"{expected}{_result_hint(result, expected)}"
-            )
-        return result
-
-    return call_checked
-
-
 def _source_location(function: Callable[..., Any]) -> str:
     """Return the source location of a function, " (FILE:LINE)", or an empty text if unknown."""
     code = getattr(inspect.unwrap(function), "__code__", None)
@@ -433,14 +402,24 @@ def _note_source(exc: BaseException, source: str) -> None:
         exc.add_note(_NOTE + source)
 
 
-def _guard_function(function: Callable[..., Any], source: str) -> Callable[..., Any]:
+def _guard_function(function: Callable[..., Any], source: str, expected: str) -> Callable[..., Any]:
+    """Note the place in exceptions; refuse None and tuples where the contract (`expected`, annotation) has objects."""
+    kind = getattr(types, expected, None)
+    is_object = "None" not in expected and "Any" not in expected
+
     @functools.wraps(function)
     def call_guarded(*args: Any) -> Any:
         try:
-            return function(*args)
+            result = function(*args)
         except BaseException as exc:
             _note_source(exc, source)
             raise
+        if is_object and (result is None or (kind is not None and isinstance(result, tuple))):
+            raise PluginError(
+                f"plugin {source}{_source_location(function)} returned {_formatted_result(result)}; it must return "
+                f"{expected}{_result_hint(result, expected)}"
+            )
+        return result
 
     return call_guarded
 
@@ -448,8 +427,7 @@ def _guard_function(function: Callable[..., Any], source: str) -> Callable[..., 
 def _report_failures(
     function: Callable[..., Any], name: str, hook: str, failed: Callable[[HookFailed], None]
 ) -> Callable[..., Any]:
-    """Wrap a listener so that its exceptions are passed to `failed`, except for an interrupt by the user and the death
-    of a worker that it asked."""
+    """Wrap a listener so that `failed` gets its exceptions, but for a user's interrupt and the death of a worker."""
 
     @functools.wraps(function)
     def call_listener(*args: Any) -> Any:
@@ -458,7 +436,8 @@ def _report_failures(
         except BaseException as exc:
             if isinstance(exc, StopAtOnce | WorkerDied) and hook == "on_close":
                 return None  # what this listener waits for is left out; the others close, too
-            if isinstance(exc, StopAtOnce | WorkerDied) or (isinstance(exc, KeyboardInterrupt) and _ctrl_c_raises()):
+            ctrl_c_raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # Python's default
+            if isinstance(exc, StopAtOnce | WorkerDied) or (isinstance(exc, KeyboardInterrupt) and ctrl_c_raises):
                 raise
             error = HookFailed(_describe_failure(inspect.unwrap(function), name, hook, exc))
             error.__cause__ = exc
@@ -466,11 +445,6 @@ def _report_failures(
             return None
 
     return call_listener
-
-
-def _ctrl_c_raises() -> bool:
-    """Return whether SIGINT still has Python's default handler, which raises KeyboardInterrupt."""
-    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def _describe_failure(function: Callable[..., Any], name: str, hook: str, exc: BaseException) -> str:

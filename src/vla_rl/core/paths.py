@@ -75,8 +75,7 @@ def resolve_path(path: Path) -> Path:
 
 
 def read_text(path: Path, longest: int = LONGEST_TEXT) -> str:
-    """Return a file's text. Raises OSError also where it is longer, or has no end as devices do, or is a pipe without a
-    writer; UnicodeDecodeError."""
+    """Return a file's text. Raises UnicodeDecodeError, and OSError also for longer files, devices and dead pipes."""
     with open_text(path, longest) as file:
         text = file.read(longest + 1)
     if len(text) > longest:
@@ -85,8 +84,7 @@ def read_text(path: Path, longest: int = LONGEST_TEXT) -> str:
 
 
 def open_text(path: Path, longest: int = LONGEST_TEXT) -> TextIO:
-    """Open a file as text. Raises OSError for a pipe that no process writes to, instead of waiting for ever. Of a pipe
-    that has a writer, `longest` characters and some more are read."""
+    """Open a file as text; of a pipe, about `longest` characters. Raises OSError for a pipe without a writer."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, encoding="utf-8")
@@ -138,8 +136,7 @@ def path_error(exc: BaseException, given: Mapping[str, Path]) -> UserError | Non
 
 
 def _caused_by(path: Path, file: Path, exc: OSError) -> bool:
-    """Return whether an error about `file` was caused by the user's `path` or a folder above it. A file missing
-    *within* an existing folder is not the user's path."""
+    """Return whether the error is about the user's `path` or a folder above it, not a file missing *within* it."""
     path, file = Path(os.path.abspath(path)), Path(os.path.abspath(file))  # noqa: PTH100 - links stay as they are
     if file in (path, *path.parents):
         return True
@@ -148,8 +145,7 @@ def _caused_by(path: Path, file: Path, exc: OSError) -> bool:
 
 @contextmanager
 def explain_path_errors(name: str, path: Path) -> Iterator[None]:
-    """Turn operating-system errors about `path` inside the block into a UserError. `name` is what the user calls the
-    path, such as "--to"."""
+    """Turn errors of the system about `path` into a UserError. `name`: what the user calls the path, such as "--to"."""
     try:
         yield
     except (OSError, ValueError) as exc:
@@ -178,8 +174,7 @@ def check_file(name: str, path: Path) -> None:
 
 
 def check_folder(name: str, path: Path) -> None:
-    """Raise UserError unless files can be written in a folder at `path`; tested by trying. Folders created for the test
-    are removed."""
+    """Raise UserError unless a folder at `path` can be written to, by trying. Folders made for that are removed."""
     new: list[Path] = []
     with explain_path_errors(name, path):
         if _path_exists(path) and not path.is_dir():
@@ -200,8 +195,7 @@ def check_folder(name: str, path: Path) -> None:
 
 
 def own_copy(path: Path) -> None:
-    """Replace a file that has other names, as links and copies by `cp -al` make them, by a copy, so that writing to it
-    changes no other. Devices and pipes stay as they are."""
+    """Replace a file with hard links (`cp -al`) by a copy, so that writing to it changes no other; not a device."""
     if path.is_file() and (path.is_symlink() or path.stat().st_nlink > 1):
         partial = _partial_path(path)
         shutil.copyfile(path, partial)
@@ -217,8 +211,7 @@ def link_or_copy(source: str, target: str) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically: afterwards it is either complete or as before. Devices and pipes are written
-    directly."""
+    """Write a file atomically: afterwards it is either complete or as before. Devices and pipes are written to."""
     path = _link_target(path)
     if _path_exists(path) and not path.is_file():
         path.write_text(text, encoding="utf-8")

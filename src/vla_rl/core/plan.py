@@ -51,9 +51,8 @@ class Job:
     global_batch: int | None = None
     """Samples of an optimiser step, over all learners; None: the whole rollout."""
     forecast: Callable[[Plan], float] | None = field(default=None, eq=False)
-    """Function that returns the seconds an iteration will take under a plan, simulated from the measured times of the
-    roles, as in `vla-rl plan`. None: not measured yet; a strategy that needs it raises MeasureFirst and is called
-    again."""
+    """Function that returns the seconds an iteration will take under a plan, simulated from measured times, as in
+    `vla-rl plan`. None: not measured yet; a strategy that needs it raises MeasureFirst."""
 
 
 @frozen(kw_only=True)
@@ -61,8 +60,7 @@ class Slot:
     """One worker (a Ray actor, or a set of roles in the local process)."""
 
     roles: tuple[str, ...]
-    """Roles of the worker, out of "sim", "policy", "learner". Roles in one slot call each other directly and share one
-    model."""
+    """Roles of the worker, out of "sim", "policy", "learner". They call each other directly and share one model."""
     device: str = "cpu"
     cpus: float = 1.0
     gpus: float = 0.0
@@ -75,8 +73,7 @@ class Slot:
 
 @frozen(kw_only=True)
 class Batching:
-    """Dynamic batching of a policy worker: it infers as soon as `max_batch` envs wait, or the oldest has waited
-    `max_wait_s` seconds.
+    """Dynamic batching of a policy worker: it infers once `max_batch` envs wait, or one has for `max_wait_s` seconds.
 
     `max_wait_s=None` waits for the batch; `max_batch=None` means all envs (with pipeline stages: one lane).
     `max_wait_s` needs policies that act for several lanes of other workers; otherwise it is refused."""

@@ -24,9 +24,8 @@ VERSION = re.compile(r"^Version: *(\S+)", flags=re.MULTILINE)
 
 
 def missing_requirements(dist: str, extra: str | None) -> list[str]:
-    """Return the requirements of a distribution, `extra` included, that are not installed (from metadata; nothing is
-    imported). For vla-rl itself, the requirements without any extra are left to `unmet_base`: no single plugin lacks
-    them."""
+    """Return the requirements of a distribution, `extra` included, that are not installed (from metadata alone). For
+    vla-rl itself, the requirements without any extra are left to `unmet_base`: no single plugin lacks them."""
     path = tuple(sys.path)
     base = (
         {_requirement_text(r) for r in _requirements_with_extra(OWN_DIST, "", path)}
@@ -52,8 +51,7 @@ def unmet_base() -> list[str]:
 
 
 def keep_build(unmet: Sequence[str]) -> str:
-    """Advise how to install the `unmet_base` requirements without replacing a deliberately chosen build, such as torch
-    for CUDA."""
+    """Advise how to install the `unmet_base` requirements without replacing a chosen build, such as torch for CUDA."""
     names = "|".join(re.split(r"[^\w.-]", text)[0] for text in unmet)
     return (
         f"installing {OWN_DIST} again would replace what is installed, and with it a build for CUDA; to keep it: "
@@ -121,8 +119,7 @@ def _requirement_text(requirement: Requirement) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _requirements_with_extra(dist: str, extra: str, path: tuple[str, ...]) -> tuple[Requirement, ...]:
-    """Return what a distribution requires with an extra. Cached per `sys.path`, since markers are slow to evaluate, and
-    each plugin of a distribution asks."""
+    """Return what a distribution requires with an extra. Cached per `sys.path`: markers are slow to evaluate."""
     return tuple(r for r in _all_requirements(dist, path) if r.marker is None or r.marker.evaluate({"extra": extra}))
 
 
@@ -136,8 +133,7 @@ def _all_requirements(dist: str, path: tuple[str, ...]) -> tuple[Requirement, ..
 
 @functools.lru_cache(maxsize=256)
 def _installed_version(dist: str, path: tuple[str, ...]) -> str | None:
-    """Return the installed version of a distribution. Cached per `sys.path`, since reading opens a file. Parsing all of
-    it takes a millisecond a distribution."""
+    """Return a distribution's installed version. Cached per `sys.path`: reading opens a file, parsing takes 1 ms."""
     try:
         line = VERSION.search(metadata.distribution(dist).read_text("METADATA") or "")
         return line[1] if line else metadata.version(dist)

@@ -39,8 +39,7 @@ class _Tasks:
 
 
 _known: dict[int, tuple[Sequence[ResetState], _Tasks]] = {}
-"""Cache of the last split that was drawn from, by its id. Keeping a reference ensures that no other object gets that
-id."""
+"""Cache of the last split that was drawn from, by its id. With the reference no other object gets that id."""
 
 
 def _tasks_of(states: Sequence[ResetState]) -> _Tasks:
@@ -59,8 +58,7 @@ def _shuffle_states(n: int, seed: int, episode: int, epoch: int) -> Array:
 
 @lru_cache(maxsize=8)
 def _draw_weighted_states(tasks: _Tasks, shares: tuple[float, ...], seed: int, episode: int, epoch: int) -> Array:
-    """Return as many indices of states as the split has, int64: each task drawn by its share, then that task's states
-    in turn."""
+    """Return an index for each of a split's states, int64: a task drawn by its share, then its states in turn."""
     count = len(tasks.of)
     shuffled = _shuffle_states(count, seed, episode, epoch)
     task_of = tasks.of[shuffled]

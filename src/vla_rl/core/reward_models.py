@@ -15,8 +15,7 @@ class RewardModel(ABC):
     count for nothing. Each worker with simulators has one. Entry-point group `vla_rl.reward_models`."""
 
     deterministic: bool = True
-    """Equal observations get equal answers. If not, a persistent env stream (`auto_reset`) that would have to be
-    replayed starts a new episode instead."""
+    """Equal observations get equal answers. If not, env streams (`auto_reset`) cannot be replayed: new episodes."""
     watches: bool = False
     """`watch` is called after each action, so chunks are executed action by action and cameras render after each."""
     waits_s: float = 0.0

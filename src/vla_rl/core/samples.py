@@ -47,8 +47,7 @@ def take_columns(arrays: Mapping[str, Any], columns: Any) -> dict[str, Any]:
 
 
 def join_columns(parts: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
-    """Return the fields (NumPy or torch) of several rollouts, joined column by column. Shorter ones are padded at their
-    ends. Raise PluginError for a field that some of them lack."""
+    """Return rollouts' fields (NumPy or torch) joined by columns, padded at the end. PluginError if some lack one."""
     length = max((len(array) for part in parts for name, array in part.items() if has_steps(name)), default=0)
     joined = {}
     for name in dict.fromkeys(name for part in parts for name in part):

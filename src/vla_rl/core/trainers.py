@@ -54,12 +54,10 @@ SampleFields = Mapping[str, "Array | None"]
 
 @frozen(kw_only=True)
 class OptimizerStep:
-    """One rank's share of one optimiser step. The divisors count all ranks, so the sum of the ranks' gradients is an
-    exact mean."""
+    """One rank's share of one optimiser step. Divisors count all ranks: their gradients' sum is an exact mean."""
 
     micro_batches: tuple[Array, ...]
-    """Indices into the rank's samples, int64 [B] for each micro-batch; empty where the rank only joins the
-    reduction."""
+    """Indices into the rank's samples, int64 [B] each; empty where the rank only joins the reduction."""
     passes: int
     """Number of micro-batches of the rank that has the most."""
     divisor: float
@@ -138,8 +136,7 @@ class DemonstrationsData:
 
 @frozen(kw_only=True, eq=False)
 class Transitions:
-    """K transitions of chunks. The observations before and after a chunk are rows of F frames, which are kept once:
-    what follows one chunk is what the next one begins with."""
+    """K transitions of chunks. Observations before and after chunks are rows of F frames: none is kept twice."""
 
     frames: Observation
     """Observations of F frames, in host memory."""
@@ -148,8 +145,7 @@ class Transitions:
     following: Array
     """Frame after the last valid action of each chunk, int64 [K]."""
     actions: Array
-    """Actions that were executed, whoever chose them, float32 [K, C, A] in the simulator's units. Those that were not
-    executed are the policy's choice."""
+    """Actions as executed, whoever chose them, float32 [K, C, A] in the simulator's units; the others as chosen."""
     rewards: Array
     """Rewards, float32 [K, C]; 0 where not valid."""
     valid: Array
@@ -159,8 +155,7 @@ class Transitions:
     source: Array | None = None
     """`ActionSource` of each action, int8 [K, C]; read where `valid`. None: the policy chose all of them."""
     expert_actions: Array | None = None
-    """Chunks that the simulator's expert would have executed instead (labels), float32 [K, C, A]. None: it was not
-    asked (`TrainerPlugin.expert_share`)."""
+    """Labels: the simulator's expert's chunks, float32 [K, C, A]. None: not asked (`TrainerPlugin.expert_share`)."""
     extras: Mapping[str, Array] = field(factory=dict)
     """`Chunk.extras` of each chunk, [K, ...]."""
 
@@ -224,19 +219,16 @@ class Trainer(ABC, Generic[D]):
     @abstractmethod
     @hookspec(firstresult=True)
     def modules(self) -> Mapping[str, torch.nn.Module]:
-        """Return all networks that are trained, by name; "policy" is the policy's. Checkpoints hold the weights of
-        all."""
+        """Return all networks that are trained, by name; "policy" is that. Checkpoints hold the weights of all."""
 
     @abstractmethod
     @hookspec(firstresult=True)
     def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
-        """Return all optimisers by name; "policy" is the policy's. Checkpoints hold their state. Empty where a network
-        brings its own."""
+        """Return optimisers by name; "policy" is that. Checkpoints hold their state. Empty if a network has its own."""
 
     @hookspec(firstresult=True)
     def targets(self) -> Mapping[str, torch.nn.Module]:
-        """Return networks that follow trained ones (target networks), by name. Checkpoints hold their weights.
-        Optional."""
+        """Return networks that follow trained ones (targets), by name. Checkpoints hold their weights. Optional."""
         return {}
 
     @abstractmethod
@@ -248,8 +240,7 @@ class Trainer(ABC, Generic[D]):
 
     @hookspec(firstresult=True)
     def restart(self) -> None:
-        """Forget samples and gradients of a training step that has begun, where a parallel strategy has replaced the
-        policy's parameters. Optional."""
+        """Forget a begun step's samples and gradients, after a strategy replaced the policy's parameters. Optional."""
 
     @hookspec(firstresult=True)
     def state(self) -> Mapping[str, Any]:

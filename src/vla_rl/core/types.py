@@ -25,11 +25,9 @@ if TYPE_CHECKING:
     import torch
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-"""A NumPy array of any shape and dtype; docstrings and comments give both. A string, so that importing this module
-stays cheap."""
+"""A NumPy array of any shape and dtype; docstrings give both. A string, so that this module stays cheap to import."""
 ArrayOrTensor: TypeAlias = "np.ndarray[Any, Any] | torch.Tensor"
-"""A NumPy array or a torch tensor. Data crosses plugin borders in either form; `to_numpy` and `pick_rows` accept
-both."""
+"""A NumPy array or a torch tensor. Plugins give and take either; `to_numpy` and `pick_rows` accept both."""
 ValueGranularity = Literal["none", "chunk", "action"]
 
 
@@ -91,8 +89,7 @@ class SampleRecord:
         return self._map_values(to_numpy)
 
     def contiguous(self) -> Self:
-        """Return the same samples in contiguous memory. Strided views are copied: images are flipped with
-        `[:, ::-1]`, whose negative strides torch cannot read."""
+        """Return the same samples in contiguous memory. Strided views are copied: torch cannot read `[:, ::-1]`."""
         return self._map_values(make_contiguous)
 
     @property
@@ -110,8 +107,7 @@ class SampleRecord:
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
-        """Join records, one after another. An array that one of them lacks is left out; a record that one of them lacks
-        has no rows there."""
+        """Join records, one after another. An array that one lacks is left out; a record, without rows."""
         return parts[0] if len(parts) == 1 else _join_values(parts)
 
     def _map_values(
@@ -150,8 +146,7 @@ def _join_values(values: Sequence[Any]) -> Any:
 
 
 def at_last_action(flags: Any, executed: Any) -> Any:
-    """Return the flags (NumPy [N, C]) at each env's last executed action, [N]; at its first action if none was
-    executed."""
+    """Return the flags (NumPy [N, C]) at each env's last executed action, [N]; at its first if none was executed."""
     import numpy as np
 
     last = np.maximum(executed.sum(1) - 1, 0)
@@ -166,8 +161,7 @@ BOUND_TOLERANCE = 1e-4
 
 
 class ActionSource(IntEnum):
-    """Who chose an executed action. A takeover (elsewhere: intervention) is a run of actions of another source than the
-    policy."""
+    """Who chose an executed action. A takeover (elsewhere: intervention) is a run of actions of another source."""
 
     POLICY = 0
     PERSON = 1
@@ -204,17 +198,14 @@ class EnvInfo:
     notes: tuple[str, ...] = ()
     """Facts about this simulator's settings that a reader of results must know; written to results.json."""
     deterministic: bool = True
-    """The same actions from the same reset give the same episode. If not, a persistent env stream (`auto_reset`) that
-    would have to be replayed starts a new episode instead."""
+    """Equal actions from a reset give equal episodes. If not, env streams (`auto_reset`) cannot be replayed."""
     fixed_states: bool = True
-    """A reset state's id always gives the same scene. If not, a person arranges the scene, as with a robot, and ids
-    only count episodes."""
+    """A reset state's id always gives the same scene. If not, a person arranges it, as with robots: ids only count."""
     chunk_is_one_motion: bool = False
     """A chunk is executed as one motion through its actions, so that chunks of another length lead elsewhere. Rewards
     and ends are then reported at a chunk's last action."""
     takeovers: bool = False
-    """A person or an expert may take over from the policy: `chunk_step` reports `ChunkResult.source` and
-    `executed_actions`."""
+    """A person or an expert may take over from the policy: `ChunkResult` has `source` and `executed_actions`."""
     control_hz: float | None = None
     """Actions a second in real time: `chunk_step` waits until an action is due, and reports late ones in
     `ChunkResult.late`. None: as fast as the simulator goes."""
@@ -269,8 +260,7 @@ class ChunkResult(SampleRecord):
     """Result of `SimEnv.chunk_step` for N envs and chunks of C actions."""
 
     obs: Observation
-    """Observation after each env's last executed action. For an ended env it is the final observation, never one after
-    a reset."""
+    """Observation after each env's last executed action; of an ended env the final one, never one after a reset."""
     rewards: ArrayOrTensor
     """Rewards, float32 [N, C]; 0 for actions that were not executed."""
     terminated: ArrayOrTensor
@@ -282,8 +272,7 @@ class ChunkResult(SampleRecord):
     success: ArrayOrTensor
     """The task's success predicate after each env's last executed action; bool [N]."""
     succeeded: ArrayOrTensor | None = None
-    """The success predicate after each action; optional, bool [N, C]. It makes success_once exact if episodes continue
-    after their end."""
+    """Success after each action, bool [N, C]; optional. It makes success_once exact if episodes go on after ends."""
     source: ArrayOrTensor | None = None
     """`ActionSource` of each action, int8 [N, C]; read where `executed`. Given with `EnvInfo.takeovers`, else None."""
     executed_actions: ArrayOrTensor | None = None
@@ -306,8 +295,7 @@ class Chunk(SampleRecord):
     actions: ArrayOrTensor
     """Actions, float32 [B, C, A] in the simulator's units."""
     log_probs: ArrayOrTensor | None = None
-    """Log-probabilities under the distribution that was sampled (temperature included), float32 [B, C, M]; None from an
-    engine that acts with its own policy."""
+    """Log-probs under the sampled distribution (with temperature), float32 [B, C, M]; None for an own policy."""
     values: ArrayOrTensor | None = None
     """Values from the same forward pass, float32 [B] or [B, C], if the model has a value head."""
     extras: Mapping[str, ArrayOrTensor] = field(factory=dict)
@@ -373,23 +361,20 @@ class Episode:
 
 @frozen(kw_only=True)
 class Requirements:
-    """What an algorithm needs in addition to rewards, ends and recorded log-probs (`Algorithm.needs`). `|` unites
-    two."""
+    """What an algorithm needs beside rewards, ends and recorded log-probs (`Algorithm.needs`). `|` unites two."""
 
     values: bool = False
     """A critic: `Rollout.values` and `next_values` in `advantages`; `Batch.values` and `Scores.values` in `loss`."""
     recomputed_values: bool = False
     """The rollout's `values` and `next_values` are recomputed with the newest weights; needs `values` too."""
     proximal_log_probs: bool = False
-    """Log-probs of the weights that the training step began with (the proximal policy): `Rollout.proximal_log_probs`
-    and `Batch.proximal_log_probs`."""
+    """Log-probs of the step's first weights (the proximal policy): `proximal_log_probs` of `Rollout`, `Batch`."""
     groups: bool = False
     """At least two trajectories in each group of `Rollout.groups`."""
     reference: bool = False
     """Log-probs of the policy before training: `Batch.reference_log_probs`. The model has to offer them."""
     final_observations: bool = False
-    """Observations after truncated episodes and after the last chunk of a trajectory, kept with the samples; with
-    `values` only where those are recomputed."""
+    """Observations after truncated episodes and trajectories' last chunks, kept; with `values` only if recomputed."""
     takeovers: bool = False
     """Rollouts with what others than the policy did, instead of ones that end there (`Rollout.source`)."""
     frames: bool = False
@@ -415,16 +400,14 @@ class AdvantageScope(Enum):
 
 @frozen(kw_only=True, eq=False)
 class Rollout:
-    """The trajectory record of a whole rollout: torch tensors on the CPU, time-major. Each column is a ticket, in their
-    order."""
+    """The record of a whole rollout: torch tensors on the CPU, time-major. A column is a ticket, in their order."""
 
     step: int
     rewards: torch.Tensor
     """Rewards, float32 [T, N, C]; 0 where not valid."""
     terminated: torch.Tensor
     truncated: torch.Tensor
-    """Ends of episodes: with `terminated` bool [T, N, C], set at valid steps only. An episode ended where either
-    holds."""
+    """Ends of episodes: with `terminated` bool [T, N, C], set at valid steps only. Either ends an episode."""
     valid: torch.Tensor
     """The action counts; bool [T, N, C]. False from the step after an end."""
     log_probs: torch.Tensor
@@ -446,8 +429,7 @@ class Rollout:
     tasks: tuple[str, ...] = ()
     """Task of each column's first episode; empty if one of them did not end."""
     proximal_log_probs: torch.Tensor | None = None
-    """Log-probs of the weights that the training step begins with, float32 [T, N, C, M]; set in `advantages`, with
-    `Requirements.proximal_log_probs`."""
+    """Log-probs of the step's first weights, float32 [T, N, C, M]; in `advantages`, if `Requirements` ask for them."""
     source: torch.Tensor | None = None
     """`ActionSource` of each action, int8 [T, N, C]; None: the policy chose every valid one. An `Algorithm` always sees
     None, because its rollout ends where another source takes over."""
@@ -475,19 +457,16 @@ class RecordedRewards:
     """Rewards that followed B samples of recorded episodes."""
 
     rewards: Array
-    """Sums of discounted rewards, float32 [B]: from the sample's step to that of the `following` sample, or to the end
-    of the episode if none follows."""
+    """Sums of discounted rewards, float32 [B]: from the sample to the `following` one, or to the episode's end."""
     following: Array
-    """Indices of the samples that begin where the sample's chunk ends, int64 [B]; -1 if the episode ends before one
-    does."""
+    """Indices of the samples that begin where its chunk ends, int64 [B]; -1 if the episode ends before one does."""
     interventions: Array | None = None
     """Whether a person or an expert chose the sample's first action instead of the policy, bool [B]; None: unknown."""
 
 
 @frozen(kw_only=True)
 class DataProperties:
-    """Properties of recorded demonstrations, which are compared with the simulator, the checkpoint and further data
-    sets."""
+    """Properties of demonstrations, compared with the simulator, the checkpoint and further data sets."""
 
     fps: float | None = None
     """Actions per second. None: not known."""
@@ -543,8 +522,7 @@ class Batch(SampleRecord):
     advantages: torch.Tensor
     """Advantages, float32 [B] or [B, C]."""
     weights: torch.Tensor
-    """Weights of the policy-loss terms, float32 [B] or [B, C], already divided by the counts of the whole optimiser
-    step."""
+    """Weights of the policy-loss terms, float32 [B] or [B, C], already divided by the optimiser step's counts."""
     returns: torch.Tensor | None
     value_weights: torch.Tensor | None
     lag: torch.Tensor
@@ -552,8 +530,7 @@ class Batch(SampleRecord):
     reference_log_probs: torch.Tensor | None = None
     """Log-probs of the reference policy, float32 [B, C, M], with `Requirements.reference`."""
     proximal_log_probs: torch.Tensor | None = None
-    """Log-probs of the weights at the start of the training step, float32 [B, C, M], with
-    `Requirements.proximal_log_probs`."""
+    """Log-probs of the weights at the step's start, float32 [B, C, M], with `Requirements.proximal_log_probs`."""
     executed_actions: torch.Tensor | None = None
     """Actions that were executed instead of `chunk.actions`, float32 [B, C, A]; given with `chunk.source`."""
     extras: Mapping[str, torch.Tensor] = field(factory=dict)
@@ -566,13 +543,11 @@ class Loss:
 
     total: torch.Tensor
     metrics: Mapping[str, torch.Tensor] = field(factory=dict)
-    """Partial sums: added over micro-batches and ranks, they give the mean over the optimiser step. `Algorithm.loss`
-    lists the reserved names."""
+    """Partial sums over micro-batches and ranks of the step's means. `Algorithm.loss` lists the reserved names."""
     maxima: Mapping[str, torch.Tensor] = field(factory=dict)
     """Metrics that are reduced by maximum."""
     statistics: Mapping[str, Statistic] = field(factory=dict)
-    """Statistics that are added over micro-batches, ranks and optimiser steps, then read: means over loss terms,
-    quantiles."""
+    """Statistics, added over micro-batches, ranks and optimiser steps, then read: means over loss terms, quantiles."""
 
 
 @frozen(eq=False)

@@ -1,5 +1,4 @@
-"""The contract of world models, and the recorded windows they are trained on. Experimental: it may change until several
-exist."""
+"""The contract of world models, and the recorded windows they are trained on. Experimental until several exist."""
 
 from __future__ import annotations
 
@@ -25,14 +24,12 @@ class Windows(SampleRecord):
 
     images: Mapping[str, Array]
     state: Array
-    """Observations: `images` is camera -> uint8 [B, T, H, W, 3]; `state` is float32 [B, T, S], with S = 0 if the
-    simulator has no state."""
+    """Observations: `images` is camera -> uint8 [B, T, H, W, 3]; `state` float32 [B, T, S], S = 0 without a state."""
     actions: Array
     executed: Array
     """Chunks: `actions` is float32 [B, T - 1, C, A], as requested; `executed` is bool [B, T - 1, C]."""
     outcomes: Array
-    """Outcome classes, int64 [B, T - 1]: 0 if the episode continued; else success at action i = 0 ... is 1 + i, and
-    failure is 1 + C + i."""
+    """Outcomes, int64 [B, T - 1]: 0, the episode continued; 1 + i, success at action i = 0 ...; 1 + C + i, failure."""
     first: Array
     states: Array
     seeds: Array
@@ -52,8 +49,7 @@ class WorldModel(ABC):
     @abstractmethod
     @hookspec(firstresult=True)
     def fit(self, windows: Windows, noise: Noise) -> Mapping[str, float]:
-        """Take one optimiser step of all parts on recorded windows, T > K, and return metrics. The optimiser is the
-        model's own."""
+        """Take one optimiser step of all parts on windows, T > K, and return metrics. The model owns the optimiser."""
 
     @abstractmethod
     @hookspec(firstresult=True)
@@ -64,8 +60,7 @@ class WorldModel(ABC):
     @abstractmethod
     @hookspec(firstresult=True)
     def outcome(self, windows: Windows, actions: Array, after: Observation) -> Array:
-        """Return the probabilities of the classes of `Windows.outcomes` for the chunk that led to `after`:
-        float32 [B, 1 + 2 C]."""
+        """Return the probabilities of `Windows.outcomes` for the chunk that led to `after`: float32 [B, 1 + 2 C]."""
 
     @hookspec(firstresult=True)
     def measure(self, windows: Windows, noise: Noise) -> Mapping[str, float]:
@@ -74,8 +69,7 @@ class WorldModel(ABC):
 
     @hookspec(firstresult=True)
     def training_state(self) -> Mapping[str, Any]:
-        """Return what `load_training_state` needs besides the weights to resume exactly; tensors in host memory.
-        Optional."""
+        """Return what `load_training_state` needs besides the weights to resume; tensors in host memory. Optional."""
         return {}
 
     @hookspec(firstresult=True)  # noqa: B027 - optional

@@ -1,2 +1,1 @@
-"""One runtime for every execution mode: roles (sim, policy, learner), lanes and dynamic batching, local and Ray
-backends."""
+"""The runtime of all execution modes: roles (sim, policy, learner), lanes, dynamic batching, local and Ray backends."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from vla_rl.runtime.driver.evaluation import checkpoint_evaluation
 from vla_rl.runtime.driver.measure import measure_profile
 from vla_rl.runtime.driver.training.part import StepPart
 from vla_rl.runtime.imagination.imagination import Imagination
-from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.run_folder.folder import RunFolder, read_state
 from vla_rl.runtime.workers.host import WorkerHost
 
@@ -46,8 +46,7 @@ def check(spec: Spec, cluster: Cluster | None = None) -> str:
 
 
 def run(spec: Spec, folder: Path | str, resume: bool = False) -> dict[str, Any]:
-    """Train by reinforcement learning in a folder, with `resume` from its last checkpoint. Arguments and result are
-    those of `Session.run_attempts`."""
+    """Train by RL in a folder, with `resume` from its last checkpoint. The result is that of `Session.run_attempts`."""
     check_spec(spec, training=True)
     return ReinforcementLearning.run_attempts(spec, RunFolder(Path(folder)), resume, _start_attempts())
 
@@ -69,13 +68,10 @@ def evaluate(
     """Evaluate a spec's model, with the weights of a run's checkpoint folder if one is given.
 
     Args:
-        progress: called from time to time with the current phase ("eval", or what it waits for, "starting envs: TASK"),
-            the number done and the total.
-        record: hook that records the episodes, such as `component("hook", "lerobot", folder="episodes")`; the spec's
-            own hooks are not called.
+        progress: called now and then with the phase ("eval", or what it waits for), the number done and the total.
+        record: hook to record with, as `component("hook", "lerobot", folder="episodes")`, in place of the spec's.
         on_fault: called with a message about each fault that the evaluation survived.
-    Raises CheckpointError when any of the checkpoint's files is damaged; UserError for a checkpoint with an engine that
-    acts with its own policy.
+    Raises CheckpointError when any of the checkpoint's files is damaged; UserError for an engine with its own policy.
     """
     if checkpoint is not None and has_own_policy(spec):
         file = checkpoint.parents[1] / "spec.yaml"
@@ -103,8 +99,7 @@ def start(
     plan: Plan | None = None,
     interrupts: Interrupts | None = None,
 ) -> Driver:
-    """Start the runtime of a run, as `core.runtime.StartRuntime`. `plan`: plan of the workers; None: the one for the
-    spec's placement."""
+    """Start a run's runtime, as `core.run.runtime.StartRuntime`. `plan`: None: that of the spec's placement."""
     return Driver(
         spec,
         lambda: backend_of(spec),
@@ -113,7 +108,7 @@ def start(
         scaling=scaling,
         folder=folder,
         plan=plan,
-        measure=measure_roles,
+        measure=partial(measure_profile, lambda short, plan: start(short, plan=plan)),
         interrupts=interrupts,
         parts=() if imitation else make_parts(spec, folder),
     )
@@ -133,8 +128,7 @@ def _start_attempts() -> StartRuntime:
 
 
 def make_parts(spec: Spec, folder: Path | None) -> list[StepPart]:
-    """Return the parts of the training step that the spec asks for. `folder`: run folder; without one there are
-    none."""
+    """Return the parts of the training step that the spec asks for. `folder`: run folder; None: none."""
     if spec.imagination is None or folder is None:
         return []
     return [Imagination(spec, folder)]
@@ -145,8 +139,3 @@ def backend_of(spec: Spec) -> Backend:
     if spec.runtime.backend == "local":
         return LocalBackend(WorkerHost)
     return RayBackend(WorkerHost, spec.runtime.address, spec.runtime.deadline_s)
-
-
-def measure_roles(spec: Spec, cluster: Cluster) -> Profile:
-    """Measure the cost of a spec's roles on these machines, for a placement that plans by it."""
-    return measure_profile(lambda short, plan: start(short, plan=plan), spec, cluster)

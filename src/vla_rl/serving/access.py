@@ -84,8 +84,7 @@ def url_of(host: str, port: int) -> str:
 
 
 def own_names() -> set[str]:
-    """Return the names that other machines reach this one by: its own, also with the domains of its network. Asks no
-    DNS."""
+    """Return the names that other machines reach this one by: its own, also with its domains. Asks no DNS."""
     name = socket.gethostname().lower()
     short = name.partition(".")[0]
     try:

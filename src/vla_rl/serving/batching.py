@@ -44,8 +44,7 @@ class _PendingRequest:
 
 @define(eq=False)
 class Batcher:
-    """Inference as soon as `max_batch` requests wait, the oldest has waited `max_wait_s` seconds, or all clients
-    wait."""
+    """Inference as soon as `max_batch` requests wait, one has waited `max_wait_s` seconds, or all clients wait."""
 
     policy: Policy
     batching: Batching
@@ -112,8 +111,7 @@ class Batcher:
         return batch
 
     def _act_on_batch(self, batch: Sequence[_PendingRequest]) -> list[tuple[Array, bool] | Exception]:
-        """Return each request's actions and whether they were clipped, or its exception. If a batch fails, each is
-        tried alone, so that no client sees another's error."""
+        """Return each request's (actions, whether clipped) or exception: after a failure each is tried alone."""
         clipped = np.zeros(len(batch), bool)
         try:
             obs = Observation.concat([pending.obs for pending in batch])

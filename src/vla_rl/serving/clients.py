@@ -94,8 +94,7 @@ def address_of(connection: ServerConnection) -> str:
 
 
 def whose_place(clients: Iterable[Client]) -> Client | None:
-    """The client that has been idle for longest, if any has been for long enough to make room for another. Those that
-    got nothing yet go first."""
+    """The client idle for longest, if long enough to make room for another. Those that got nothing yet go first."""
     idle = [client for client in clients if client.idle_for() > (IDLE_S if client.answered else NEW_S)]
     return max(idle, key=lambda client: (not client.answered, client.idle_for()), default=None)
 

@@ -66,8 +66,7 @@ class Policy:
     step: int | None
     """Training step of the checkpoint; None for an engine with its own policy."""
     sha256: str | None
-    """Hash of the checkpoint's manifest, which has the hash of each file; None for an engine
-    with its own policy."""
+    """Hash of the checkpoint's manifest, with the hash of each file; None for an engine with its own policy."""
     device: str
     greedy: bool
     acted: int = field(default=0, init=False)
@@ -118,8 +117,7 @@ class Policy:
                 actions continue it. Of models that denoise (pi0, pi05, smolvla, gr00t).
             delay: how many of these will have been executed when the answer comes.
 
-        Returns: float32 [C, A] in the simulator's units, within its bounds. The first one is for the moment of the
-        observation, also with `previous`.
+        Returns: float32 [C, A] in the simulator's units, within its bounds. The first is for the observation's moment.
 
         Raises BadObservation; PluginError where the model gives numbers that are not finite.
         """
@@ -247,8 +245,7 @@ def open_policy(
     folder: str | Path, *, device: str | None = None, greedy: bool = True, overrides: Sequence[str] = ()
 ) -> Policy:
     """Return the policy of a checkpoint: the same model with the same weights as in `vla-rl eval`, without the
-    simulator. With an override that chooses an engine with its own policy, such as `remote`, that policy acts, for the
-    simulator of the run.
+    simulator. With an override that chooses an engine with its own policy, such as `remote`, that policy acts.
 
     Args:
         folder: RUN (its newest checkpoint) or RUN/checkpoints/step_...; its files are compared with their hashes.
@@ -256,8 +253,7 @@ def open_policy(
         greedy: draw nothing (for most models: the likeliest actions); else sample as in training.
         overrides: changes of the run's spec, such as `model.checkpoint=...` where that is elsewhere now.
 
-    Raises UserError: CheckpointError for a checkpoint that is damaged, incomplete or of another model, SpecError,
-    PluginError.
+    Raises UserError: CheckpointError for a damaged, incomplete or another model's checkpoint, SpecError, PluginError.
     """
     checkpoint = checkpoint_in(Path(folder))
     spec = load_run_spec(checkpoint.parents[1], overrides)
@@ -292,8 +288,7 @@ def _check_image(images: Mapping[str, Any], camera: str, size: tuple[int, int]) 
 
 
 def _check_numbers(data: Any, what: str, wanted: str, fits: Callable[[tuple[int, ...]], bool]) -> Array:
-    """A copy in float32: what came in a frame cannot be written to. An array's shape is looked at before it is
-    copied."""
+    """A copy in float32: what came in a frame cannot be written to. Shapes are looked at before a copy."""
     if isinstance(data, np.ndarray) and not fits(data.shape):
         raise BadObservation(f"{what} has the shape {list(data.shape)}; {wanted}")
     try:

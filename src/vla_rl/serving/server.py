@@ -153,8 +153,7 @@ class PolicyServer:
         }
 
     async def serve_clients(self, stop: asyncio.Event, listening: Callable[[int], None]) -> None:
-        """Serve until `stop`; `listening` is called with the port once clients may come. Raises UserError where that is
-        taken."""
+        """Serve until `stop`; `listening` is called with the port once clients may. Raises UserError if it is taken."""
         settings = self.settings
         self.policy.warm_up(settings.batching.max_batch or 1)
         quiet = logging.getLogger(f"{__name__}.websockets")

@@ -25,9 +25,8 @@ LONGEST_NAME = 255
 
 @frozen(kw_only=True)
 class Record:
-    """A JSON object, or a row of a table, whose values are checked as they are asked for. Each method raises `error`,
-    which names the file, the key, what is there and what is expected. A key that is left out has the `default`, if
-    any."""
+    """A JSON object, or a row of a table, whose values are checked as they are asked for. Methods raise `error`, which
+    names file, key, what is there and what is expected. A missing key has the `default`, if any."""
 
     source: str
     """File of the object, and the place in it."""
@@ -168,8 +167,7 @@ def encode_json(content: Any, indent: int = 2) -> bytes:
 
 
 def path_inside(folder: Path, name: str, source: str, error: type[UserError] = UserError) -> Path:
-    """Return `folder / name`. Raise `error` if the name leaves the folder. Links are followed, since the Hugging Face
-    hub's cache consists of them.
+    """Return `folder / name`. Raise `error` if it leaves it. Links are followed: the hub's cache consists of them.
 
     Args:
         source: file and key that the name comes from.

@@ -1,6 +1,4 @@
-"""Limits of a process: CPUs, memory and processes of its machine and of its control groups (version 1 and 2), such as
-those of a container or a job.
-"""
+"""A process's limits: CPUs, memory and processes of the machine and its control groups (1 and 2), as of containers."""
 
 from __future__ import annotations
 
@@ -43,8 +41,7 @@ def count_free_processes() -> int | None:
 
 def _read_limits(controller: str, v1: Sequence[str], v2: Sequence[str]) -> Iterator[tuple[Path, int, int]]:
     """Yield (folder, limit, second number) of this process's group and of those above that have a limit. `v1`, `v2`:
-    files that hold the two numbers. A container that sees its own groups alone has them at the root.
-    """
+    files that hold the two numbers. A container that sees its own groups alone has them at the root."""
     memberships = MEMBERSHIP.read_text(encoding="utf-8").splitlines() if MEMBERSHIP.is_file() else []
     for _, controllers, path in (line.split(":", 2) for line in memberships):
         if controllers and controller not in controllers.split(","):

@@ -76,8 +76,7 @@ def leave_if_importing() -> None:
 
 
 def unguarded_call() -> str:
-    """Return the line of the main module that is executing now, as file:line, if it is not below
-    `if __name__ == "__main__":`; otherwise an empty text."""
+    """Return the running line of the main module, file:line, if not below `if __name__ == "__main__":`; else ""."""
     main, ident = sys.modules["__main__"], threading.main_thread().ident
     file = getattr(main, "__file__", None)
     frame = sys._current_frames().get(ident or 0)  # noqa: SLF001 - envs start in threads, too
@@ -120,8 +119,7 @@ def kill_process(process: psutil.Process) -> None:
 
 
 def module_path() -> str:
-    """Return the PYTHONPATH for another interpreter: it finds the user's modules as this one does, and its own
-    packages, never ours."""
+    """Return the PYTHONPATH for another interpreter: it finds the user's modules and its own packages, never ours."""
     prefixes = (sys.prefix, sys.base_prefix)
     own = [path for path in map(str, (Path.cwd(), *sys.path)) if path and not path.startswith(prefixes)]
     return os.pathsep.join(dict.fromkeys(own))

@@ -1,5 +1,4 @@
-"""Actions relative to the state: the difference of each action of a chunk to the state at the chunk's first step, as
-openpi, lerobot and GR00T N1.7 form it. Cheap to import."""
+"""Actions relative to the state at their chunk's first step, as in openpi, lerobot, GR00T N1.7. Cheap to import."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.types import ArrayOrTensor, EnvInfo
 
 References: TypeAlias = tuple[int | None, ...]
-"""For each number of an action the place of the state's number that it is relative to; None: it is absolute. Empty: all
-are absolute."""
+"""Place of the state's number that each number of an action is relative to; None: absolute. Empty: all are."""
 GRIPPER = "gripper"
 """Part of the names of numbers that stay absolute unless a spec names them."""
 
@@ -70,8 +68,7 @@ def match_state(chosen: RelativeActions, env: EnvInfo, error: type[UserError] = 
 
 
 def choose_numbers(chosen: RelativeActions, env: EnvInfo, error: type[UserError] = UserError) -> dict[int | str, int]:
-    """Return the places of the numbers of an action that are relative, each by the spec's word for it. Raise `error` as
-    `match_state` does."""
+    """Return the places of an action's relative numbers by the spec's words. Raise `error` as `match_state` does."""
     wanted: Collection[int | str] | None = chosen.dimensions
     if wanted is None:
         if not env.action_names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vla_rl.core.run.takeovers import end_at_takeovers
+from vla_rl.core.run.selection import end_at_takeovers
 from vla_rl.core.types import Rollout
 
 P, H = 0, 1  # policy, human

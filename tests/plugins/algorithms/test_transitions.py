@@ -10,7 +10,7 @@ from vla_rl.core.manager import wrap
 from vla_rl.plugins.algorithms.transitions.impl import TransitionFields
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.algorithms.declarations import check_declarations
-from vla_rl.toolkit.algorithms.result_checks import guard_algorithm
+from vla_rl.toolkit.algorithms.result_checks import ResultGuard
 from vla_rl.toolkit.no_settings import NoSettings
 
 
@@ -19,9 +19,9 @@ def test_fields_by_hand():
     rollout = _rollout()
     algorithm = TransitionFields(NoSettings())
     check_declarations(algorithm, "transitions")
-    result = wrap("algorithm", algorithm, "transitions", [guard_algorithm("transitions", algorithm.extras)]).advantages(
-        rollout
-    )
+    result = wrap(
+        "algorithm", algorithm, "transitions", [("checks", ResultGuard("transitions", algorithm.extras))]
+    ).advantages(rollout)
     extras = result.extras
     assert extras["transition_continues"].tolist() == [[True, True], [False, True], [False, False]]
     assert extras["transition_terminated"].tolist() == [[False, False], [True, False], [False, False]]

@@ -25,7 +25,7 @@ from vla_rl.core.spec.spec import make_component
 from vla_rl.core.spec.structure import Problems
 from vla_rl.testing.synthetic import env_info
 from vla_rl.toolkit.people.page import PagePanel
-from vla_rl.toolkit.people.terminal import TerminalPanel
+from vla_rl.toolkit.people.questions import TerminalPanel
 
 ONGOING, OVER = np.array([False]), np.array([True])
 

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from vla_rl.runtime.comm import rpc_client, rpc_server
+from vla_rl.runtime.comm import peers, rpc_server
 from vla_rl.runtime.comm.channel import Channel
-from vla_rl.runtime.comm.peers import RayPeers
-from vla_rl.runtime.comm.rpc_client import RpcClient
+from vla_rl.runtime.comm.peers import RayPeers, RpcClient
 from vla_rl.runtime.comm.rpc_server import RpcServer
 from vla_rl.runtime.comm.shared_memory import host_key
 
@@ -222,7 +221,7 @@ def test_a_worker_that_is_gone_is_reported_by_whoever_knows(ends):
 
 def test_no_policy_waits_for_a_worker_that_serves_no_more(ends, monkeypatch):
     """The worker's socket may live on in a process that it forked."""
-    monkeypatch.setattr(rpc_client, "LOOK_S", 0.01)
+    monkeypatch.setattr(peers, "LOOK_S", 0.01)
     looks = []
 
     def check(wait):

@@ -15,8 +15,7 @@ from scripted_runs import play, scripted_spec
 
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.comm.backends import own_ray
-from vla_rl.runtime.comm.backends.own_ray import MODE, TOKEN
-from vla_rl.runtime.comm.backends.private_folder import PrivateFolder
+from vla_rl.runtime.comm.backends.own_ray import MODE, TOKEN, PrivateFolder
 from vla_rl.runtime.comm.process_group import address_of, enter_group, open_listener
 from vla_rl.runtime.start import start
 
@@ -103,7 +102,7 @@ def test_a_private_folder_of_a_killed_process_is_removed_by_the_next(tmp_path, f
     code = (
         "import os, shutil, signal, sys\n"
         "from pathlib import Path\n"
-        "from vla_rl.runtime.comm.backends.private_folder import PrivateFolder\n"
+        "from vla_rl.runtime.comm.backends.own_ray import PrivateFolder\n"
         "folder = PrivateFolder(Path(sys.argv[1]))\n"
         "(folder.path / 'ray').mkdir()\n"
         "print(folder.path, flush=True)\n"

@@ -19,8 +19,8 @@ from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface
 from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.hardware import WorkerDevice, describe_placement
 from vla_rl.runtime.start import run, start
-from vla_rl.runtime.workers.heartbeat import Heartbeats
 from vla_rl.runtime.workers.policy.rollout_loop import ProgressCounter
+from vla_rl.runtime.workers.role_calls import Heartbeats
 
 LINE = re.compile(r"step (\d+) (rollout|eval|update): (?:(\d+) of (\d+) (chunk steps|episodes), )?\d+:\d\d")
 

@@ -31,10 +31,9 @@ from vla_rl.plugins.hooks.console.draw import step_line
 from vla_rl.plugins.hooks.console.status import Status
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.driver.collecting.assembler import joined_advantages
-from vla_rl.runtime.imagination.worker.comparison_images import GAP
 from vla_rl.runtime.imagination.worker.episode_store import EpisodeStore
 from vla_rl.runtime.imagination.worker.imagined_envs import ImaginedEnvs
-from vla_rl.runtime.imagination.worker.world_model_worker import WorldModelWorker, limit_steps, spare_of
+from vla_rl.runtime.imagination.worker.world_model_worker import GAP, WorldModelWorker, limit_steps, spare_of
 from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.runtime.workers.added_roles import RoleContext
 

@@ -12,7 +12,7 @@ from scripted_runs import scripted_spec
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.start import run
-from vla_rl.runtime.workers.full_device import full_device, is_full_device
+from vla_rl.runtime.workers.role_calls import full_device, is_full_device
 from vla_rl.testing.linear import LinearModel
 from vla_rl.testing.scripted import ScriptedEnv
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vla_rl.core.types import Scores
-from vla_rl.runtime.workers.precision import Autocast
+from vla_rl.runtime.workers.models import Autocast
 
 
 def score_by(autocast: Autocast, layer: torch.nn.Linear) -> torch.Tensor:

@@ -7,9 +7,9 @@ import torch
 
 from vla_rl.core.run.weight_changes import WEIGHTS_CHANGED
 from vla_rl.core.types import Statistic
-from vla_rl.toolkit.trainers import changed_weights
-from vla_rl.toolkit.trainers.changed_weights import ChangedWeights
+from vla_rl.toolkit.trainers import trained_model as changed_weights
 from vla_rl.toolkit.trainers.parallel import SingleRank
+from vla_rl.toolkit.trainers.trained_model import ChangedWeights
 
 RANK = SingleRank()
 

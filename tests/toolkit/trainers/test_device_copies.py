@@ -8,7 +8,7 @@ import torch
 
 from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import Observation
-from vla_rl.toolkit.trainers.device_copies import DeviceCopies
+from vla_rl.toolkit.trainers.micro_batches import DeviceCopies
 
 IMAGE = np.arange(12, dtype=np.uint8).reshape(1, 2, 2, 3)
 INPUTS = ModelInputs(

@@ -45,8 +45,7 @@ class Ledger:
     trained: int = 0
     filtered: int = 0
     discarded: int = 0
-    """Tickets by how they ended: trained on, dropped by a filter, or discarded in a step that trained on
-    nothing."""
+    """Tickets by how they ended: trained on, dropped by a filter, or discarded in a step without training."""
 
 
 @define(kw_only=True, eq=False, slots=False)
@@ -126,8 +125,7 @@ class Flow:
         return tickets
 
     def record_ticket(self, number: int) -> None:
-        """Record that a ticket was collected. Raise ValueError for a ticket that was not issued or is already
-        recorded."""
+        """Record that a ticket was collected. Raise ValueError for one not issued or already recorded."""
         try:
             self.uncollected[number // self.group_size].remove(number)
         except KeyError:

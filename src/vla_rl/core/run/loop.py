@@ -119,8 +119,7 @@ def collect_rollout(runtime: Runtime, flow: Flow, step: int) -> tuple[Rollout, t
 
 
 def finish_step(runtime: Runtime, step: int, trained: bool) -> dict[str, float]:
-    """Free the samples of the step, and publish its weights. `trained`: False where it had nothing to train on. Return
-    metrics."""
+    """Free the step's samples and publish its weights. `trained`: False if there was nothing to. Return metrics."""
     return {**runtime.samples.release(trained), **runtime.learners.publish(step, changed=trained)}
 
 

@@ -30,8 +30,7 @@ class Rollouts(Protocol):
         """Have these tickets rolled out as envs become free; they were issued during `step`. Does not wait."""
 
     def wait(self, needed: Collection[int]) -> Sequence[int]:
-        """Wait until some tickets are collected, preferably all needed ones. Return the collected tickets, each
-        once."""
+        """Wait until some tickets are collected, preferably all needed ones. Return these, each once."""
 
     def assemble(self, step: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
         """Assemble the rollout of these collected tickets. Return (trajectory record, metrics)."""
@@ -59,8 +58,7 @@ class Learners(Protocol):
         """Train on the rollout that was prepared last. Return metrics."""
 
     def publish(self, version: int, changed: bool = True) -> dict[str, float]:
-        """Send the weights to the policies as this version: the number of finished training steps. `changed`: False if
-        they equal those of the version before. Return metrics."""
+        """Send the weights to the policies as this version (finished steps; `changed` since then). Return metrics."""
 
     def clone_expert(self) -> dict[str, float]:
         """Clone the simulator's scripted expert, as `bc_warmup:` says. Return metrics."""
@@ -172,9 +170,8 @@ class Imitation(Protocol):
     def train(
         self, first: int, last: int, lr: Callable[[int], float], on_step: Callable[[int], None]
     ) -> dict[str, float]:
-        """Run the optimiser steps `first` to `last` (from 1, inclusive). `lr` gives each step's learning rate;
-        `on_step` is called with the next step. Return the
-        trainer's metrics, with "loss/imitation"."""
+        """Run optimiser steps `first` to `last` (from 1, inclusive) at rates `lr`; `on_step` gets each. Return
+        metrics."""
 
 
 class StartRuntime(Protocol):
@@ -196,5 +193,4 @@ class StartRuntime(Protocol):
             acts_only: the run only evaluates, so there are no learners.
             scaling: statistics the model normalises by, in a run that took them from its data; None: the model's own.
             folder: run folder, where trainers and parts of the training step keep data; None: no such parts.
-            interrupts: signal handler; on its request a rollout or an evaluation ends with StopRequested.
-        """
+            interrupts: signal handler; on its request a rollout or an evaluation ends with StopRequested."""

@@ -11,9 +11,9 @@ from vla_rl.core import samples
 from vla_rl.core.errors import UserError
 from vla_rl.core.fields import ROLLOUT, arrange_fields, list_arrays
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.run.takeovers import end_at_takeovers
+from vla_rl.core.samples import by_action, by_chunk
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Array, Rollout
+from vla_rl.core.types import ActionSource, Array, Rollout
 
 if TYPE_CHECKING:
     import torch
@@ -25,14 +25,12 @@ class Selection:
     def __init__(self, spec: Spec):
         self.spec = spec
         self.skipped: deque[Counter[tuple[int, int]]] = deque()
-        """Per skipped rollout in succession (nothing left to train on): the number of groups by (successes,
-        members)."""
+        """Per skipped rollout in a row (nothing left to train on): the number of groups by (successes, members)."""
         self.without_samples = 0
         """Rollouts in succession in which an operator took over before the policy's first action in every episode."""
 
     def choose_columns(self, rollout: Rollout, keep: torch.Tensor, metrics: dict[str, float]) -> Array:
-        """Return the columns to train on, int64 [K] ascending: those that the algorithm keeps (bool [N]). Add metrics
-        of the selection to `metrics`."""
+        """Return the columns that the algorithm keeps (bool [N]), int64 [K] ascending. Add metrics to `metrics`."""
         columns: Array = keep.nonzero().flatten().numpy()
         num_kept_groups = groups_in(rollout, keep)
         metrics["rollout/kept"] = len(columns) / len(keep)
@@ -73,8 +71,7 @@ class Selection:
 
 
 def select_trajectories(rollout: Rollout, algorithm: Algorithm) -> tuple[Rollout, torch.Tensor]:
-    """Return (the rollout with the algorithm's rewards, the trajectories that it keeps as bool [N]). Episodes end at
-    takeovers, unless the algorithm learns from them."""
+    """Return (rollout with the algorithm's rewards, ending at takeovers unless it learns from them; kept, bool [N])."""
     if not algorithm.needs.takeovers:
         rollout = end_at_takeovers(rollout)
     rollout = algorithm.shape_rewards(rollout)
@@ -95,3 +92,48 @@ def take_columns(rollout: Rollout, columns: Array) -> Rollout:
     changes["tasks"] = tuple(rollout.tasks[i] for i in columns) if rollout.tasks else ()
     changes["findings"] = {name: tensor[index] for name, tensor in rollout.findings.items()}
     return attrs.evolve(rollout, **changes)
+
+
+def end_at_takeovers(rollout: Rollout) -> Rollout:
+    """Return the rollout with every episode cut before the first action that the policy did not choose: for a policy
+    gradient, a takeover is a terminal state without further reward. Neither later actions nor what came of them are the
+    policy's. Trainers that learn from other people's actions use the whole rollout instead.
+
+    The last action before a takeover is `terminated`; from there to the end of the episode nothing is valid and rewards
+    are 0. A column whose first episode had a takeover did not succeed. A chunk in which the policy is taken over counts
+    up to that action. Without takeovers the rollout is returned unchanged.
+    """
+    if rollout.source is None:
+        return rollout
+    import torch
+
+    valid = by_action(rollout.valid)
+    ended = by_action(rollout.terminated | rollout.truncated)
+    taken = by_action(rollout.source != ActionSource.POLICY) & valid
+    after = torch.zeros_like(valid)
+    """Actions from a takeover to the end of its episode, bool [T * C, N]."""
+    helped = torch.zeros_like(valid[0])
+    first_helped = torch.zeros_like(valid[0])
+    in_first = torch.ones_like(valid[0])
+    for t in range(len(valid)):
+        helped = helped | taken[t]
+        after[t] = helped
+        first_helped |= helped & in_first
+        in_first &= ~ended[t]
+        helped = helped & ~ended[t]
+    last = torch.zeros_like(valid)
+    """Last actions before a takeover."""
+    follows = torch.zeros_like(valid[0])
+    for t in reversed(range(len(valid))):
+        last[t] = valid[t] & ~after[t] & ~ended[t] & follows
+        follows = torch.where(valid[t], after[t], follows)
+    kept = by_chunk(valid & ~after, rollout.valid.shape[-1])
+    return rollout.evolve(
+        valid=kept,
+        rewards=torch.where(kept, rollout.rewards, torch.zeros(())),
+        terminated=(rollout.terminated & kept) | by_chunk(last, kept.shape[-1]),
+        truncated=rollout.truncated & kept,
+        success=rollout.success & ~first_helped,
+        source=None,
+        executed_actions=None,
+    )

@@ -310,7 +310,6 @@ class Session(ABC):
 
 
 def build_listeners(spec: Spec, failed: Callable[[HookFailed], None] | None = None) -> RunEvents:
-    """Return all run-event plugins of the spec, and the modules of `plugins:`, as one listener; `failed` as in
-    `broadcast`."""
+    """Return the spec's run-event plugins and the modules of `plugins:` as one listener; `failed` as in `broadcast`."""
     built = [(h.type, build("hook", h.type, h.config, None, spec.plugins)) for h in spec.hooks]
     return broadcast([*built, *hook_modules(spec.plugins)], failed)

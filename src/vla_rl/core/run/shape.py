@@ -1,5 +1,4 @@
-"""Size and staleness parameters of a run, resolved once from its spec and used wherever groups, tickets or lag are
-counted."""
+"""Size and staleness of a run, resolved once from its spec and used wherever groups, tickets or lag are counted."""
 
 from __future__ import annotations
 

@@ -21,8 +21,7 @@ FULL_RATE = 0.5
 
 @define
 class WeightChangeMonitor:
-    """Monitor of `update/weights_changed`: it warns once, if none of the first steps of a run reaches `LEAST`. Later a
-    policy that has learned its task may change less."""
+    """Warns once if `update/weights_changed` reaches `LEAST` in none of a run's first steps; later it may be less."""
 
     spec: Spec
     _shares: list[float] = field(factory=list, init=False)

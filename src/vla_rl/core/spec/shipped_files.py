@@ -22,8 +22,7 @@ def names_in(package: str) -> list[str]:
 
 
 def read_named(kind: str, name: str, package: str, example: str) -> str:
-    """Return the text of a package's file by its name, or of another file by its path. Raise UserError if it does not
-    exist or is not text.
+    """Return the text of a package's file by name, or of another by path. Raise UserError for none or another type.
 
     Args:
         kind: what the file holds, for messages.

@@ -76,14 +76,6 @@ def make_component(kind: str, type: str, modules: Sequence[str] = (), **config: 
     return _Reader(modules).read_component({"type": type, **config}, kind, section)  # type: ignore[no-any-return]
 
 
-def _default_placement() -> PlacementSpec:
-    return cast(PlacementSpec, make_component("placement", "collocated"))
-
-
-def _default_hooks() -> tuple[Component, ...]:
-    return tuple(make_component("hook", name) for name in ("console", "jsonl", "tensorboard"))
-
-
 def read_env(type: str, overrides: Sequence[str], modules: Sequence[str] = ()) -> EnvSpec:  # noqa: A002
     """Read a simulator's section of a spec from `path=value` overrides, as on the command line. Raise SpecError."""
     data: dict[str, Any] = {"env": {"type": type, "num_envs": 1}}
@@ -123,7 +115,9 @@ class Spec:
     trainer: Component = field(factory=default_trainer, metadata={"kind": "trainer"})
     """How learners train on what is collected: a trainer of trajectories, such as policy_gradient, which takes the
     loss of `algorithm`, or one of transitions, such as off_policy, which needs no `algorithm`."""
-    placement: PlacementSpec = field(factory=lambda: _default_placement(), metadata={"kind": "placement"})
+    placement: PlacementSpec = field(
+        factory=lambda: cast(PlacementSpec, make_component("placement", "collocated")), metadata={"kind": "placement"}
+    )
     runtime: RuntimeSpec = field(factory=RuntimeSpec)
     train: TrainSpec
     eval: EvalSpec = field(factory=EvalSpec)
@@ -134,7 +128,10 @@ class Spec:
     imitation: ImitationSpec | None = None
     """Settings of `vla-rl sft`, which reads them with the rest. `run` ignores them, except `data` with a trainer of
     transitions, which may draw demonstrations from it."""
-    hooks: tuple[Component, ...] = field(factory=_default_hooks, metadata={"kind": "hook"})
+    hooks: tuple[Component, ...] = field(
+        factory=lambda: tuple(make_component("hook", name) for name in ("console", "jsonl", "tensorboard")),
+        metadata={"kind": "hook"},
+    )
     source: Source | None = field(default=None, init=False, eq=False, repr=False)
     """File the spec was read from, for messages; None: built in Python, or changed since."""
 
@@ -443,8 +440,7 @@ def _add_transitions(data: dict[Any, Any], modules: Sequence[str]) -> None:
 
 
 def takes_data_statistics(spec: Spec) -> bool:
-    """Return whether `vla-rl sft` normalises by the data's statistics. The model's own are then unused and may be
-    missing."""
+    """Return whether `vla-rl sft` normalises by the data's statistics. The model's own may then be missing."""
     return spec.imitation is not None and spec.imitation.statistics == "data"
 
 
@@ -517,11 +513,8 @@ def _suggested_sizes(size: int, count: int, key: str) -> str:
     below = next(other for other in range(min(size - 1, count), 0, -1) if count % other == 0)
     above = [other for other in range(size + 1, count + 1) if count % other == 0][:1]
     fitting = [count // size * size] * (count > size) + [-(-count // size) * size]
-    return f"use {_join_alternatives([below, *above])}, or {key} {_join_alternatives(fitting)}"
-
-
-def _join_alternatives(numbers: Sequence[int]) -> str:
-    return " or ".join(map(str, numbers))
+    sizes, counts = (" or ".join(map(str, numbers)) for numbers in ([below, *above], fitting))
+    return f"use {sizes}, or {key} {counts}"
 
 
 def _section_to_plain(value: Any) -> Any:

@@ -97,7 +97,7 @@ class Structurer:
         )
         hook(lambda t: (_type_origin(t) or t) in (dict, Mapping), self._read_mapping)
         hook(lambda t: _type_origin(t) in (Union, types.UnionType), self._read_union)
-        hook(lambda t: _type_origin(t) is Literal, _read_literal)
+        hook(lambda t: _type_origin(t) is Literal, lambda data, t: _read_option(data, get_args(t)))
         hook(lambda t: isinstance(t, type) and issubclass(t, enum.Enum), _read_enum)
         hook(attrs.has, self.read_class)
         for scalar in (bool, int, float, str):
@@ -263,10 +263,6 @@ def _read_scalar(data: Any, as_type: type) -> Any:
     hint = " (true or false)" if as_type is bool else ""
     quote = "; put it in quotes" if as_type is str and isinstance(data, bool | int | float) else ""
     raise make_problem(f"expected {as_type.__name__}{hint}, got {format_value(data)}{quote}")
-
-
-def _read_literal(data: Any, as_type: Any) -> Any:
-    return _read_option(data, get_args(as_type))
 
 
 def _read_option(data: Any, options: Sequence[Any]) -> Any:

@@ -21,13 +21,11 @@ def imagination_problems(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     if section is None:
         return
     if rollout.auto_reset is not None:
-        text = f"{WHOLE}, each a ticket: it needs rollout.episodes, not auto_reset"
-        yield ("rollout", "auto_reset"), text
+        yield ("rollout", "auto_reset"), f"{WHOLE}, each a ticket: it needs rollout.episodes, not auto_reset"
     if rollout.ignore_terminations:
         yield ("rollout", "ignore_terminations"), f"{WHOLE} with their ends; set it to false, or remove imagination"
     if asynchrony.replay is not None:
-        text = "imagined trajectories are trained on once; leave it out, or remove imagination"
-        yield ("asynchrony", "replay"), text
+        yield ("asynchrony", "replay"), "imagined trajectories are trained on once; leave it out, or remove imagination"
     if asynchrony.streaming_update:
         text = (
             "learners cannot begin before the policy has trained in imagination; use streaming_update: false, or "
@@ -61,8 +59,7 @@ def world_model_placement_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
 
 
 def check_episodes(spec: Spec, algorithm: Algorithm, info: EnvInfo) -> None:
-    """Raise SpecError where imagined episodes would be cut off. The driver calls this, as it knows how long episodes
-    are."""
+    """Raise SpecError where imagined episodes would be cut off. The driver, who knows their length, asks."""
     limit = spec.rollout.max_steps or max(task.max_steps for task in info.tasks)
     problems = [] if algorithm.needs.values else list(_horizon_problems(spec, limit))
     if problems:

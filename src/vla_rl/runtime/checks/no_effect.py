@@ -1,5 +1,4 @@
-"""Warnings about settings that are valid but without effect. They are warnings, since a short trial of a long spec has
-some of them on purpose."""
+"""Warnings about settings that are valid but without effect. A short trial of a long spec has some on purpose."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ NO_DISCOUNT = 1e-6
 
 def without_effect(spec: Spec, *, training: bool, imitation: bool) -> list[Item]:
     """Return what to warn of, each with the path of its key. The arguments are those of `check_spec`."""
-    warnings = [*_modules_warnings(spec), *_runtime_warnings(spec), *_compile_warnings(spec)]
+    warnings = [*_modules_warnings(spec), *_runtime_warnings(spec)]
     warnings += _person_warnings(spec)
     if training and spec.train.steps:
         warnings += [
@@ -67,14 +66,10 @@ def _modules_warnings(spec: Spec) -> Iterator[Item]:
             yield ("plugins", i), text
 
 
-def _compile_warnings(spec: Spec) -> Iterator[Item]:
-    if spec.rollout.compile is not None and has_own_policy(spec):
-        text = f"has no effect: engine {spec.rollout.engine.type!r} acts with its own policy"
-        yield ("rollout", "compile"), text
-
-
 def _runtime_warnings(spec: Spec) -> Iterator[Item]:
     runtime = spec.runtime
+    if spec.rollout.compile is not None and has_own_policy(spec):
+        yield ("rollout", "compile"), f"has no effect: engine {spec.rollout.engine.type!r} acts with its own policy"
     if runtime.backend != "local":
         return
     defaults = {"address": None, "deadline_s": 600.0, "restarts": 3}

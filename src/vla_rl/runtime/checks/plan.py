@@ -46,8 +46,7 @@ def compile_problems(spec: Spec, plan: Plan, learns: bool) -> list[Item]:
 
 
 def check_plan(spec: Spec, plan: Plan, cluster: Cluster) -> None:
-    """Raise SpecError where lanes or the weight transfer cannot be what the plan says, or rollouts cannot run while
-    learners train. The driver calls this."""
+    """Raise SpecError if lanes or weight transfer cannot be as planned, or rollouts cannot run during training."""
     problems = list(_find_problems(spec, plan, cluster, training=True))
     if problems:
         raise SpecError(format_problems(problems, spec.source))

@@ -251,8 +251,7 @@ def _trainer_problems(spec: Spec, *, training: bool, imitation: bool) -> Iterato
 
 
 def _critic_steps_problems(section: ImitationSpec) -> Iterator[Item]:
-    """Refuse a run in which the policy never learns. Without any steps there is nothing to refuse: such a run
-    evaluates."""
+    """Refuse a run in which the policy never learns; one without any steps evaluates, and is let pass."""
     config = section.trainer.config
     if isinstance(config, CriticWarmupSettings) and section.steps and config.critic_steps >= section.steps:
         text = (
@@ -267,34 +266,27 @@ def _transition_problems(spec: Spec) -> Iterator[Item]:
     trainer = spec.trainer.type
     if not trains_on_transitions(spec):
         if spec.algorithm.type == "transitions":
-            text = f"trainer {trainer!r} takes the loss of an algorithm; 'transitions' has none"
-            yield ("algorithm", "type"), text
+            yield ("algorithm", "type"), f"trainer {trainer!r} takes the loss of an algorithm; 'transitions' has none"
         return
     if spec.algorithm.type != "transitions":
-        text = f"trainer {trainer!r} takes no loss of an algorithm; leave `algorithm` out"
-        yield ("algorithm",), text
+        yield ("algorithm",), f"trainer {trainer!r} takes no loss of an algorithm; leave `algorithm` out"
     if spec.asynchrony.replay is not None:
         text = f"trainer {trainer!r} keeps transitions itself, as trainer.capacity says; leave asynchrony.replay out"
         yield ("asynchrony", "replay"), text
     config = spec.trainer.config
-    if isinstance(config, DemonstrationSettings) and config.demonstrations is not None and not _has_data(spec):
+    has_data = spec.imitation is not None and spec.imitation.data is not None
+    if isinstance(config, DemonstrationSettings) and config.demonstrations is not None and not has_data:
         text = (
             f"{config.demonstrations.share:g} is the share of demonstrations in a batch, and there are none; name a "
             f"recording in imitation.data, or leave it out"
         )
         yield ("trainer", "demonstrations"), text
     if spec.imagination is not None:
-        text = f"trainer {trainer!r} does not train on imagined trajectories; leave imagination out"
-        yield ("imagination",), text
-
-
-def _has_data(spec: Spec) -> bool:
-    return spec.imitation is not None and spec.imitation.data is not None
+        yield ("imagination",), f"trainer {trainer!r} does not train on imagined trajectories; leave imagination out"
 
 
 def check_cameras(spec: Spec, info: EnvInfo, *, training: bool, imitation: bool) -> None:
-    """Raise SpecError for random changes of cameras that the simulator does not have. The driver calls this, as it
-    knows the cameras of every simulator."""
+    """Raise SpecError for random changes of cameras that the simulator lacks. The driver, who knows, calls this."""
     problems = list(_camera_problems(spec, info, training, imitation))
     if problems:
         raise SpecError(format_problems(problems, spec.source))
@@ -425,8 +417,7 @@ def _unmet_requirements(algorithm: Algorithm, spec: Spec) -> list[Item]:
         text = "{} is for a critic, and algorithm {!r} has none; remove it"
         problems += [(("train", key), text.format(value, name)) for key, value in keys.items() if value]
     if rollout.resample is not None and not algorithm.needs.groups:
-        text = f"it replaces groups that are filtered; algorithm {name!r} has none"
-        problems.append((("rollout", "resample"), text))
+        problems.append((("rollout", "resample"), f"it replaces groups that are filtered; algorithm {name!r} has none"))
     config = spec.algorithm.config
     if rollout.resample is not None and isinstance(config, GroupSettings) and not config.drops_groups:
         text = f"it replaces groups that are filtered, and algorithm {name!r}, as it is set, keeps all; add a filter"
@@ -457,5 +448,4 @@ def _replay_problems(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
         yield (*section, "capacity"), text
     lag = max(spec.rollout.lag, spec.asynchrony.max_lag)
     if replay.max_lag is not None and replay.max_lag <= lag:
-        text = f"a chunk may be {lag} steps old when it is trained on first; give more than {lag}"
-        yield (*section, "max_lag"), text
+        yield (*section, "max_lag"), f"a chunk may be {lag} steps old when it is trained on first; give more than {lag}"

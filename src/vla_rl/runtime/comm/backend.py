@@ -17,8 +17,7 @@ from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.waiting import Work, merge_works
 
 TICK_S = 0.5
-"""Seconds between two ticks while the driver waits: it checks for a stop request, checks that Ray is alive, and shows
-progress."""
+"""Seconds between ticks of a waiting driver: it looks for stop requests and whether Ray lives, and shows progress."""
 
 T = TypeVar("T")
 
@@ -42,8 +41,7 @@ class Backend(ABC):
 
     @property
     def tick(self) -> Callable[[], None]:
-        """Function that is called about every `TICK_S` seconds while results are waited for. The default shows the
-        progress of the start."""
+        """Called about every `TICK_S` seconds while waiting for results. The default shows the start's progress."""
         return self._tick
 
     @tick.setter
@@ -86,8 +84,7 @@ class Backend(ABC):
         """Wait for a result. Raises what the call raised, WorkerDied, or CallHung."""
 
     def get_all(self, references: Sequence[Ref[T]]) -> list[T]:
-        """Wait for all results in the order in which they arrive, so that the first error is raised even if others
-        never return."""
+        """Wait for all results as they arrive, so that the first error is raised even if others never return."""
         left = list(references)
         while left:
             for reference in self.wait_for_any(left):

@@ -27,8 +27,7 @@ class Channel:
     def send(self, message: bytes, while_full: Callable[[], None] | None = None) -> None:
         """Send the whole message.
 
-        `while_full` receives what the other end sends meanwhile, so that two ends that send to each other do not
-        deadlock.
+        `while_full` receives what the other end sends meanwhile, so that two senders do not deadlock.
         """
         rest = memoryview(LENGTH.pack(len(message)) + message)  # one piece: the length alone would wake the receiver
         with self._sending:
@@ -68,8 +67,7 @@ class Channel:
 
 
 def wait_for_readable(channels: Iterable[Any], seconds: float | None) -> list[Any]:
-    """Wait at most `seconds`. Return those of the channels (or of objects with a `fileno`) that have something to
-    read."""
+    """Wait at most `seconds`. Return those of the channels (or of objects with a `fileno`) with something to read."""
     by_file = {channel.fileno(): channel for channel in channels}
     polling = select.poll()  # select() does not work for file numbers above 1023
     for file in by_file:

@@ -34,8 +34,7 @@ U = TypeVar("U")
 
 
 def by_reference(reference: Ref[T]) -> T:
-    """Return the reference itself, typed as its value, for an argument of another call. The value then goes directly to
-    that worker, not through the driver."""
+    """Return the reference, typed as its value, as an argument of a call: the value goes there, not through here."""
     return cast(T, reference)
 
 
@@ -53,8 +52,7 @@ class Handle(Generic[Host]):
         return self.assignment.index
 
     def call(self, method: Callable[Concatenate[Host, P], T], *args: P.args, **kwargs: P.kwargs) -> Ref[T]:
-        """Call `method`, which is declared with `@remote`. Calls of one worker run in the order in which they are sent,
-        except those of methods in another concurrency group."""
+        """Call a `@remote` method. A worker's calls run in the order of sending, within each concurrency group."""
         assert not kwargs, "arguments of remote calls are positional"
         return cast(Ref[T], self.fleet.send_call(self, method, args, 1))
 
@@ -68,8 +66,7 @@ class Handle(Generic[Host]):
 
 
 class Phases:
-    """Current phase of the run (`act` or `learn`), and the cost of changing it. `workers/offload.py` is the workers'
-    half."""
+    """The run's phase (`act` or `learn`), and the cost of changing it. `workers/offload.py` is the workers' half."""
 
     def __init__(self, offload: frozenset[str], workers: Sequence[Handle[HostInterface]], get_from_living: Any):
         self.offload = offload
@@ -80,8 +77,7 @@ class Phases:
         self.freed = 0
 
     def enter_phase(self, phase: Phase | None) -> None:
-        """Let all workers free what the phase does not need, then bring back what it needs. None: the call runs in any
-        phase."""
+        """Let all workers free what the phase does not need, then restore what it needs. None: any phase."""
         if phase in (None, self.now) or not self.moving:
             return
         before = perf_counter()
@@ -162,8 +158,7 @@ class Fleet:
         return self.workers[handle.worker_index]
 
     def connect_policies(self, workers: Collection[int]) -> None:
-        """Connect policy workers to the simulators that they act for: those policy workers of which at least one
-        simulator is in `workers`."""
+        """Connect policy workers to their simulators: those with a simulator in `workers`."""
         assignments = [policy.assignment for policy in self.policies]
         acting = [a for a in assignments if set(a.peer_workers) & set(workers)]
         self.get_all([self.backend.connect_worker(a.index, a.peer_workers) for a in acting])
@@ -171,8 +166,7 @@ class Fleet:
     def publish_weights(self, version: int, check: bool) -> list[Ref[Any]]:
         """Publish the learners' weights as this version, with checksums if `check`.
 
-        Policies in a learner's process already hold the weights. The call does not wait: the learners send, and
-        policies load between two requests.
+        Policies in a learner's process hold them already. Does not wait: policies load between two requests.
         """
         self.version = version
         calls: list[Ref[Any]] = []

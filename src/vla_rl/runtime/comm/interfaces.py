@@ -43,8 +43,7 @@ class HostInterface(ABC):
 
     assignment: Assignment
     stop_requested: Callable[[], bool]
-    """Return whether a rollout or an evaluation has to end early, with StopRequested. The backend sets this
-    function."""
+    """Return whether a rollout or an evaluation has to end early, with StopRequested. The backend sets it."""
 
     # ------------------------------------------------- by the backend, in the worker's own process
 
@@ -70,8 +69,7 @@ class HostInterface(ABC):
     @remote(track="first")
     @abstractmethod
     def start_sim(self, added: Sequence[AddedRoles] = ()) -> EnvInfo:
-        """Build the simulators of this worker, one component a lane, and the roles that parts of the training step
-        add."""
+        """Build the simulators of this worker, one component a lane, and the roles that step parts add."""
 
     @remote(track="none")
     @abstractmethod
@@ -150,8 +148,7 @@ class HostInterface(ABC):
     @remote(track="none")
     @abstractmethod
     def model_size(self) -> dict[str, float]:
-        """Return "parameters", "trainable" (how many of them are), "masters" (how many have a float32 master) and
-        "weight_bytes" (of one parameter, on average)."""
+        """Return numbers of "parameters", "trainable" ones, and float32 "masters"; mean "weight_bytes" of one."""
 
     @remote(track="none", group="concurrent")
     @abstractmethod
@@ -175,16 +172,14 @@ class RolloutInterface(ABC):
     @remote(phase="act", track="none")
     @abstractmethod
     def roll_out(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
-        """Roll out these tickets, earlier batches first, and those that `add_tickets` adds. Return what
-        `wait_for_report` has not returned."""
+        """Roll out these tickets, earlier batches first, and those of `add_tickets`. Return what was not reported."""
 
     @remote(phase="act", track="none", group="background")
     @abstractmethod
     def roll_out_in_background(
         self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str, role: str
     ) -> RolloutReport:
-        """Roll out tickets as `roll_out`, in the envs of this role. A rollout in the simulators may run at the same
-        time."""
+        """Roll out tickets as `roll_out`, in the envs of this role. The simulators may run one meanwhile."""
 
     @remote(track="none", group="concurrent")
     @abstractmethod
@@ -195,8 +190,7 @@ class RolloutInterface(ABC):
     @remote(track="none", group="waiting")
     @abstractmethod
     def wait_for_report(self, needed: Sequence[int], early: bool, purpose: str, rollout: int) -> RolloutReport:
-        """Wait until these tickets are finished (`early`: until any one ticket is), or the rollout of this purpose and
-        number ends. Return what has not been returned before."""
+        """Wait until these tickets (`early`: any one) are finished, or this rollout ends. Return what is new."""
 
     @remote(phase="act", track="none")
     @abstractmethod
@@ -266,8 +260,7 @@ class PolicyInterface(ABC):
     @remote(lane=1, main=True)
     @abstractmethod
     def act(self, mode: PolicyMode, lanes: tuple[int, ...], *requests: StepRequest) -> list[Array]:
-        """Infer one batch for all given lanes. Return float32 [R, C, A] for each lane, aligned with its request's
-        positions."""
+        """Infer one batch for all given lanes. Return float32 [R, C, A] a lane, as its request's positions."""
 
     @remote(group="concurrent")
     @abstractmethod
@@ -282,20 +275,17 @@ class PolicyInterface(ABC):
     @remote()
     @abstractmethod
     def load_checkpoint(self, file: Path) -> None:
-        """Load the weights of a learner's file, for an evaluation. Raises CheckpointError for those of another
-        model."""
+        """Load the weights of a learner's file, for an evaluation. Raises CheckpointError for another model's."""
 
     @remote(track="none")
     @abstractmethod
     def connect_learner(self, transfer: WeightTransfer) -> None:
-        """Open this policy's end of the transfer. Raises PluginError naming the parameter where the learner's weights
-        do not fit."""
+        """Open this policy's end of the transfer. Raises PluginError that names a parameter that does not fit."""
 
     @remote(group="weights")
     @abstractmethod
     def load(self, version: int, memory: Array | None) -> None:
-        """Receive a version of the weights between two requests. `memory`: the version, uint8 [bytes], where the
-        runtime passes it on."""
+        """Receive a version between two requests. `memory`: the version, uint8 [bytes], if the runtime passes it on."""
 
     @remote(group="weights")
     @abstractmethod
@@ -329,14 +319,12 @@ class LearnerInterface(ABC):
     @remote(phase="learn")
     @abstractmethod
     def score_samples(self, request: ScoreRequest) -> SampleScores:
-        """Compute values and log-probs of samples that this rank holds, with the current weights; all ranks
-        together."""
+        """Compute values and log-probs of this rank's samples, with the current weights; all ranks together."""
 
     @remote(track="receiver", group="concurrent")
     @abstractmethod
     def receive(self, policy: int, part: SampleBatch, copied: bool) -> None:
-        """Store samples of another worker's policy; `copied`: copy them, because they are in memory that others may
-        reuse."""
+        """Store samples of another worker's policy; `copied`: copy them, as others may reuse their memory."""
 
     @remote(track="none", group="concurrent")
     @abstractmethod
@@ -366,8 +354,7 @@ class LearnerInterface(ABC):
         passes: int,
         first: bool,
     ) -> None:
-        """Run the forward and backward passes of a part of a training step's samples (streaming update); the rank holds
-        the samples.
+        """Run forward and backward passes of a part of a step's samples (streaming update); the rank holds the samples.
 
         Args:
             version: version of the weights before the step.
@@ -383,8 +370,7 @@ class LearnerInterface(ABC):
     @remote(phase="learn", main=True)
     @abstractmethod
     def behaviour_cloning_update(self, steps: Sequence[ImitationStep]) -> UpdateMetrics:
-        """Make optimiser steps on demonstrations, in micro-batches. Return the trainer's metrics: "loss/imitation" sums
-        the losses of this rank's samples."""
+        """Make optimiser steps on demonstrations. Return metrics: "loss/imitation" sums this rank's losses."""
 
     @remote()
     @abstractmethod
@@ -406,8 +392,7 @@ class LearnerInterface(ABC):
     def send_weights(self, check: bool) -> tuple[Array | None, dict[str, int]]:
         """Send the trainable weights to policies in other processes; all ranks together, of which the first sends.
 
-        Returns: (the version's memory, uint8 [bytes], where the runtime has to pass it on; checksums by name if
-        `check`).
+        Returns: (the version's memory, uint8 [bytes], where the runtime passes it on; checksums by name if `check`).
         """
 
     @remote(phase="learn")

@@ -9,16 +9,93 @@ from __future__ import annotations
 import pickle
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from attrs import define
+
 from vla_rl.runtime.comm.channel import Channel, wait_for_readable
 from vla_rl.runtime.comm.remote import OWN_ROLES
-from vla_rl.runtime.comm.rpc_client import LOOK_S, PendingCall, RpcClient
+from vla_rl.runtime.comm.rpc_server import END, FAILED, NUMBER
 from vla_rl.runtime.comm.shared_memory import host_key
+
+LOOK_S = 1.0
+"""Seconds between two checks with Ray of whether the other worker still serves, while a caller waits for an answer."""
+
+
+class RemoteTraceback(Exception):
+    """Traceback of an exception in the other worker, attached as its cause."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+@define(eq=False)
+class PendingCall:
+    """Pending call through a channel."""
+
+    client: RpcClient
+    done: bool = False
+    value: Any = None
+
+
+class RpcClient:
+    """The policy's end of a channel, for one rollout. Answers may come in any order."""
+
+    def __init__(self, channel: Channel, check: Callable[[bool], None]):
+        """Create a client. `check(wait)` raises the error that ended the other's `serve`, whose end it may await."""
+        self.channel = channel
+        self.check = check
+        self.count = 0
+        self.waiting: dict[int, PendingCall] = {}
+        """Number of the call -> the pending call."""
+
+    def fileno(self) -> int:
+        return self.channel.fileno()
+
+    def call(self, *request: Any) -> PendingCall:
+        number = self.count
+        self.count += 1
+        pending = PendingCall(self)
+        self.waiting[number] = pending
+        message = NUMBER.pack(number) + pickle.dumps(request, protocol=5)
+        self._run_checked(lambda: self.channel.send(message, self.receive))
+        return pending
+
+    def receive(self) -> None:
+        """Wait for the next answer. Raises what its call raised."""
+        answer = memoryview(self._next_message())
+        (number,) = NUMBER.unpack(answer[1 : 1 + NUMBER.size])
+        content = answer[1 + NUMBER.size :]
+        if answer[:1] == FAILED:
+            error, trace = pickle.loads(content)  # noqa: S301 - from our own workers
+            raise error from RemoteTraceback(trace)
+        pending = self.waiting.pop(number)
+        pending.done = True
+        pending.value = pickle.loads(content)  # noqa: S301 - from our own workers
+
+    def end_rollout(self) -> None:
+        """Tell the server that the rollout has ended, and drop the answers that are still to come."""
+        self._run_checked(lambda: self.channel.send(END))
+        while self._next_message() != END:
+            pass
+
+    def _next_message(self) -> bytearray:
+        while not wait_for_readable([self], LOOK_S):
+            self.check(False)
+        message: bytearray = self._run_checked(self.channel.receive)
+        return message
+
+    def _run_checked(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except (EOFError, ConnectionError):
+            self.check(True)  # raises the cause, if the other worker has died or failed
+            raise
+
 
 MIXED_POLL_S = 0.001
 """Seconds between two polls of Ray where some simulators are on this machine and some are not."""
@@ -39,8 +116,7 @@ class RayPeers:
         self.clients: dict[int, RpcClient] = {}
 
     def open_channels(self, lanes: Mapping[int, Sequence[int]]) -> None:
-        """Open a channel to each of the workers that is on this machine. `lanes`: worker -> lanes that this policy acts
-        for."""
+        """Open channels to the workers on this machine. `lanes`: worker -> lanes that this policy acts for."""
         with (
             tempfile.TemporaryDirectory(prefix="vla-rl-") as folder,
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
@@ -108,8 +184,7 @@ class RayPeers:
             raise
 
     def wait_for_any(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
-        """Wait until at least one result is there, or the timeout (seconds). Return the references of those that
-        are."""
+        """Wait until at least one result is there, or the timeout (seconds). Return the references of these."""
         end = None if timeout is None else monotonic() + timeout
         pending = [reference for reference in references if isinstance(reference, PendingCall)]
         calls = [reference for reference in references if not isinstance(reference, PendingCall)]

@@ -1,5 +1,4 @@
-"""Rendezvous of learners, and of the ends of a weight transfer: torch's store and the connections between ranks, on one
-address of the machine, where torch itself would listen on all."""
+"""Rendezvous of ranks: torch's store and connections on one address, where torch would listen on all."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ def enter_group(backend: str, address: str, rank: int, world: int, listener: soc
 def open_store(
     address: str, rank: int, world: int, listener: socket.socket | None, timeout: timedelta = STORE_TIMEOUT
 ) -> torch.distributed.TCPStore:  # type: ignore[name-defined]
-    """Return torch's store at rank 0's listening socket, and let groups that are made with it connect through the same
-    network interface."""
+    """Return torch's store at rank 0's listening socket, and let groups of it connect through the same interface."""
     where = urlsplit(address)
     assert where.hostname is not None
     assert where.port is not None

@@ -10,12 +10,10 @@ from attrs import frozen
 
 F = TypeVar("F", bound=Callable[..., Any])
 ConcurrencyGroup = Literal["call", "concurrent", "weights", "waiting", "background", "lane"]
-"""Concurrency group of a call. "call" runs one call after another; each other group runs calls in its own threads,
-while a call of "call" is running.
+"""Concurrency group of a call. "call" runs one after another; other groups run in own threads beside it.
 
 "concurrent" is for short requests, "weights" for loading weights, "waiting" for calls that wait for finished tickets,
-"background" for roles that a part of the training step adds and for rollouts in their envs, and "lane" has a thread for
-each concurrent lane.
+"background" for roles that step parts add and rollouts in their envs, and "lane" has a thread a concurrent lane.
 """
 Shows = Literal["own", "first", "last", "receiver", "background", "none"]
 OWN_ROLES = ("worker", "sim", "policy", "rollout", "learner")
@@ -33,8 +31,7 @@ class Remote:
     lane: int | None = None
     """Index of the argument that holds the lane, or lanes, for the trace."""
     main: bool = False
-    """True for the calls that make up the role's phase of an iteration. Idle time between its first and last such call
-    is a bubble."""
+    """True for calls of the role's phase of an iteration. Idle time between its first and last one is a bubble."""
     track: Shows = "own"
     """Track of the trace on which the call shows: its own role's; for a worker's methods, that of the first or last
     role of its slot; or the track of what runs concurrently with the learner, or in the background."""

@@ -20,8 +20,7 @@ END, GOOD, FAILED = b"e", b"g", b"f"
 
 
 class RpcServer:
-    """The simulators' end of the channels: it answers calls of the policies that act for them. Policies are known by
-    the index of their worker."""
+    """The simulators' end of the channels: it answers calls of policies, which are known by their workers' indices."""
 
     def __init__(self, threads: int = 0) -> None:
         """Create a server that runs `threads` calls concurrently; 0: one after another, in the thread that serves."""
@@ -35,8 +34,7 @@ class RpcServer:
         """Error of a thread that could not be sent to any policy; `answer_calls` raises it."""
 
     def connect_policy(self, policy: int, reader: Any, address: str) -> bool:
-        """Connect to a policy's worker on the machine `reader` (its `host_key()`). Return False where that is not
-        possible."""
+        """Connect to a policy's worker on the machine `reader` (its `host_key()`). Return False where that fails."""
         if reader is None or reader != host_key():
             return False
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

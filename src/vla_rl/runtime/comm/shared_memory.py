@@ -43,8 +43,7 @@ UNUSED = _references_to_an_unused_block()
 
 
 def host_key() -> tuple[str, str] | None:
-    """Return a key of this machine since its boot and of its process namespace; two processes with equal keys can share
-    memory. None: this system cannot."""
+    """Return a key of machine, boot and process namespace; processes with equal keys can share memory. None: no."""
     try:
         if not hasattr(os, "memfd_create"):
             return None
@@ -76,8 +75,7 @@ class Small:
 
 
 class SharedMemoryWriter:
-    """The simulator's end, one for each lane. Each message overwrites the one before. The memory has no name in the
-    file system, so it disappears with the processes, however they end."""
+    """The simulator's end of a lane; a message overwrites the last. Without a name, memory ends with the processes."""
 
     def __init__(self) -> None:
         self.file = -1
@@ -85,8 +83,7 @@ class SharedMemoryWriter:
         self.memory: mmap | None = None
 
     def make_message(self, value: Any, *, shared: bool) -> Any:
-        """Return the message, which `SharedMemoryReader.open_message` opens, or the value itself where no memory can be
-        shared."""
+        """Return the message, which `SharedMemoryReader.open_message` opens, or the value where no memory is shared."""
         buffers: list[pickle.PickleBuffer] = []
         header = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         arrays = [buffer.raw() for buffer in buffers]
@@ -157,8 +154,7 @@ class SharedMemoryReader:
 
 
 class Pool:
-    """Memory blocks for copies, reused when nothing refers to their content any more: filling pages that are new to a
-    process takes several times as long."""
+    """Memory blocks for copies, reused when nothing refers to them: filling new pages takes several times as long."""
 
     def __init__(self) -> None:
         self.blocks: deque[Array] = deque()
@@ -175,8 +171,7 @@ class Pool:
         return copied
 
     def _find_unused_block(self, size: int) -> Array | None:
-        """Return an unused block of this size or up to twice as large, if one is among the next `LOOKS`. Unused blocks
-        of other sizes are dropped."""
+        """Return an unused block of this size or up to twice, if among the next `LOOKS`; unused others are dropped."""
         for _ in range(min(LOOKS, len(self.blocks))):
             block = self.blocks.popleft()
             if getrefcount(block) > UNUSED:

@@ -36,8 +36,7 @@ class StatusLine:
         self._shown = False
 
     def show_progress(self, title: str, done: int, total: int) -> None:
-        """Show the progress of "starting envs", say, or of "starting envs: TASK". Prints nothing in the first
-        `PATIENCE_S` seconds."""
+        """Show the progress of "starting envs", or "starting envs: TASK". Prints nothing in the first `PATIENCE_S`."""
         now, live = monotonic(), sys.stderr.isatty()
         title, _, about = title.partition(": ")
         if title != self._title:

@@ -25,8 +25,7 @@ class Event(NamedTuple):
 
 
 RECEIVER = "receiver"
-"""Track for calls concurrent with a learner's training: samples that arrive meanwhile. Waiting times and sums are of
-`ROLES` alone."""
+"""Track for calls during a learner's training: samples that arrive. Waiting times and sums are of `ROLES` alone."""
 
 
 BACKGROUND = "background"
@@ -64,8 +63,7 @@ class CallRecorder:
 
 
 def read_machine_clock() -> tuple[str, float]:
-    """Return an identity of this machine since its boot, and its monotonic clock. Processes of one machine share the
-    clock."""
+    """Return an identity of this machine since its boot, and its monotonic clock. Its processes share the clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(), monotonic()
     except OSError:
@@ -73,8 +71,7 @@ def read_machine_clock() -> tuple[str, float]:
 
 
 def clock_ahead(ask: Callable[[], tuple[str, float]]) -> float:
-    """Return how many seconds another process's `read_machine_clock`, read by `ask`, is ahead of ours; 0 on the same
-    machine. The quickest of five round trips decides."""
+    """Return how many seconds the machine clock read by `ask` is ahead of ours, by the quickest of five; here 0."""
     here = read_machine_clock()[0]
     trips: list[tuple[float, float]] = []
     for _ in range(5):

@@ -1,5 +1,4 @@
-"""The driver of a run: it starts the plan's workers and tells them what to do. No frames and no weights pass through
-it."""
+"""The driver of a run: it starts the plan's workers and tells them what to do. No frames or weights pass it."""
 
 from __future__ import annotations
 
@@ -16,10 +15,8 @@ from vla_rl.runtime.checks.plan import check_plan
 from vla_rl.runtime.checks.run import check_cameras, check_simulators
 from vla_rl.runtime.comm.backend import Backend
 from vla_rl.runtime.comm.handles import Fleet
-from vla_rl.runtime.driver.collecting.collector import Collector
-from vla_rl.runtime.driver.collecting.restarts import Restarts
-from vla_rl.runtime.driver.collecting.rollouts import EpisodeRequests, StepRollouts
-from vla_rl.runtime.driver.collecting.sample_memory import SampleMemory
+from vla_rl.runtime.driver.collecting.collector import Collector, Restarts
+from vla_rl.runtime.driver.collecting.rollouts import EpisodeRequests, SampleMemory, StepRollouts
 from vla_rl.runtime.driver.evaluation.evaluator import Evaluator
 from vla_rl.runtime.driver.lifecycle.startup import start_workers
 from vla_rl.runtime.driver.lifecycle.workers import RunWorkers
@@ -65,8 +62,7 @@ class Driver:
             make_backend: creates the host of the workers; it is closed where the start fails, and by `workers.close`.
             imitation: True for `vla-rl sft`: the learners open the data that the spec names.
             acts_only: True for an evaluation: there are no learners, and policies load checkpoints themselves.
-            scaling: normalisation statistics of the model, for a run that took them from its data; None: the model's
-                own.
+            scaling: the model's statistics, for a run that took them from its data; None: the model's own.
             folder: folder of the run, where trainers may keep data.
             plan: plan of the workers; None: the one for the spec's placement.
             measure: measures the cost of roles, for a placement that is planned by it.

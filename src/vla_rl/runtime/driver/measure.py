@@ -21,8 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def measure_profile(start: Callable[[Spec, Plan], Driver], spec: Spec, cluster: Cluster) -> Profile:
-    """Start one worker with all roles, roll out two chunk steps twice, and train on the samples of the second time. The
-    trained weights are dropped."""
+    """Start a worker with all roles, roll out two chunk steps twice, and train on the second. Weights are dropped."""
     devices = cluster.gpus or max(1, int(cluster.cpus))
     group = spec.rollout.group_size
     envs = max(group, spec.env.num_envs // devices // group * group)

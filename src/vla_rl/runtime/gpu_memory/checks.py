@@ -59,8 +59,7 @@ def on_gpus(plan: Plan) -> bool:
 
 
 def predicted_memory(spec: Spec, plan: Plan, cluster: Cluster) -> str:
-    """Return a line about the memory of the fullest GPU; empty without GPUs. Raises UserError where a GPU needs more
-    than it has."""
+    """Return a line about the fullest GPU; "" without GPUs. Raises UserError where a GPU needs more than it has."""
     if not on_gpus(plan):
         return ""
     prediction = predict_model_memory(spec)

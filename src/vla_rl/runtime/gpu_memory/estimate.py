@@ -1,5 +1,4 @@
-"""Latencies of a job on a GPU that it has not run on: operators counted on the meta device, rates of the card and of
-the simulator (planning/hardware.yaml)."""
+"""Latencies on a GPU not yet run on: operators counted on the meta device, and rates (planning/hardware.yaml)."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ class Estimate:
 
 
 def estimate_job(spec: Spec, cluster: Cluster, gpu: GpuRates) -> Estimate:
-    """Estimate the latencies of a spec's job on a GPU with these rates. Raises UserError where its model cannot be
-    counted."""
+    """Estimate latencies of a spec on a GPU with these rates. Raises UserError if the model cannot be counted."""
     if has_own_policy(spec):
         raise UserError(f"engine {spec.rollout.engine.type!r} acts with its own policy, whose time is not known")
     frozen_weights = frozen_storage(spec.model.config)

@@ -60,8 +60,7 @@ def measure_model(spec: Spec, info: EnvInfo, *, learns: bool = True) -> ModelMem
         info: description of the simulator.
         learns: count learning too.
 
-    Raises what building the model raises, and RuntimeError or NotImplementedError where it cannot run on the meta
-    device.
+    Raises what building raises, and RuntimeError or NotImplementedError for what the meta device cannot run.
     """
     return measure_costs(spec, info, learns=learns, counts_operators=False).memory
 
@@ -165,8 +164,7 @@ def _measure_acting(model: VLAModel, info: EnvInfo, memory: LiveMemory, rows: in
 def _measure_learning(
     model: VLAModel, info: EnvInfo, memory: LiveMemory, samples: int, sampled: Chunk, algorithm: Algorithm
 ) -> tuple[float, float]:
-    """Run a pass of a micro-batch. Return the bytes that the forward pass keeps, and the most that the pass needs in
-    addition to weights and gradients.
+    """Run a pass of a micro-batch. Return bytes that its forward keeps, and its peak beside weights and gradients.
 
     Args:
         sampled: chunk of one sample, for the shapes.
@@ -199,8 +197,7 @@ def _repeat_samples(tensor: Any, count: int) -> Any:
 
 
 def meta_observation(info: EnvInfo, rows: int) -> Observation:
-    """Return an observation with images on the meta device, and a state of zeros in host memory, where prompts may
-    read it."""
+    """Return an observation with images on the meta device, and a state of zeros in host memory, for prompts."""
     return Observation(
         images={
             name: torch.empty(rows, *size, 3, dtype=torch.uint8, device=META) for name, size in info.cameras.items()

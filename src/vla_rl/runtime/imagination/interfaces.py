@@ -3,14 +3,64 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_rl.core.types import ResetState
+from attrs import frozen
+
+from vla_rl.core.types import Array, ResetState
 from vla_rl.runtime.comm.remote import remote
-from vla_rl.runtime.imagination.messages import FitResult, RecordedEpisode
 from vla_rl.runtime.messages.requests import EpisodeRequest, StepRequest
+
+
+@frozen(kw_only=True, eq=False)
+class RecordedEpisode:
+    """A complete episode of n chunks. Its last frame is the one after its last chunk."""
+
+    images: Mapping[str, Array]
+    """Images, camera -> uint8 [n + 1, H, W, 3]."""
+    state: Array
+    """Robot states, float32 [n + 1, S]."""
+    actions: Array
+    """Chunks of actions, float32 [n, C, A]."""
+    executed: Array
+    """Whether each action counts for the episode, bool [n, C]."""
+    outcomes: Array
+    """Outcome of each chunk, int64 [n], encoded as in `Windows`."""
+    instruction: str
+    task: str
+    reset_state: int
+    number: int
+    """Number of the episode in the run. Together with the reset state it identifies the episode."""
+    seed: int = 0
+    step: int = 0
+    """Training step for which the episode was rolled out."""
+
+
+@frozen(kw_only=True)
+class FitResult:
+    """Result of a call of `WorldModelInterface.fit`."""
+
+    updates: int
+    version: int
+    """Number of updates of the world model in the whole run: its version."""
+    metrics: dict[str, float]
+    thresholds_met: dict[str, bool]
+    """Quality threshold -> whether it is met."""
+    last_episodes: tuple[tuple[ResetState, bool], ...]
+    """First windows of the last rollout's episodes, and whether each episode was a success."""
+
+
+@frozen(kw_only=True)
+class ImaginationRoles:
+    """Settings of the roles that training in imagination adds to a worker."""
+
+    folder: Path
+    """Run folder, where episodes are kept."""
+    lanes: Mapping[int, int] | None
+    """Lane -> number of envs that the world model imagines for it; None: the world model is in another worker."""
+
 
 WORLD_MODEL = "world_model"
 IMAGINED = "imagined"
@@ -27,14 +77,12 @@ class WorldModelInterface(ABC):
     @remote(track="background", group="background")
     @abstractmethod
     def fit(self, step: int, *ended: list[RecordedEpisode]) -> FitResult:
-        """Record the episodes of a step (one list for each worker with simulators, in the order of their tickets), fit
-        the world model to all that is recorded, and measure it."""
+        """Record a step's episodes (a list per worker, by tickets), fit the world model to all records, measure it."""
 
     @remote(track="background", group="background")
     @abstractmethod
     def draw_starts(self, groups: Sequence[int]) -> list[ResetState]:
-        """Draw the initial windows of these groups of imagined trajectories from the train episodes; [] without train
-        episodes."""
+        """Draw the initial windows of these groups of imagined trajectories from the train episodes; [] without any."""
 
     @remote(track="background", group="background")
     @abstractmethod
@@ -44,8 +92,7 @@ class WorldModelInterface(ABC):
     @remote(track="background", group="background")
     @abstractmethod
     def save(self, file: Path) -> None:
-        """Write the state at the end of the last finished step, and images that compare recorded with imagined
-        episodes."""
+        """Write the state after the last finished step, and images that compare recorded with imagined episodes."""
 
     @remote(track="background", group="background")
     @abstractmethod

@@ -12,7 +12,6 @@ class AddedRoles:
     """What builds roles in a worker with simulators, once these are built."""
 
     build: str
-    """Function "module:name" of a `runtime.workers.added_roles.RoleContext` and the settings, which returns
-    `BuiltRoles`."""
+    """Function "module:name" of a `runtime.workers.added_roles.RoleContext` and settings, returning `BuiltRoles`."""
     settings: Any
     """Settings of that function; they are pickled."""

@@ -48,8 +48,7 @@ DEMONSTRATIONS = 1 << 20
 """Episode number (2^20) that keys the reset states of demonstrations: above those of a ticket's own episodes, which
 count from zero, so that demonstrations draw other states than rollouts."""
 IMAGINED_EPISODES = 1 << 21
-"""Episode number (2^21) that keys the starts of imagined trajectories; apart from `DEMONSTRATIONS` and from real
-episodes."""
+"""Episode number (2^21) that keys imagined starts; apart from `DEMONSTRATIONS` and from real episodes."""
 IMAGINED_GROUPS = 1 << 40
 """Number of the first imagined group (2^40): no real group or ticket reaches it. Imagined tickets are numbered from
 this times the group size, which an int64 holds for groups of up to 2^22."""

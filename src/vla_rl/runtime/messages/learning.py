@@ -21,8 +21,7 @@ class SampleBatch(SampleRecord):
     """int64 [B], ascending."""
     inputs: ModelInputs
     final_ids: Array
-    """Ids of those samples that have a final observation, int64 [K], ascending; empty where values are never
-    recomputed."""
+    """Ids of samples that have a final observation, int64 [K], ascending; empty if values are never recomputed."""
     finals: Observation | None
     """Final observations of the samples in `final_ids`, [K]; None without such samples."""
 

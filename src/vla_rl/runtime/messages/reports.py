@@ -17,8 +17,7 @@ class TrajectoryResult:
     env_part: EnvTrajectory
     """The simulator's half."""
     policy_part: dict[str, Any]
-    """The policy's half: the fields of the trajectory record that the policy makes, [T, ...]; empty in an
-    evaluation."""
+    """The policy's half: the policy's fields of the record, [T, ...]; empty in an evaluation."""
 
 
 @define(kw_only=True, eq=False)

@@ -1,5 +1,4 @@
-"""Requests and answers between driver, simulators and policies during a rollout: episodes to run, chunk steps,
-trajectories."""
+"""Requests and answers of driver, simulators and policies in a rollout: episodes to run, chunk steps, trajectories."""
 
 from __future__ import annotations
 
@@ -25,13 +24,11 @@ class EpisodeRequest:
     episode: int = 0
     """Index of the episode within its ticket or stream; in an evaluation the index of the repeat."""
     env_id: int | None = None
-    """Index in the run of the env whose stream this ticket continues; None without auto_reset. With a stream, random
-    numbers are keyed by the env instead of the ticket."""
+    """Index in the run of the env whose stream this continues, which keys random numbers; None without auto_reset."""
     follows: int | None = None
     """Number of the stream's previous ticket; None if this process has none."""
     actions: Array | None = None
-    """Chunks of the episode that were executed before, float32 [T, C, A]. None: take them from the end of the previous
-    ticket."""
+    """The episode's chunks before, float32 [T, C, A]. None: take them from the end of the previous ticket."""
     return_so_far: float = 0.0
     """Sum of the rewards of `actions`."""
     record: bool = False
@@ -71,8 +68,7 @@ class EnvTrajectory:
     episodes: tuple[Episode, ...]
     """Episodes that ended within the ticket."""
     frames: dict[str, Array] | None
-    """Frames of the last recorded episode, camera -> uint8 [F, H, W, 3]: its first observation, then one after each
-    chunk."""
+    """Frames of the last recorded episode, camera -> uint8 [F, H, W, 3]: the first, then one after each chunk."""
     recording: Recording | None = None
     """Recording of the ticket's episode, if a hook asks for it; the policy's worker takes it into its store."""
     after: EpisodeRequest | None = None
@@ -87,20 +83,17 @@ class StepRequest:
 
     asking: Array
     """Six numbers for each env that needs a chunk, int64 [6, R]: `positions`, `ticket_numbers`, key of the policy's
-    noise (with the next two), episode, `chunk_numbers`, `weight_versions`. They form one array because one array is
-    faster to send than six."""
+    noise (with the next two), episode, `chunk_numbers`, `weight_versions`. One array is faster to send than six."""
     obs: Observation | None
     """Observations of these R envs."""
     ended: Array
     """`final_numbers` and `final_versions` of the envs whose last chunk needs a bootstrap value, int64 [2, F]."""
     final: Observation | None
-    """Observations of these F envs: the final observation where truncated, the next observation at the end of a
-    ticket."""
+    """Observations of these F envs: the final one where truncated, the next one at the end of a ticket."""
     finished: tuple[EnvTrajectory, ...]
     """Tickets that ended with the last chunk step."""
     again: tuple[tuple[int, int], ...]
-    """(ticket, number of its chunk steps that remain valid) for each env that broke: later chunk steps are rolled out
-    again."""
+    """(ticket, its chunk steps that remain valid) for each env that broke: later chunk steps are rolled out again."""
     steps: int
     """Chunk steps that the tickets of these envs have so far."""
     ending: int
@@ -120,8 +113,7 @@ class StepRequest:
 
     @property
     def positions(self) -> Array:
-        """int64 [R]: indices within the lane of the envs that need a chunk; empty when the lane has nothing to roll
-        out."""
+        """int64 [R]: indices within the lane of the envs that need a chunk; empty when nothing is rolled out."""
         return _take_row(self.asking, 0)
 
     @property
@@ -172,8 +164,7 @@ class StreamCursors:
             self.last[ticket.after.env_id] = ticket.number, ticket.after
 
     def with_position(self, start: EpisodeRequest) -> EpisodeRequest:
-        """Return the ticket with the position from which it continues, if that is known; otherwise the ticket
-        itself."""
+        """Return the ticket with the position from which it continues, if known; else the ticket itself."""
         if start.env_id is None or start.actions is not None:
             return start
         number, after = self.last.get(start.env_id, (None, start))

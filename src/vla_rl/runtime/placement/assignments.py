@@ -78,8 +78,7 @@ def assign_workers(plan: Plan, num_envs: int, one_process: bool, adds_envs: bool
 def ranks_of(maker: Array, rank_of: Mapping[int, int]) -> Array:
     """Return the learner rank that trains on each sample, int64 [S].
 
-    Where every rank's own policy made some samples, all of them stay. Otherwise each rank gets equally many, its own
-    first.
+    Where every rank's own policy made some samples, all of them stay. Else each rank gets equally many, its own first.
 
     Args:
         maker: int64 [S], worker whose policy made the sample.
@@ -100,8 +99,7 @@ def ranks_of(maker: Array, rank_of: Mapping[int, int]) -> Array:
 
 
 def _window_envs(plan: Plan, lanes: Sequence[LaneSlice], policies: int) -> int | None:
-    """Return the number of envs of one inference: the plan's; with synchronous stages one lane's, so that they overlap;
-    otherwise all of a policy's."""
+    """Return the envs of one inference: the plan's; with synchronous stages one lane's, to overlap; else all."""
     if plan.batching.max_batch is not None:
         return plan.batching.max_batch
     overlapping = plan.stages > 1 and plan.batching.max_wait_s is None and not plan.concurrent_lanes

@@ -13,7 +13,7 @@ from vla_rl.core.spec.yaml import dotted_path
 from vla_rl.core.types import EnvInfo, ValueGranularity
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.algorithms.declarations import check_declarations
-from vla_rl.toolkit.algorithms.result_checks import guard_algorithm
+from vla_rl.toolkit.algorithms.result_checks import ResultGuard
 from vla_rl.toolkit.data.mixture import MixedDemonstrations
 from vla_rl.toolkit.data.samples import check_sample
 from vla_rl.toolkit.data.validation import CheckedDemonstrations
@@ -21,17 +21,13 @@ from vla_rl.toolkit.envs.settings import in_processes
 
 
 def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
-    """Build the spec's algorithm with its wrappers. Raises PluginError for a declaration that the contract does not
-    allow."""
+    """Build the spec's algorithm with its wrappers. Raises PluginError for a declaration against the contract."""
     context = AlgorithmContext(seed=spec.seed, device=device, chunk=spec.rollout.chunk)
-    component = build("algorithm", spec.algorithm.type, spec.algorithm.config, context, spec.plugins)
-    check_declarations(component, spec.algorithm.type)
-    return wrap(
-        "algorithm",
-        component,
-        spec.algorithm.type,
-        [guard_algorithm(spec.algorithm.type, component.extras), *hook_modules(spec.plugins)],
-    )
+    name = spec.algorithm.type
+    component: Algorithm = build("algorithm", name, spec.algorithm.config, context, spec.plugins)
+    check_declarations(component, name)
+    guard = (f"{name}: results", ResultGuard(name, component.extras))
+    return wrap("algorithm", component, name, [guard, *hook_modules(spec.plugins)])
 
 
 def values_for(algorithm: Algorithm) -> ValueGranularity:
@@ -52,7 +48,7 @@ def build_env(spec: Spec, assignment: Assignment, index: int) -> SimEnv:
         first_env=lane.first_env,
     )
     config = in_processes(spec.env.config) if assignment.concurrent_lanes else spec.env.config
-    env = build("env", spec.env.type, config, context, spec.plugins)
+    env: SimEnv = build("env", spec.env.type, config, context, spec.plugins)
     return env
 
 
@@ -66,7 +62,7 @@ def build_reward_model(spec: Spec, assignment: Assignment, info: EnvInfo, wrappe
         num_envs=sum(lane.num_envs for lane in assignment.lanes),
         env=info,
     )
-    model = build("reward_model", spec.rewards.type, spec.rewards.config, context, spec.plugins)
+    model: RewardModel = build("reward_model", spec.rewards.type, spec.rewards.config, context, spec.plugins)
     return wrap("reward_model", model, spec.rewards.type, wrappers)
 
 
@@ -91,7 +87,7 @@ def _open_data_set(
 ) -> Demonstrations:
     """Open one data set. `source`: the data set in words, for messages."""
     context = DataContext(seed=spec.seed, device=device, chunk=spec.rollout.chunk, env=info)
-    opened = build("data", part.type, part.config, context, spec.plugins)
+    opened: Demonstrations = build("data", part.type, part.config, context, spec.plugins)
     data = wrap("data", opened, part.type, wrappers)
     simulator = f"env {spec.env.type!r}"
     check_sample(source, data, simulator, info, spec.rollout.chunk)

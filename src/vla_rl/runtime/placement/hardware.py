@@ -41,8 +41,7 @@ def own_device(kind: str) -> WorkerDevice:
 
 
 def torch_threads(cpus: float) -> int:
-    """Return the threads that torch may use in a worker with this many cores: one for each, but no more than
-    OMP_NUM_THREADS where it is set."""
+    """Return torch's threads in a worker with this many cores: one each, and at most OMP_NUM_THREADS where set."""
     cores, omp_threads = max(1, int(cpus)), os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return min(cores, int(omp_threads)) if omp_threads.isdigit() and int(omp_threads) else cores
 
@@ -76,8 +75,7 @@ class _NvmlMemory(ctypes.Structure):
 
 
 def smallest_gpu_memory() -> int | None:
-    """Return the bytes of this machine's smallest GPU; None without NVIDIA's driver. CUDA is not initialised: a context
-    would take memory of the GPU."""
+    """Return the bytes of this machine's smallest GPU; None without NVIDIA's driver. No CUDA context is created."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -39,8 +39,7 @@ def choose_strategy(
     learner: WorkerLocation,
     policies: Sequence[WorkerLocation],
 ) -> WeightStrategy:
-    """Return the strategy between the first learner and these policies, which are in other workers. Raises
-    TransferNotPossible."""
+    """Return the strategy from the first learner to these policies in other workers. Raises TransferNotPossible."""
     if not policies:
         return "shared"
     if requested == "auto":

@@ -1,2 +1,1 @@
-"""Forecast of a plan's cost before a device is used: latencies, a simulation of the runtime, and the comparison of
-plans."""
+"""A plan's cost before a device is used: latencies, a simulation of the runtime, and the comparison of plans."""

@@ -17,8 +17,7 @@ from vla_rl.toolkit.models.adapters import LoRAConfig, merge_mode
 
 GIB = 2**30
 CONTEXT = GIB // 2
-"""Bytes of a process on a GPU that PyTorch does not count: CUDA's context, loaded kernels, workspaces of libraries.
-Typical of current GPUs; it depends on the driver."""
+"""Typical bytes of a process on a GPU that PyTorch does not count: CUDA's context, kernels, libraries' workspaces."""
 GATHERED_BLOCKS = 2
 """Blocks that FSDP holds gathered at once: the one that computes, and the next."""
 ACT, LEARN = "rollout", "learner step"
@@ -46,8 +45,7 @@ class ModelMemory:
     other: float
     """Buffers, and modules that are kept as they were before training."""
     masters: float
-    """float32 copies of the trained weights that act in a narrower type. Shards of weights need none: they are
-    float32."""
+    """float32 copies of the trained weights that act in a narrower type. Shards are float32 and need none."""
     gradients: float
     """Gradients of the trained weights, float32."""
     optimizer_state: float
@@ -118,8 +116,7 @@ class DeviceMemory:
 
 
 def device_memory(plan: Plan, assignments: Sequence[Assignment], memory: ModelMemory, spec: Spec) -> list[DeviceMemory]:
-    """Return what each GPU of the plan needs, fullest first. Simulators and world models do not count: nothing says
-    what they need."""
+    """Return what each GPU of the plan needs, fullest first. Simulators and world models do not count."""
     devices: dict[Hashable, list[WorkerMemory]] = {}
     for assignment in assignments:
         if assignment.slot.device.startswith("cuda") and (assignment.served or assignment.rank >= 0):
@@ -216,8 +213,7 @@ def check_device_memory(
     memory: ModelMemory,
     measure: Measure,
 ) -> list[DeviceMemory]:
-    """Return what each GPU needs. Raises UserError where that is more than the GPU has: what takes it, and which keys
-    would help.
+    """Return what each GPU needs. Raises UserError if a GPU has less: what takes it, and which keys would help.
 
     Args:
         capacity: bytes of a GPU; None: unknown, and nothing is refused.

@@ -18,8 +18,7 @@ from vla_rl.toolkit.models.operation_counter import OperationCounts
 Compiled = Literal["off", "blocks", "graphs"]
 
 PRODUCT, ATTENTION, TRAFFIC = 0.83, 0.13, 0.94
-"""Shares of the card's rates that the operators of a network reach: products and attention of its floating-point
-operations, everything else of its traffic."""
+"""Shares of the card's rates that operators reach: products and attention of its FLOP/s, others of its traffic."""
 FP8_SPEEDUP = 2.2
 """Rate of products in FP8 over those in bfloat16: all products of a learner's pass on an H200. Data sheets say 2."""
 KERNEL = 5.1e-6

@@ -21,8 +21,7 @@ from vla_rl.toolkit.waiting import register_work
 GRADIENT_BYTES, MOMENT_BYTES, MASTER_BYTES = 4, 8, 4
 """Bytes for each trainable parameter: its gradient, the two moments of AdamW, and its master if it has one."""
 EVENTS = 40_000
-"""Approximate maximum of simulated events (simulator calls and tickets) where something varies; it limits the number of
-steps."""
+"""About the most simulated events (simulator calls and tickets) where something varies; it limits steps."""
 STEPS = {False: 8, True: 32}
 """Training steps whose mean is taken where something varies: without and with overlap."""
 LAGS = (0, 1, 2, 3)
@@ -48,8 +47,7 @@ class Forecast:
     idle: dict[str, float]
     """Role -> share of its workers' time that is idle."""
     device_bytes: float | None
-    """Bytes of weights, gradients and optimiser state on the fullest device, without activations. None: the model's
-    size is not known."""
+    """Bytes of weights, gradients and optimiser on the fullest device, without activations. None: not known."""
     host_bytes: float
     """Host memory of the envs of the fullest worker, in bytes."""
     lag: int
@@ -71,8 +69,7 @@ class Overlap:
     """Seconds of a training step by the lag up to which rollouts may run ahead."""
 
     rollout: float
-    """Seconds that the tickets of a step take: where envs never wait, or where all begin at once, if that is quicker
-    (no env waits for the reset of another)."""
+    """Seconds of a step's tickets: where envs never wait for another's reset, or where all begin at once, if less."""
     training: float
     """Seconds that a step takes besides: update, publication, and the work of the driver alone."""
     by_lag: dict[int, Forecast]
@@ -153,8 +150,7 @@ def forecast_job(
 def forecast_spec(
     plan: Plan, spec: Spec, profile: Profile, max_lag: int | None = None, stream: bool | None = None
 ) -> Forecast:
-    """Forecast a spec's job under the plan; `max_lag` and `stream` replace the spec's. Raises UserError where the lanes
-    cannot share the envs evenly.
+    """Forecast a spec's job under the plan; `max_lag` and `stream` replace the spec's. UserError for uneven lanes.
 
     The local backend has one process whatever the plan says; this is what Ray would do.
     """
@@ -187,8 +183,7 @@ def compared_seconds(plan: Plan, spec: Spec, profile: Profile) -> float:
 
 
 def has_dedicated_learners(plan: Plan) -> bool:
-    """Return whether learners have separate workers and nothing is offloaded, so that training can run concurrently
-    with rollouts."""
+    """Return whether learners have workers of their own and nothing is offloaded, so that rollouts may overlap."""
     return not plan.offload and all(slot.roles == ("learner",) for slot in plan.slots if "learner" in slot.roles)
 
 
@@ -228,8 +223,7 @@ def _offload_seconds(plan: Plan, assignments: Sequence[Assignment], profile: Pro
 def _device_bytes(plan: Plan, assignments: Sequence[Assignment], profile: Profile, sharded: bool) -> float | None:
     """Return the bytes on the fullest device, in the phase that needs more; None: the model's size is not known.
 
-    With sharding a learner holds a part of everything. A policy in its worker acts with gathered weights, which exist
-    besides that part.
+    With sharding a learner holds a part of everything, besides the gathered weights of a policy in its worker.
     """
     if profile.parameters is None:
         return None

@@ -1,7 +1,6 @@
 """Reduction of a job to the part that has to be simulated.
 
-Of workers that do the same concurrently only some are simulated: one of each kind where nothing is drawn, more where
-latencies vary.
+Of workers that do the same only some are simulated: one of each kind where nothing is drawn, else more.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from vla_rl.core.plan import Batching, Plan
+from vla_rl.core.plan import Plan
 from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.scheduling.batching import Lane, inference_groups
@@ -70,8 +69,7 @@ class JobModel:
 def reduce_job(
     plan: Plan, assignments: Sequence[Assignment], profile: Profile, tickets: int, moving: float
 ) -> JobModel:
-    """Return the part of a plan that has to be simulated. `tickets`: tickets of a training step; `moving`: as in
-    `JobModel`."""
+    """Return the part of a plan to simulate. `tickets`: tickets of a training step; `moving`: as in `JobModel`."""
     servers = _make_servers(assignments)
     policies = [assignment for assignment in assignments if assignment.served]
     envs = sum(lane.num_envs for assignment in assignments for lane in assignment.lanes)
@@ -192,10 +190,12 @@ def _fold_envs(workers: Sequence[Assignment]) -> tuple[list[Assignment], int]:
     def fewer_envs(lanes: Sequence[LaneSlice]) -> tuple[LaneSlice, ...]:
         return tuple(evolve(lane, num_envs=lane.num_envs // fold) for lane in lanes)
 
-    def smaller_batching(batching: Batching) -> Batching:
-        return batching if batching.max_batch is None else evolve(batching, max_batch=batching.max_batch // fold)
-
     return [
-        evolve(w, lanes=fewer_envs(w.lanes), served=fewer_envs(w.served), batching=smaller_batching(w.batching))
+        evolve(
+            w,
+            lanes=fewer_envs(w.lanes),
+            served=fewer_envs(w.served),
+            batching=evolve(w.batching, max_batch=w.batching.max_batch and w.batching.max_batch // fold),
+        )
         for w in workers
     ], fold

@@ -1,5 +1,4 @@
-"""What is known of a spec's model and simulator before they are built: the sizes of public checkpoints and the
-descriptions of simulators (planning/hardware.yaml)."""
+"""What is known of model and simulator before they are built: sizes and descriptions (planning/hardware.yaml)."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def of_public_size(spec: Spec, guesses: list[str]) -> Spec:
 
 
 def known_info(spec: Spec, guesses: list[str]) -> EnvInfo:
-    """Return the simulator's description, from its plugin or from what is known without building it. Raises UserError
-    for a simulator of which nothing is known."""
+    """Return the simulator's description as its plugin or `planning/hardware.yaml` has it. UserError for neither."""
     name, config = spec.env.type, spec.env.config
     plugin = load("env", name, spec.plugins)
     if plugin.env_info is not None:

@@ -14,16 +14,14 @@ from vla_rl.core.types import EnvInfo
 
 
 def waiting_bytes(spec: Spec, trajectory: float, max_lag: int) -> float:
-    """Return the host memory of the most trajectories that all learners together hold at once. `trajectory`: bytes of
-    one; `max_lag` replaces the spec's."""
+    """Return the host memory of the most trajectories that learners hold at once. `trajectory`: bytes of one."""
     ahead = evolve(spec, asynchrony=evolve(spec.asynchrony, max_lag=max_lag))
     shape = RunShape.from_spec(ahead)
     return shape.groups_held * shape.group_size * trajectory
 
 
 def trajectory_bytes(spec: Spec, info: EnvInfo, sample: int) -> int:
-    """Return the bytes of a ticket that runs to its limit: its chunk steps of `sample` bytes each (observation,
-    actions, the model's extras), and its last observation."""
+    """Return the bytes of a ticket to its limit: chunk steps of `sample` bytes each, and the last observation."""
     rollout = spec.rollout
     limit = rollout.steps or rollout.max_steps or max(task.max_steps for task in info.tasks)
     images = sum(3 * height * width for height, width in info.cameras.values())
@@ -31,8 +29,7 @@ def trajectory_bytes(spec: Spec, info: EnvInfo, sample: int) -> int:
 
 
 def check_memory(spec: Spec, plan: Plan, cluster: Cluster, info: EnvInfo, sample: int) -> None:
-    """Raises UserError where the most trajectories that learners hold do not fit into the host memory of their machine.
-    `sample`: bytes of a chunk step."""
+    """UserError where the most trajectories of learners do not fit into host memory. `sample`: a chunk step's bytes."""
     shape = RunShape.from_spec(spec)
     trajectories = shape.groups_held * shape.group_size
     one = trajectory_bytes(spec, info, sample)

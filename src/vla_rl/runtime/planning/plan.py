@@ -42,7 +42,7 @@ def plan_for(
             f"cuda is required, and there is no GPU: {format_count(cluster.cpus, 'CPU')} and 0 GPUs were found; "
             f"{WITHOUT}"
         )
-    component = build("placement", spec.placement.type, spec.placement.config, None, spec.plugins)
+    component: Placement = build("placement", spec.placement.type, spec.placement.config, None, spec.plugins)
     placement: Placement = wrap("placement", component, spec.placement.type, hook_modules(spec.plugins))
     job = Job(
         num_envs=spec.env.num_envs,

@@ -41,13 +41,11 @@ class Cost:
     num_envs: float = field(default=1.0, validator=v.gt(0))
     """Number of envs that took part in the measured call, or its mean; for learners the number of ranks."""
     fixed: float = field(default=0.0, validator=[v.ge(0.0), v.le(1.0)])
-    """Share of the time that does not depend on the number of envs: 0, the time is proportional to it; 1, envs run in
-    parallel."""
+    """Share of the time that is the same for any number of envs: 0, none is; 1, envs run in parallel."""
     cpus: float | None = field(default=None, validator=v.optional(v.gt(0)))
     """CPUs of the worker, where they bound the time (of simulators, or of models on CPUs); null: they do not."""
     each: bool = False
-    """For simulators: seconds are those of one env, and the envs of a call run concurrently, so it takes as long as the
-    slowest."""
+    """For simulators: seconds of one env, whose call runs its envs concurrently: it takes as long as the slowest."""
 
     def draw_seconds(self, random: Random, share: float, num_envs: int = 1) -> float:
         """Return the seconds of one call with `share` times the measured load and with `num_envs` envs."""
@@ -98,8 +96,7 @@ class Profile:
     message: float = field(default=MESSAGE, validator=v.ge(0))
     """Seconds from the end of a call in one worker to the start of the next one in another."""
     turn: float = field(default=0.0, validator=v.ge(0))
-    """Seconds from the end of a call to the start of the next one in the same worker, which was already queued
-    there."""
+    """Seconds from a call's end to the start of the next one in the same worker, which was queued there."""
     rest: float = field(default=0.0, validator=v.ge(0))
     """Seconds of an iteration in which no worker works: rollouts are assembled and scored, metrics are written."""
     parameters: float | None = None

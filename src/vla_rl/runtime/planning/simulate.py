@@ -93,8 +93,7 @@ class Simulation:
     profile: Profile
     max_lag: int
     part_size: float = 0.0
-    """Tickets that have to be there before learners begin with them, while the step is incomplete; 0: learners wait for
-    the step."""
+    """Tickets that learners begin with while the step is incomplete; 0: learners wait for the step."""
     flow: Flow = field(init=False)
     steps: list[Step] = field(init=False, factory=list)
     now: float = field(init=False, default=0.0)
@@ -220,8 +219,7 @@ class Simulation:
         return server.free
 
     def _work_in_lane(self, host: Assignment, lane: Server, seconds: float, after: float) -> float:
-        """Add a call to a lane that runs concurrently with others. Its worker is busy while at least one of them is.
-        Return the time at which it is done."""
+        """Add a call to a lane that runs beside others; their worker is busy while one is. Return when it ends."""
         begin = max(self.now, lane.free, after)
         lane.free = begin + seconds
         worked = self._busy_until.get(host.index, 0.0)

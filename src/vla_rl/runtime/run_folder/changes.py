@@ -122,8 +122,7 @@ class Change:
 
     @property
     def effect(self) -> Effect:
-        """Effect of the change: any but PLACE. A key that only one of the specs has is from another version, and has
-        its default there."""
+        """Effect of the change: any but PLACE. A key of one spec is of another version, with its default there."""
         effect = self.key_rule[0]
         if effect is PLACE:
             effect = ANOTHER_RUN if None in (self.before, self.now) else NUMBERS
@@ -138,8 +137,7 @@ def rule_of(key: str) -> tuple[Effect, str]:
 
 
 def changes_of(spec_file: Path, spec: Spec, mode: str) -> list[Change]:
-    """Return the keys whose values differ between the spec of a run and the spec to resume it with. Raises UserError
-    when the file cannot be read."""
+    """Return the keys that differ between a run's spec and that to resume it with. Raises UserError for a file."""
     document = parse_yaml(spec_file.read_text(encoding="utf-8"))
     if document.errors or not isinstance(document.data, dict):
         first = document.errors[0] if document.errors else None

@@ -1,5 +1,4 @@
-"""Description of the env that a checkpoint's policy was trained in, so that it acts without the simulator: `env.json`
-next to the model."""
+"""The env that a checkpoint's policy was trained in, so that it acts without the simulator: `env.json` beside it."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ def _read_task(data: dict[str, Any]) -> TaskInfo:
 
 
 def read_env_info(checkpoint: Path) -> EnvInfo:
-    """Return what was written, with the default of an optional field that an earlier version did not have. Raises
-    CheckpointError."""
+    """Return what was written, with defaults of fields that an earlier version lacked. Raises CheckpointError."""
     file = checkpoint / NAME
     try:
         data = json.loads(file.read_text(encoding="utf-8"))

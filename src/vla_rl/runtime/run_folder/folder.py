@@ -1,5 +1,4 @@
-"""The run folder: who may write to it, spec, environment, checkpoints (written under another name and renamed) and
-results."""
+"""The run folder: who may write to it, spec, environment, checkpoints (written aside and renamed), results."""
 
 from __future__ import annotations
 
@@ -109,8 +108,7 @@ class RunFolder:
         return state, trainer
 
     def record_training(self, spec: Spec, resumed: int | None = None) -> None:
-        """Write the spec and the environment. If the spec was another one until the step from which a run is resumed, a
-        copy of it is kept."""
+        """Write spec and environment. Another spec, valid until the step that a run resumes from, is kept as a copy."""
         self._write_file(ENVIRONMENT, _to_json(describe_environment(spec)))
         text = dump_yaml(spec.to_dict())
         if resumed is not None and self.spec_file.read_text(encoding="utf-8") != text:
@@ -120,8 +118,7 @@ class RunFolder:
         self._write_file("spec.yaml", text)
 
     def _refuse_strangers(self) -> None:
-        """Raise UserError for a folder that is neither empty nor of a run. Hidden files and logs do not count: people
-        write the run's own output there."""
+        """UserError for a folder neither empty nor of a run. Hidden files and logs, perhaps the run's, do not count."""
         if not self.path.is_dir() or (self.path / ENVIRONMENT).exists():
             return
         if self.spec_file.exists():
@@ -137,8 +134,7 @@ class RunFolder:
             )
 
     def _refuse_to_overwrite(self) -> None:
-        """Raise UserError for a folder with a run. A folder in which an attempt failed before its first step or
-        evaluation holds no run yet."""
+        """Raise UserError for a folder with a run. One that failed before its first step or evaluation is none."""
         results = (file for pattern in RESULTS for file in self.path.glob(pattern))
         if self.latest_checkpoint() or any(file.stat().st_size for file in results):
             raise UserError(f"{self.path} already holds a run; add --resume to continue it, or choose another --folder")
@@ -220,8 +216,7 @@ class RunFolder:
         ones that are damaged are named and set aside. Raises CheckpointError when all are damaged.
 
         Args:
-            refused: trainer folders that the runtime could not continue from, and why. `set_aside` does that to their
-                checkpoints once there is another one.
+            refused: trainer folders to not continue from, and why; `set_aside` moves their checkpoints after the next.
         """
         self._repair_checkpoints()
         damaged: dict[Path, CheckpointError] = {}
@@ -395,16 +390,14 @@ class RunFolder:
 
 
 def read_state(checkpoint: Path) -> State:
-    """Return the state in a checkpoint folder, after a check of all its files. Raises CheckpointError, which names the
-    damaged files."""
+    """Return the state in a checkpoint folder after checking its files. Raises CheckpointError naming damaged ones."""
     if problems := find_damage(checkpoint):
         raise CheckpointError(f"{checkpoint} is damaged: {'; '.join(problems)}")
     return read_state_file(checkpoint / "trainer" / STATE)
 
 
 def checkpoint_in(path: Path) -> Path:
-    """Return the checkpoint folder that a path means: itself, or the newest one of a run. Raises UserError, which names
-    the checkpoints that are there."""
+    """Return the checkpoint folder that a path means: itself, or a run's newest. Raises UserError naming them."""
     names_last = path.name == LAST and path.parent.name == "checkpoints"
     run = path.parents[1] if names_last and not (path.is_symlink() and path.is_dir()) else path
     newest = RunFolder(run).latest_checkpoint() if (run / "spec.yaml").is_file() else None

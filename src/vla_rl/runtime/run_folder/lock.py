@@ -31,8 +31,7 @@ logger = logging.getLogger(__name__)
 NAME = ".lock"
 RENEWAL_S = 10.0
 PATIENCE_S = 60.0
-"""Seconds for which a lock of another machine is watched: several renewals, and the caching time of network file
-systems."""
+"""Seconds for which another machine's lock is watched: several renewals, and the caching of network file systems."""
 TICKS_S = 2.0
 """Seconds that the start time of a process may seem to move by."""
 

@@ -31,8 +31,7 @@ def write_manifest(checkpoint: Path) -> None:
 
 
 def find_damage(checkpoint: Path) -> list[str]:
-    """Return what is wrong with a checkpoint folder, one line for each file; empty if all files are as they were
-    written."""
+    """Return what is wrong with a checkpoint folder, a line a file; empty if all files are as they were written."""
     if not (checkpoint / NAME).is_file():
         return [f"{NAME} is missing, which is written last: the checkpoint is incomplete"]
     try:

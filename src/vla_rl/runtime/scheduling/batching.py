@@ -19,8 +19,7 @@ from vla_rl.runtime.placement.assignments import LaneSlice
 Call = Callable[..., Any]
 """(method, *arguments) -> a reference to the result."""
 Wait = tuple[list[Any], float | None]
-"""References of which at least one has to be there, and the time at which the waiting ends in any case (None:
-never)."""
+"""References of which at least one has to be there, and the time at which waiting ends anyway (None: never)."""
 Driving = Generator[Wait, None, None]
 """Generator that drives lanes; it yields before each wait."""
 
@@ -105,8 +104,7 @@ class _LaneDriver:
         return woken
 
     def act_and_step(self, pairs: Sequence[Pair]) -> Generator[Wait, None, list[Pair]]:
-        """Run one inference for these lanes, which also values final observations, and step each lane that
-        continues."""
+        """Run one inference for these lanes, which also values final observations, and step lanes that continue."""
         requests = [self.value_of(reference) for _, reference in pairs]
         acting = self.policy("act", self.mode, tuple(lane.slice.index for lane, _ in pairs), *requests)
         yield [acting], None
@@ -144,8 +142,7 @@ class _LaneDriver:
                 pending[complete] = further
 
     def in_dynamic_batches(self, lanes: Sequence[Lane], batching: Batching) -> Driving:
-        """Run inference as soon as `max_batch` envs wait, or the oldest request has waited `max_wait_s` seconds since
-        its arrival."""
+        """Run inference as soon as `max_batch` envs wait, or the oldest request has waited `max_wait_s` seconds."""
         limit = batching.max_batch or sum(lane.slice.num_envs for lane in lanes)
         patience = batching.max_wait_s or 0.0
         running: list[Pair] = []

@@ -15,8 +15,7 @@ Batches = list[list[EpisodeRequest]]
 """Tickets in the batches in which they were issued."""
 
 HELD = 2
-"""Tickets that a worker holds for each of its envs if the run has several workers. Tickets that it does not hold can
-go to another worker."""
+"""Tickets that a worker holds for each env if there are several workers; others can go to another worker."""
 LOOK_S = 0.5
 """Seconds between two checks of whether to stop, where no ticket may start yet."""
 
@@ -75,8 +74,7 @@ class _Batch:
             self.by_task.setdefault(request.state.task, deque()).append(request)
 
     def pop_ticket(self, tasks: Collection[str]) -> EpisodeRequest:
-        """Remove and return the next ticket of one of these tasks; if they have none, of the task with the most tickets
-        left."""
+        """Remove and return the next ticket of one of these tasks; else of the task with the most tickets left."""
         task = next((task for task in tasks if task in self.by_task), None)
         if task is None:
             task = max(self.by_task, key=lambda name: len(self.by_task[name]))
@@ -89,8 +87,7 @@ class _Batch:
 class TicketQueue:
     """Queue of the tickets of one worker. One thread rolls them out; others add tickets and ask for reports.
 
-    All state is guarded by the condition `_changed`. No other lock is acquired while it is held, so it may be acquired
-    while any other lock of a worker is held.
+    `_changed` guards all state. No other lock is acquired under it, so it may be acquired under any of a worker.
     """
 
     def __init__(self, lanes: Sequence[LaneSlice], batches: Iterable[Sequence[EpisodeRequest]] = ()) -> None:
@@ -107,8 +104,7 @@ class TicketQueue:
         self._left = 0
         """Tickets that no lane has taken."""
         self._loaded_tasks: dict[int, deque[str]] = {}
-        """Lane -> tasks that its envs got last in this rollout. Tickets of the same task are preferred: many simulators
-        need seconds to build the scene of another one."""
+        """Lane -> its envs' last tasks in this rollout, which are preferred: another scene can take seconds."""
         self._lane_of_env = {
             env: lane.index for lane in lanes for env in range(lane.first_env, lane.first_env + lane.num_envs)
         }
@@ -147,15 +143,12 @@ class TicketQueue:
             return self.running
 
     def wait_for_report(self, needed: Collection[int], early: bool, rollout: int) -> RolloutReport:
-        """Wait until all these tickets are finished (`early`: one of all), or the rollout of this number has ended.
-        Return what was not reported before."""
-
-        def has_news() -> bool:
-            done = bool(self._done) if early else self._done.issuperset(needed)
-            return self.begun >= rollout and (done or not self.running)
-
+        """Wait until all these tickets are finished (`early`: any), or the rollout ended. Return what is new."""
         with self._changed:
-            self._changed.wait_for(has_news)
+            while self.begun < rollout or (
+                self.running and not (self._done if early else self._done.issuperset(needed))
+            ):
+                self._changed.wait()
             report = self._report
             self._report = RolloutReport()
             self._done.clear()
@@ -198,8 +191,7 @@ class TicketQueue:
 
     def take_tickets(self, lane: Lane, free: int, ending: int, waiting: int) -> list[EpisodeRequest]:
         """Return tickets for a lane: for its envs that are free or will be after their next chunk, and a few more for
-        envs that end early, the fewer the fewer tickets are left. Tickets of streams go to the lanes that have their
-        envs."""
+        envs that end early, fewer towards the end. Tickets of streams go to the lanes that have their envs."""
         with self._changed:
             # A waiting ticket cannot move to another lane, so a lane takes half of its share of those that are left.
             spare = self._left if self.lanes == 1 else (self._left - free) // (2 * self.lanes)
@@ -228,8 +220,7 @@ class TicketQueue:
                 self._unblock_tickets()
 
     def end_if_empty(self) -> bool:
-        """End the rollout and return True where nothing is left. Otherwise return False, after a short wait where no
-        ticket may start yet."""
+        """End the rollout and return True if nothing is left; else False, after a short wait if no ticket may start."""
         with self._changed:
             if self._left:
                 self._changed.wait_for(lambda: self._stream_tickets or self._batches, LOOK_S)

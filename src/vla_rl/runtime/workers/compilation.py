@@ -22,8 +22,7 @@ Mode = Literal["off", "blocks", "graphs"]
 
 
 def compilation_mode(spec: Spec, device: str, role: Role, moves: bool = False) -> Mode | None:
-    """Return how a worker's model is compiled; None: the spec leaves it open, and the model decides by its layers.
-    Arguments are those of `compilation_problem`.
+    """Return how a worker's model is compiled; None: its layers decide. Arguments are those of `compilation_problem`.
 
     Raises UserError for settings that contradict each other, the device or the placement.
     """
@@ -41,8 +40,7 @@ def compilation_mode(spec: Spec, device: str, role: Role, moves: bool = False) -
 def compile_model(
     spec: Spec, model: VLAModel, device: str, role: Role, *, moves: bool = False
 ) -> CompiledBlocks | None:
-    """Let the model's blocks be compiled, and its decisions be captured, when they are first called. Return the blocks;
-    None where nothing is compiled.
+    """Have blocks compiled and decisions captured when first called. Return the blocks; None if nothing is compiled.
 
     Raises UserError where the model cannot be compiled as the spec asks.
 

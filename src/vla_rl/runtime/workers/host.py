@@ -1,5 +1,4 @@
-"""The host of a worker: it holds the roles that the plan puts into one slot, and answers calls of the role "worker".
-Backends own hosts, in this process or as Ray actors.
+"""The host of a worker: holds the roles of a slot of the plan, answers calls of role "worker". Backends own hosts.
 
 `role_builder.py` builds the roles, `role_calls.py` runs their calls, `policy/rollout_loop.py` rolls out.
 
@@ -53,12 +52,11 @@ from vla_rl.runtime.placement.hardware import WorkerDevice, own_device, torch_th
 from vla_rl.runtime.placement.weight_strategy import WorkerLocation
 from vla_rl.runtime.workers.added_roles import build_roles
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
-from vla_rl.runtime.workers.heartbeat import Heartbeats
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.offload import Offload
 from vla_rl.runtime.workers.policy.rollout_loop import EnvClients, RolloutLoop
 from vla_rl.runtime.workers.role_builder import RoleBuilder
-from vla_rl.runtime.workers.role_calls import RoleCalls
+from vla_rl.runtime.workers.role_calls import Heartbeats, RoleCalls
 from vla_rl.toolkit.data.mixture import MixedDemonstrations
 from vla_rl.toolkit.models.acting.compilation import CompilationReport, CompiledBlocks
 from vla_rl.toolkit.models.frozen_weights import count_weights

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
+
+import torch
+from attrs import evolve
 
 from vla_rl.core.catalogue import build, load
 from vla_rl.core.contexts import EngineContext, ModelContext, Role
 from vla_rl.core.hookspecs import Algorithm, PolicyEngine, VLAModel
-from vla_rl.core.manager import Named, wrap
+from vla_rl.core.manager import Named, hookimpl, wrap
 from vla_rl.core.spec.spec import Spec, has_own_policy, suites_of
-from vla_rl.core.types import EnvInfo
+from vla_rl.core.types import Chunk, EnvInfo, Scores
 from vla_rl.runtime.checks.run import check_critic, check_reference
 from vla_rl.runtime.placement.components import values_for
-from vla_rl.runtime.workers.precision import Autocast
 from vla_rl.toolkit.models.instructions import saved_suffix, with_suffix
+from vla_rl.toolkit.models.meta_device import device_autocast
 
 Scaling = Mapping[str, Any] | None
 
@@ -32,8 +35,7 @@ def build_model(
 ) -> VLAModel:
     """Build the spec's model with its wrappers, and the `instruction_suffix` of its checkpoint or its trainer.
 
-    Raises UserError where it lacks the critic or the reference policy that the algorithm needs, unless nothing can
-    train the model.
+    Raises UserError where it lacks a critic or reference policy that the algorithm needs, unless nothing can train it.
 
     Args:
         info: description of the simulator.
@@ -43,7 +45,7 @@ def build_model(
     """
     shared = _policy_arguments(spec, info, device, role)
     context = ModelContext(**shared, values=values_for(algorithm), scaling=scaling)
-    component = build("model", spec.model.type, spec.model.config, context, spec.plugins)
+    component: VLAModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
     plugin = load("model", spec.model.type, spec.plugins)
     learns = plugin.no_rl is None or plugin.no_rl(spec.model.config) is None
     if learns and context.values != "none":
@@ -86,7 +88,7 @@ def build_engine(
         model_config=None if own_policy else spec.model.config,
         make_model=None if own_policy else make_model,
     )
-    engine = build("engine", part.type, part.config, context, spec.plugins)
+    engine: PolicyEngine = build("engine", part.type, part.config, context, spec.plugins)
     return wrap("engine", engine, part.type, wrappers)
 
 
@@ -106,3 +108,37 @@ def _policy_arguments(spec: Spec, info: EnvInfo, device: str, role: Role) -> dic
 def policy_name(spec: Spec) -> str:
     """Return the name of the policy that acts, for messages: of the model, or of an engine with its own policy."""
     return f"engine {spec.rollout.engine.type!r}" if has_own_policy(spec) else f"model {spec.model.type!r}"
+
+
+class Autocast:
+    """Mixed precision (Micikevicius et al. 2018) around a model's calls: bfloat16 inside, float32 results. Acting and
+    learning use the same wrapper, so that recomputed log-probs equal the recorded ones."""
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device).type
+
+    @hookimpl(wraps="model")
+    def sample_chunk(self) -> Generator[None, Chunk, Chunk]:
+        with device_autocast(self.device):
+            chunk = yield
+        return evolve(chunk, log_probs=_to_float(chunk.log_probs), values=_to_float(chunk.values))
+
+    @hookimpl(wraps="model")
+    def chunk_log_probs(self) -> Generator[None, Scores, Scores]:
+        with device_autocast(self.device):
+            scores = yield
+        return Scores(
+            log_probs=_to_float(scores.log_probs), entropy=_to_float(scores.entropy), values=_to_float(scores.values)
+        )
+
+    @hookimpl(wraps="model")
+    def values(self) -> Generator[None, torch.Tensor, torch.Tensor]:
+        with device_autocast(self.device):
+            result = yield
+        return result.float()
+
+    reference_log_probs = imitation_loss = imitation_losses = imitation_terms = policy_features = values
+
+
+def _to_float(tensor: Any) -> Any:
+    return None if tensor is None else tensor.float()

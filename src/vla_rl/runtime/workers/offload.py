@@ -1,8 +1,7 @@
 """Offload: roles move from their device to host memory while they have nothing to do, and are restored exactly.
 
 In the phase `act` simulators and policies work, in `learn` learners. Methods declare their phase (`comm/remote.py`).
-When one begins, all workers first free what it does not need and then bring back what it needs, so that workers on one
-device never need both.
+When one begins, all workers first free what it does not need, then restore what it needs: no device holds both.
 """
 
 from __future__ import annotations
@@ -101,8 +100,7 @@ class Offload:
         sim.swap_envs(envs)
 
     def _move_role(self, role: str, device: str) -> int:
-        """Move a policy or a learner to a device. Return the bytes that were moved. A model that both share stays, and
-        so does a learner's shard of the weights."""
+        """Move a policy or a learner to a device. Return the bytes moved. A shared model stays, as do shards."""
         moved = 0
 
         def copy_to_device(tensor: torch.Tensor) -> torch.Tensor:

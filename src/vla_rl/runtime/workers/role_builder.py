@@ -85,8 +85,7 @@ class RoleBuilder:
         )
 
     def _reward_model(self, info: EnvInfo) -> RewardModel | None:
-        """Build the model of the spec's `rewards:`; None: there is none. Raises UserError for a wait that would be
-        reported as hung."""
+        """Build the model of the spec's `rewards:`; None: none. Raises UserError for a wait that would look hung."""
         rewards = self.spec.rewards
         if rewards is None:
             return None

@@ -8,21 +8,59 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property
-from threading import Lock
-from time import monotonic
+from threading import Lock, get_ident
+from time import monotonic, time
 from typing import Any
 
+import torch
 from attrs import define
 
+from vla_rl.core.errors import UserError
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.comm.interfaces import IDLE
 from vla_rl.runtime.comm.remote import OWN_ROLES, Remote, declaration_of
 from vla_rl.runtime.comm.tracing import CONCURRENT_TRACKS, CallRecorder, Event
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.scheduling.batching import Call
-from vla_rl.runtime.workers.full_device import full_device, is_full_device
-from vla_rl.runtime.workers.heartbeat import Heartbeats
 from vla_rl.runtime.workers.models import policy_name
+
+Activity = tuple[str, float]
+"""What a thread is doing, and the time of its last heartbeat (seconds since the epoch)."""
+
+
+class Heartbeats:
+    """Heartbeats of all threads of one worker.
+
+    Each thread has an entry, as weights are published during a rollout, and writes it alone, so that no lock is needed.
+    """
+
+    def __init__(self, on_heartbeat: Callable[[], None] = lambda: None) -> None:
+        """Create the heartbeats. `on_heartbeat` is called at each of them, in the thread that works."""
+        self._on_heartbeat = on_heartbeat
+        self._activities: dict[int, Activity] = {}
+        """Thread id -> its activity."""
+
+    def record_heartbeat(self, activity: str | None = None) -> None:
+        """Record that this thread is alive. A call without one for longer than the deadline is reported as hung.
+
+        Args:
+            activity: what the thread begins to do; None: it continues what it was doing.
+        """
+        thread = get_ident()
+        if activity is None:
+            activity, _ = self._activities.get(thread, (IDLE, 0.0))
+        self._activities[thread] = activity, time()
+        self._on_heartbeat()
+
+    def record_idle(self) -> None:
+        """Record that this thread has nothing to do, or waits for others."""
+        self.record_heartbeat(IDLE)
+
+    def longest_activity(self) -> Activity:
+        """Return the activity that has gone on longest without a heartbeat; `IDLE` where all threads are idle."""
+        busy = [activity for activity in tuple(self._activities.values()) if activity[0] != IDLE]
+        return min(busy, key=lambda activity: activity[1], default=(IDLE, time()))
 
 
 class RoleLocks:
@@ -32,8 +70,7 @@ class RoleLocks:
         self.between_requests = Lock()
         """Held while the policy role is used: weights are swapped between two requests, never within one."""
         self.in_lane = {lane.index: Lock() for lane in assignment.lanes}
-        """Lane -> lock that is held while its simulator works. After an error the policy may send a request while its
-        last call is still running."""
+        """Lane -> lock that is held while its simulator works: after an error a request may meet a running call."""
         self.background = Lock()
         """Held while a role is used that a part of the training step added."""
 
@@ -113,7 +150,7 @@ class RoleCalls:
 
     def _run_call(self, role: str, method: str, arguments: Sequence[Any], track: str | None = None) -> Any:
         """Run a call while holding the lock of its role, and record it on `track`, or on the declared one."""
-        owner = self._find_owner(role)
+        owner = self._worker if role == "worker" else self._roles[role]
         function = getattr(owner, method)
         declaration = declaration_of(owner, method)
         with self.locks.for_call(role, declaration, arguments):
@@ -125,9 +162,6 @@ class RoleCalls:
                     lane = None if declaration.lane is None else arguments[declaration.lane]
                     track = track or self._find_track(role, declaration)
                     self.recorder.add(Event(track, method, lane, start, monotonic(), declaration.main))
-
-    def _find_owner(self, role: str) -> object:
-        return self._worker if role == "worker" else self._roles[role]
 
     def _find_track(self, role: str, declaration: Remote) -> str:
         """Return the track on which a call shows, as `Remote.track` says."""
@@ -154,3 +188,51 @@ class RoleCalls:
         if role == "policy":
             return self._policy_name
         return f"env {self._spec.env.type!r}" if role == "sim" else f"model {self._spec.model.type!r}"
+
+
+GIB = 2**30
+ADVICE: Mapping[str, str] = {
+    "learner": "lower train.micro_batch, set model.recompute to selective or full, or train adapters (model.lora)",
+    "policy": "lower env.num_envs, or set rollout.compile to blocks if it is graphs",
+    "sim": "lower env.num_envs, or place the simulators on CPUs (placement: sim: cpu)",
+}
+"""Role -> what needs less memory of its device."""
+ALWAYS = (
+    "let roles leave the device between phases (placement.offload), or give them separate devices; `vla-rl check "
+    "SPEC --devices N --gpu-memory GIB` predicts what a run needs"
+)
+
+
+def is_full_device(error: BaseException) -> bool:
+    """Return whether a device has no memory left. Where not even a context fits, torch raises an AcceleratorError."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "CUDA" in str(error) and "out of memory" in str(error)
+
+
+def full_device(error: BaseException, caller: str, role: str) -> UserError:
+    """Return the error for users.
+
+    Args:
+        caller: what ran out of memory, such as "learner worker 0 (model 'openvla_oft')".
+        role: "sim", "policy", "learner" or another one.
+    """
+    first_line = next((line for line in str(error).splitlines() if line), type(error).__name__)
+    advice = "; ".join([*([ADVICE[role]] if role in ADVICE else ADVICE.values()), ALWAYS])
+    return UserError(f"{caller} found its GPU full{_use_of_device()}: {first_line}\n  {advice}")
+
+
+def _use_of_device() -> str:
+    """Describe who has the memory of this process's device; empty where CUDA does not say."""
+    try:
+        if not torch.cuda.is_available():
+            return ""
+        free, total = torch.cuda.mem_get_info()
+        own = torch.cuda.memory_reserved()
+    except RuntimeError:  # no context can be created either
+        return ""
+    others = max(0, total - free - own)
+    return (
+        f" ({torch.cuda.get_device_name()}, {total / GIB:.1f} GiB: {own / GIB:.1f} are this worker's, "
+        f"{others / GIB:.1f} other processes' and CUDA's own, {free / GIB:.1f} free)"
+    )

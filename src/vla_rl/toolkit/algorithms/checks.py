@@ -1,5 +1,4 @@
-"""Input checks of the algorithms' mathematics: shapes that would broadcast, non-bool masks, unknown names, NaN. It does
-not import torch, so that settings can use it."""
+"""Input checks: shapes that would broadcast, non-bool masks, unknown names, NaN. Settings use it without torch."""
 
 from __future__ import annotations
 

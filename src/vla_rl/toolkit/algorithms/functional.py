@@ -1,8 +1,7 @@
 """The mathematics of the algorithms as pure functions on tensors; definitions as in docs/reference/algorithms.md.
 
 Shapes: T chunk steps, N trajectories or envs, C actions in a chunk, M tokens in an action. They are checked and never
-broadcast, since `[B]` against `[B, 1]` would be an outer product. Losses return one value per term; `weighted_sum`
-reduces them.
+broadcast, since `[B]` against `[B, 1]` would be an outer product. Losses return a value a term; `weighted_sum` reduces.
 """
 
 from __future__ import annotations
@@ -110,10 +109,8 @@ def loss_weights(
     Args:
         valid, ended: bool [S, N], time-major (S chunk steps or actions).
         aggregation: "step-mean": every valid entry weighs the same. "trajectory-mean": 1/T_i per entry, so that every
-            episode weighs the same (RLinf-VLA, eq. 12). "rlinf": T_max/T_i over the count of *all* entries, spread
-            over the valid ones.
-        relative_lengths: float32 [S, N], T_i/T_max for "rlinf", if it is not counted in entries: RLinf's code counts
-            actions, at chunk level too.
+            episode weighs the same (RLinf-VLA, eq. 12). "rlinf": T_max/T_i over the count of *all* entries.
+        relative_lengths: float32 [S, N], T_i/T_max for "rlinf", if not of entries: RLinf counts actions, in chunks too.
 
     Returns: (weights, counts), float32 [S, N]; the loss is sum(weights * l) / sum(counts).
     """
@@ -190,8 +187,7 @@ def gae(
     lam: float,
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute generalised advantage estimates, with terminations and truncations distinguished (Schulman et al. 2016,
-    eq. 11-16):
+    """Compute generalised advantage estimates; terminations are no truncations (Schulman et al. 2016, eq. 11-16):
 
         delta_t = r_t + gamma * V_{t+1} * (1 - terminated_t) - V_t
         A_t = delta_t + gamma * lam * (1 - ended_t) * A_{t+1}
@@ -237,8 +233,7 @@ def v_trace(
     c_bar: float = 1.0,
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute V-trace advantages and value targets (Espeholt et al. 2018, eq. 1 and section 4.2, lambda as in
-    remark 2), with ends as in `gae`:
+    """Compute V-trace advantages and targets (Espeholt et al. 2018, eq. 1, section 4.2, remark 2), ends as in `gae`:
 
         rho_t = min(rho_bar, pi_old / mu)      c_t = lam * min(c_bar, pi_old / mu)
         v_t = V_t + rho_t (r_t + gamma V_{t+1} - V_t) + gamma c_t (v_{t+1} - V_{t+1})
@@ -251,8 +246,7 @@ def v_trace(
         rewards ... truncated, valid: as in `gae`.
         log_weights: float [S, N], log(pi_old / mu) of each entry.
 
-    Returns: (advantages A, value targets v), float [S, N]; 0 where not valid. Raises NotFiniteError as `gae`
-    does.
+    Returns: (advantages A, value targets v), float [S, N]; 0 where not valid. Raises as `gae` does.
     """
     valid, (rewards, values, log_weights) = checked_steps(
         next_values, terminated, truncated, valid, rewards=rewards, values=values, log_weights=log_weights
@@ -396,8 +390,7 @@ def soft_surrogate(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, positive: float, negative: float
 ) -> Tensor:
     """Return SAPO's surrogate per loss term, to be minimised: -A (4 / tau) sigmoid(tau (r - 1)), where tau is
-    `positive` for A > 0, else `negative` (Gao et al. 2025, eq. 6). Its gradient equals that of -A r at r = 1 and fades
-    on both sides.
+    `positive` for A > 0, else `negative` (Gao et al. 2025, eq. 6). Its gradient is that of -A r at r = 1 and fades.
 
     Args:
         log_probs, old_log_probs, advantages: one shape; gradients flow through the first only.
@@ -408,14 +401,12 @@ def soft_surrogate(
 
 
 def trust_weights(log_probs: Tensor, old_log_probs: Tensor, *, sigma: float) -> Tensor:
-    """Return GIPO's trust weights of off-policy samples, without gradient: w = exp(-(log r / sigma)^2 / 2)
-    (AcceRL, eq. 8). They are 1 for the current policy's own samples."""
+    """Return GIPO's trust weights w = exp(-(log r / sigma)^2 / 2) without gradient (AcceRL, eq. 8); 1 on-policy."""
     return (-0.5 * (log_ratio(log_probs, old_log_probs).detach() / sigma).square()).exp()
 
 
 def trust_surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, sigma: float) -> Tensor:
-    """Return GIPO's surrogate per loss term, to be minimised: -sg(w) r A with the Gaussian trust weights w
-    (AcceRL, eq. 9).
+    """Return GIPO's surrogate per loss term, to be minimised: -sg(w) r A with trust weights w (AcceRL, eq. 9).
 
     Args:
         log_probs, old_log_probs, advantages: one shape; gradients flow through the first only.

@@ -283,8 +283,7 @@ def trajectory_scores(rollout: Rollout) -> Tensor:
 
 
 def select_groups(rollout: Rollout, settings: GroupSettings) -> Tensor:
-    """Return the trajectories of the groups that the settings' filters keep, bool [N]. A group is kept or dropped as a
-    whole."""
+    """Return the trajectories that the settings' filters keep, bool [N]. A group is kept or dropped as a whole."""
     truncated = rollout.truncated.any(-1).any(0)
     scores = trajectory_scores(rollout)
     keep = torch.ones_like(truncated)
@@ -302,8 +301,7 @@ def select_groups(rollout: Rollout, settings: GroupSettings) -> Tensor:
 
 
 def group_relative_advantages(rollout: Rollout, settings: GroupSettings) -> Advantages:
-    """Return one advantage per trajectory, its score relative to its group's, at every chunk step with a valid
-    action, with the weights of the loss and metrics of the scores."""
+    """Return each trajectory's score relative to its group's at valid chunk steps, loss weights, and score metrics."""
     scores, groups, samples = trajectory_scores(rollout), rollout.groups, rollout.samples
     baseline = settings.baseline
     relative = F.group_advantages(scores, groups, baseline=baseline, normalize_by_std=settings.normalize_by_std)
@@ -406,8 +404,7 @@ def _correction_of(settings: PolicySettings) -> Decoupled | Truncated | VTrace |
 
 @frozen(kw_only=True, eq=False)
 class LossTerms:
-    """The loss terms of a micro-batch at the granularity of the ratio: "chunk" [B], "action" [B, C] or "token" [B, C,
-    M]."""
+    """A micro-batch's loss terms at the granularity of the ratio: "chunk" [B], "action" [B, C] or "token" [B, C, M]."""
 
     log_probs: Tensor
     """Log-probs of pi, with gradient."""
@@ -454,8 +451,7 @@ def loss_terms(scores: Scores, batch: Batch, settings: PolicySettings) -> LossTe
 
 
 def log_behaviour_weights(rollout: Rollout, granularity: Granularity) -> Tensor:
-    """Return log(pi_old / mu) of whole chunks, actions or tokens, clamped to +-20: float32 [T, N], [T, N, C] or
-    [T, N, C, M]; 0 where not valid."""
+    """Return log(pi_old / mu), clamped to +-20, float32 [T, N], [T, N, C] or [T, N, C, M]; 0 where not valid."""
     valid = rollout.valid.flatten(0, 1)
     old, mu = (
         F.reduce_tokens(log_probs.flatten(0, 1), valid, granularity)
@@ -566,8 +562,7 @@ def add_regularisers(
 
 
 def aggregation_weights(rollout: Rollout, granularity: Granularity, aggregation: Aggregation) -> tuple[Tensor, Tensor]:
-    """Return weights and counts of `functional.loss_weights` at the ratio's granularity: "chunk" [T, N], else [T, N,
-    C]."""
+    """Return weights and counts of `functional.loss_weights` as the ratio's: "chunk" [T, N], else [T, N, C]."""
     ended, chunk = rollout.terminated | rollout.truncated, rollout.valid.shape[-1]
     if granularity == "chunk":
         actions = by_chunk(F.episode_lengths(by_action(rollout.valid), by_action(ended)), chunk)

@@ -1,5 +1,4 @@
-"""Checks of every algorithm's results: metric names have one writer each (all metrics of a step share one table), and
-declared extras are present."""
+"""Checks of every algorithm's results: each metric name has one writer, declared extras are present."""
 
 from __future__ import annotations
 
@@ -53,23 +52,15 @@ def find_reserved(names: Iterable[str]) -> list[str]:
     return [name for name in names if name in RESERVED or ("/" in name and name.split("/")[0] in RESERVED_GROUPS)]
 
 
-def guard_algorithm(algorithm: str, extras: Mapping[str, str]) -> tuple[str, ResultGuard]:
-    """Return the checks of an algorithm plugin's results, in the form that `manager.wrap` takes wrappers.
-
-    Args:
-        algorithm: name of the plugin, for errors.
-        extras: as `Algorithm.extras` declares them.
-    """
-    return f"{algorithm}: results", ResultGuard(algorithm, extras)
-
-
 @frozen
 class ResultGuard:
     """A wrapper around an algorithm. Raises PluginError for a metric name of the runtime, which would be added to or
     overwritten, and for extras that are not as declared."""
 
     algorithm: str
+    """Name of the plugin, for errors."""
     extras: Mapping[str, str]
+    """Numbers that `Algorithm.extras` declares."""
 
     @hookimpl(wraps="algorithm")
     def advantages(self, rollout: Rollout) -> Generator[None, Advantages, Advantages]:

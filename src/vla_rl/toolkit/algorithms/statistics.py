@@ -119,8 +119,7 @@ class MetricAccumulator:
             self.statistics[name] = statistic if earlier is None else earlier + statistic
 
     def read_metrics(self, seconds: float) -> UpdateMetrics:
-        """Return the metrics as numbers, of an update that took these seconds: in float64, by one copy from the
-        device."""
+        """Return the metrics as numbers, of an update that took these seconds: in float64, by one copy."""
         tensors = [*self.sums.values(), *self.maxima.values(), *(one.sums for one in self.statistics.values())]
         flat = [tensor.detach().reshape(-1).to(tensors[0].device, torch.float64) for tensor in tensors]
         numbers = iter(torch.cat(flat).cpu().split(list(map(len, flat))) if flat else ())

@@ -7,6 +7,5 @@ from pathlib import Path
 
 
 def arrow_name(file: Path) -> str:
-    """Return the name in the form that pyarrow needs: pyarrow encodes it as UTF-8 in any locale, while Python in locale
-    `C` has replaced non-ASCII letters by surrogates."""
+    """Return the name for pyarrow, which encodes it as UTF-8: Python's has surrogates in locale `C`."""
     return os.fsencode(file).decode("utf-8", "surrogateescape")

@@ -19,8 +19,7 @@ Generators = Sequence[np.random.Generator]
 
 
 def augment_images(obs: Observation, spec: AugmentSpec, seed: int, step: int, first: int) -> Observation:
-    """Return the observation with changed images, uint8 [B, H, W, 3] as before. Raise UserError for a camera that it
-    does not have.
+    """Return the observation with changed images, uint8 [B, H, W, 3] as before. Raise UserError for a camera it lacks.
 
     Args:
         step: optimiser step, part of the key of the random numbers.

@@ -22,8 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_numbers(instance: Any, attribute: Any, numbers: Any) -> None:
-    """Validate the value of a key with episodes. Raise ValueError for a count below 1, and for an item that is neither
-    a number nor a range."""
+    """Validate a key with episodes. Raise ValueError for a count below 1 and an item that is no number or range."""
     if isinstance(numbers, int):
         if numbers < 1:
             raise ValueError(f"{numbers} is below 1")
@@ -92,14 +91,12 @@ class EpisodeFilter:
         return self.last is not None and number > self.last
 
     def select_episodes(self, source: str, numbers: Sequence[int]) -> list[int]:
-        """Return those of a data set's episode numbers, in order, that are read. Raise UserError as `check_choice`
-        does."""
+        """Return those of a data set's episode numbers that are read. Raise UserError as `check_choice` does."""
         self.check_choice(source, numbers)
         return [number for place, number in enumerate(numbers) if self.includes_episode(number, place)]
 
     def check_choice(self, source: str, numbers: Sequence[int]) -> None:
-        """Raise UserError for a number or range of the key that none of the data set's episodes has, and where no
-        episode is left."""
+        """Raise UserError for a number or range of the key that no episode has, and where no episode is left."""
         for low, high in self._ranges:
             if not any(low <= number <= high for number in numbers):
                 named = f"episode {low}" if low == high else f"episodes {low} to {high}"

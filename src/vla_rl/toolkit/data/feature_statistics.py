@@ -16,8 +16,7 @@ STATISTICS = ("min", "max", "mean", "std", *QUANTILES)
 
 @frozen(eq=False)
 class FeatureStatistics:
-    """Statistics of `count` rows. Merging is exact except for quantiles: those are averages of the parts' own, weighted
-    by rows."""
+    """Statistics of `count` rows. Merging is exact except for quantiles: those are averages over the parts' rows."""
 
     count: int
     numbers: Mapping[str, Array]

@@ -18,8 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def find_no_ops(actions: Array) -> Array:
-    """Return which actions [T, A] neither move nor change the gripper, their last number, bool [T]: OpenVLA's rule, for
-    actions that are differences."""
+    """Return which actions [T, A], differences, move neither arm nor gripper (last), bool [T]: OpenVLA's rule."""
     motion = actions[:, :-1] if actions.shape[1] > 1 else actions
     moves = np.linalg.norm(motion, axis=1) >= STILL
     grips = np.diff(actions[:, -1], prepend=actions[:1, -1]) != 0
@@ -53,8 +52,7 @@ def _find_repeated(rows: Array, tolerance: Array) -> Array:
 
 
 def choose_moving_steps(source: str, episodes: Sequence[tuple[Array, Array | None]]) -> list[Array]:
-    """Return the steps of each episode that are not idle, int64, and log how many are left out. Raise UserError where
-    no step is left. `episodes`: as in `find_idle_steps`."""
+    """Return each episode's steps that are not idle, int64; log the others (`find_idle_steps`). UserError for none."""
     moving = [np.flatnonzero(~idle) for idle in find_idle_steps(episodes)]
     steps, left = sum(len(actions) for actions, _ in episodes), sum(map(len, moving))
     if not left:

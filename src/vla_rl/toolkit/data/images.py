@@ -25,16 +25,14 @@ def decode_image(data: bytes, pixels: int) -> Array:
 
 
 def check_image(data: bytes, pixels: int) -> None:
-    """Read the header of an image. Raise ValueError for what is not an image of 8 bits, and for more than `pixels`
-    pixels: a megabyte can hold gigabytes."""
+    """Read the header of an image. Raise ValueError for no image of 8 bits, and more than `pixels` pixels (a bomb)."""
     with _open_image(data, pixels):
         pass
 
 
 @contextmanager
 def _open_image(data: bytes, pixels: int) -> Iterator[Any]:
-    """Yield an opened image, not yet decoded. Raise ValueError as `check_image` does, also for what goes wrong
-    inside."""
+    """Yield an opened image, not yet decoded. Raise ValueError as `check_image` does, also for errors inside."""
     from PIL import Image
 
     try:

@@ -54,16 +54,14 @@ _writers: dict[Path, LeRobotWriter] = {}
 
 
 class LeRobotWriter:
-    """Appends episodes to a data set, or begins one. A folder has one writer at a time: another process is refused, and
-    another writer in this process takes over."""
+    """Appends episodes to a data set, new or not. Other processes are refused, a new writer in this one takes over."""
 
     def __init__(self, folder: Path, *, fps: int, robot: str) -> None:
         """
         Args:
             fps: rows per second, from which timestamps are computed.
             robot: name of the robot or simulator.
-        Raises UserError if another process writes to the folder, and for a folder with anything else in it.
-        """
+        Raises UserError if another process writes to the folder, and for a folder with anything else in it."""
         self.folder = folder
         self.fps = fps
         self.robot = robot
@@ -111,8 +109,7 @@ class LeRobotWriter:
             del _writers[self.folder.resolve()]
 
     def add(self, recording: Recording) -> bool:
-        """Append an episode. Return False if its identity is already there. Raise UserError if its features differ from
-        the data set's, and for a closed writer."""
+        """Append an episode; return False if it is there. UserError for other features and for a closed writer."""
         if self._lock.closed:
             raise UserError(f"{self.folder}: this writer was closed, or another one has taken over")
         if recording.identity in self.identities:
@@ -260,8 +257,7 @@ class LeRobotWriter:
             self._rows.append(episode)
 
     def _load_existing(self) -> None:
-        """Load the state of an existing data set. Raise UserError for another program's data set, and for one of
-        another kind."""
+        """Load the state of an existing data set. Raise UserError for another program's or kind."""
         try:
             info = read_record(self.folder / "meta" / "info.json").data
             lines = [

@@ -101,8 +101,7 @@ class MixedDemonstrations(Demonstrations):
 
 
 def _check_alike(parts: Sequence[Demonstrations], names: Sequence[str]) -> DataProperties:
-    """Return the properties of the first data set that says any, compared with those of the others. Raise
-    UserError."""
+    """Return the properties of the first set that says any, compared with those of the others. Raise UserError."""
     known = DataProperties()
     source: dict[str, str] = {}
     for part, name in zip(parts, names, strict=True):

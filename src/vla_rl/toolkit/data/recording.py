@@ -67,8 +67,7 @@ class Recording:
     state: Array
     """Proprioceptive state before the action, float32 [n, S]; S may be 0."""
     actions: Array
-    """Actions, float32 [n, A], or [n, C, A] for whole chunks, in the simulator's units: as executed, or, after the end
-    of an episode, as chosen."""
+    """Actions, float32 [n, A], of chunks [n, C, A], in the simulator's units: executed, or after an end as chosen."""
     action_names: tuple[str, ...] = ()
     """Names of an action's A numbers, in order; empty: not known."""
     state_names: tuple[str, ...] = ()
@@ -84,8 +83,7 @@ class Recording:
     executed: Array | None = None
     """Actions of each chunk that were executed before the episode ended, int64 [n]; None: rows are single actions."""
     interventions: Array | None = None
-    """Whether a person or an expert chose the action instead of the policy, bool [n], or [n, C] for whole chunks; None:
-    takeovers are not possible."""
+    """Whether a person or an expert chose the action, bool [n], of chunks [n, C]; None: takeovers are not possible."""
 
     def __len__(self) -> int:
         return len(self.actions)

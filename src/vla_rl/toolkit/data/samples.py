@@ -32,12 +32,10 @@ logger = logging.getLogger(__name__)
 
 
 class StepWindows:
-    """Samples of episodes: each step that a whole chunk follows, episode by episode. The last C - 1 steps of an episode
-    start no sample, as in OpenVLA-OFT."""
+    """Samples of episodes: each step that a whole chunk follows, so not the last C - 1 of an episode (OpenVLA-OFT)."""
 
     def __init__(self, lengths: Sequence[int], chunk: int, source: str = "the data", shortened: str = "") -> None:
-        """Count the samples, and log where many steps or whole episodes give none. Raise UserError if no episode is as
-        long as a chunk.
+        """Count the samples; log if many steps or whole episodes give none. Raise UserError if no episode has a chunk.
 
         Args:
             source: the data set, for messages.
@@ -101,8 +99,7 @@ class StepWindows:
 
 
 def compute_statistics(features: Mapping[str, Array]) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Return the statistics of arrays [steps, D] over all steps, for `Demonstrations.data_statistics`; std with divisor
-    n, as in OpenVLA's and lerobot's files."""
+    """Return statistics of arrays [steps, D] for `data_statistics`; std with divisor n (OpenVLA, lerobot)."""
     result = {}
     for name, array in features.items():
         values = array.astype(np.float64)
@@ -124,8 +121,7 @@ def find_narrow_quantiles(statistics: Mapping[str, Any]) -> dict[int, str]:
 
 
 def widen_narrow_quantiles(statistics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return statistics of one feature with minimum and maximum in place of quantiles that are too near each other:
-    values beyond them would be cut off, or scaled to millions."""
+    """Return a feature's statistics, minimum and maximum in place of too near quantiles, which would cut off values."""
     result = dict(statistics)
     numbers = list(find_narrow_quantiles(statistics))
     for quantile, end in (("q01", "min"), ("q99", "max")) if numbers else ():
@@ -177,8 +173,7 @@ def compute_relative_statistics(
 
 
 def _take_windows(numbers: Array, count: int, chunk: int) -> Array:
-    """Return the first `count` chunks [count, C] of one number of an episode's actions, [T] or recorded as [T, C]. The
-    last action is repeated past the end."""
+    """Return the first `count` chunks [count, C] of a number of actions, [T] or [T, C]; the last one is repeated."""
     if numbers.ndim == 2:
         return numbers
     following = np.arange(count)[:, None] + np.arange(chunk)
@@ -213,8 +208,7 @@ def _check_absolute(source: str, episodes: Mapping[int, tuple[Array, Array]], re
 
 
 def check_fit(source: str, env: EnvInfo, action_dim: int, state_dim: int) -> EnvInfo:
-    """Raise UserError unless demonstrations have the action and state dimensions of this simulator. Return the
-    simulator's info."""
+    """UserError unless demonstrations have this simulator's action and state dimensions. Return its info."""
     for what, size, env_size in (("action", action_dim, env.action_dim), ("state", state_dim, env.state_dim)):
         if size != env_size:
             raise UserError(
@@ -265,8 +259,7 @@ def check_sample(source: str, data: Demonstrations, simulator: str, env: EnvInfo
 
 
 def check_finite(source: str, what: str, values: Array, episodes: Array, steps: Array) -> None:
-    """Raise UserError for the first row of `values` [rows, D] that is not finite. `episodes` and `steps` (int64 [rows])
-    give the origin of each row."""
+    """Raise UserError for `values` [rows, D] that are not finite. `episodes`, `steps` (int64 [rows]): their origin."""
     broken = np.flatnonzero(~np.isfinite(values).all(axis=1))
     if len(broken):
         row = broken[0]

@@ -175,8 +175,7 @@ def unknown_instruction(env: EnvInfo, text: str) -> str:
 
 
 class CheckedDemonstrations(Demonstrations):
-    """Demonstrations that are compared with the simulator as they are read. A mismatch is refused with the sample's
-    number and key, before the model sees it."""
+    """Demonstrations, compared with the simulator as they are read: a mismatch is refused, with sample and key."""
 
     def __init__(self, data: Demonstrations, source: str, simulator: str, env: EnvInfo, chunk: int) -> None:
         """Check a few samples. Raise UserError if one of them does not match the simulator.

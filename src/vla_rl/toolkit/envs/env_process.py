@@ -1,5 +1,4 @@
-"""Processes of simulator envs: separate processes with one or several envs each, or the caller's process; and error
-handling there."""
+"""Processes of simulator envs: one or several envs each, or in the caller's; and error handling there."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ class _Served:
     """Envs behind one method that never raises: errors are returned as replies."""
 
     def __init__(self, make: MakeEnv, first: int, empty: Array, note_running: Callable[[int], object]) -> None:
-        """`empty`: records of a chunk [C]; `note_running` is called with the number of each env before it runs, if
-        several are asked."""
+        """`empty`: records of a chunk [C]; `note_running` gets an env's number before it runs, if there are more."""
         self._note_running = note_running
         self._make = make
         self._first = first
@@ -223,8 +221,7 @@ class Inline:
 
 class SeparateProcess:
     """Envs in a separate process, which ends with its owner, however that ends. A pipe is all that they share, since
-    locks and queues of processes need /dev/shm, which a container may lack.
-    """
+    locks and queues of processes need /dev/shm, which a container may lack."""
 
     def __init__(self, make: MakeEnv, first: int, empty: Array) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -362,8 +359,7 @@ class EnvProcess:
         self._to_recreate.discard(env_id)
 
     def schedule_recreation(self, env_id: int) -> bool:
-        """Schedule a broken env for recreation at its next reset. Return False if that needs another process: the env
-        is alone in its process, or was already recreated in vain."""
+        """Recreate a broken env at its next reset. Return False if it is alone in its process, or was already."""
         if len(self.env_ids) == 1 or env_id in self._to_recreate:
             return False
         self.ready.discard(env_id)

@@ -1,5 +1,4 @@
-"""Scenes that are cheaper to draw in software: without effects, and with simplified meshes, since a robot arm can have
-more than 100,000 triangles, whatever the image size."""
+"""Scenes that are cheaper in software: no effects, simplified meshes (an arm can have more than 100,000 triangles)."""
 
 from __future__ import annotations
 
@@ -38,14 +37,12 @@ class Clustered:
 
 
 def cells_for(side: int) -> int:
-    """Return the number of cells for images of this many pixels on the longer side: a cell is about a pixel if the mesh
-    fills a quarter of the image."""
+    """Return the cells for images of this many pixels a side: about a pixel each if a mesh fills a quarter of them."""
     return min(max(side // 4, FEWEST), MOST)
 
 
 def cluster_vertices(vertices: Array, triangles: Array, cells: int) -> Clustered:
-    """Replace the vertices in each cube by their mean (Rossignac and Borrel 1993). Degenerate triangles, and duplicates
-    with the same orientation, are removed.
+    """Replace vertices in each cube by their mean (Rossignac and Borrel 1993), without degenerate and equal triangles.
 
     Args:
         vertices: [V, 3].
@@ -68,8 +65,7 @@ def cluster_vertices(vertices: Array, triangles: Array, cells: int) -> Clustered
 
 
 def normals_of(vertices: Array, triangles: Array, mesh: Clustered) -> Array:
-    """Return the normal of each new vertex, float32 [V', 3]: the area-weighted mean of the original triangles'
-    normals."""
+    """Return the normal of each new vertex, float32 [V', 3]: the area-weighted mean of the triangles' normals."""
     corners = vertices[triangles]
     areas = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]).repeat(3, axis=0)
     at = mesh.into[triangles].ravel()

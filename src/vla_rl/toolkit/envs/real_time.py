@@ -34,8 +34,7 @@ class RealTime:
         self._due = None
 
     def wait(self) -> bool:
-        """Wait until the next action is due. Return whether it is late; the one after it is then due a period later, so
-        that a delay is not made up by a burst of actions."""
+        """Wait until the next action is due. Return whether it is late; the next is due a period later: no bursts."""
         if self._period is None:
             return False
         now = self._now()

@@ -1,5 +1,4 @@
-"""Tests of what this machine and its interpreters can render. They run in a separate process, since trying may crash or
-hang."""
+"""Tests of what this machine and its interpreters can render. They run in another process: trying may crash or hang."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ def require_rendering(name: str, user: str) -> None:
 
 
 def require_mujoco(user: str) -> None:
-    """Raise UserError if MuJoCo is damaged, or its rendering interface fails here: MUJOCO_GL, or EGL. A window system
-    that the user chose is not tried."""
+    """Raise UserError if MuJoCo is damaged or its interface (MUJOCO_GL or EGL) fails; a window system is not tried."""
     require_whole_mujoco(user)
     interface = os.environ.get("MUJOCO_GL", "egl")
     if interface in FIXES:

@@ -1,6 +1,4 @@
-"""Settings of simulator processes. Cheap to import: plugins offer them as settings,
-`toolkit/envs/subproc_envs.py` implements them.
-"""
+"""Settings of simulator processes, which `toolkit/envs/subproc_envs.py` implements. Cheap to import."""
 
 from __future__ import annotations
 
@@ -61,8 +59,7 @@ def independent_envs(config: Any) -> bool:
 
 
 def in_processes(config: Any) -> Any:
-    """Return these settings for one env out of several of its worker: with a separate process, as for more than one
-    env."""
+    """Return these settings for one env out of several of its worker: in a process, as for more than one env."""
     processes = getattr(config, "processes", None)
     if not isinstance(processes, Processes):
         return config

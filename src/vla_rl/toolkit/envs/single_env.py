@@ -1,6 +1,4 @@
-"""The interface of a simulator with one scene: a plugin writes a `SingleEnv`, and `SubprocEnvs`
-(`subproc_envs.py`) makes N of them a `SimEnv`.
-"""
+"""A simulator with one scene: a plugin writes a `SingleEnv`; `SubprocEnvs` (`subproc_envs.py`) makes N a `SimEnv`."""
 
 from __future__ import annotations
 
@@ -58,8 +56,7 @@ class View(NamedTuple):
 
 
 class SingleEnv(ABC):
-    """One simulator instance with one scene. It is created in the process it lives in, and may build its scene as late
-    as the first reset."""
+    """A simulator with one scene, created in the process it lives in. It may build its scene in the first reset."""
 
     @abstractmethod
     def reset(self, state_id: int, seed: int) -> None:
@@ -95,8 +92,7 @@ def empty_records(info: EnvInfo, *shape: int) -> Array:
 
 
 def execute_chunk(records: Array, actions: Array, step: Callable[[Array], Outcome], stop_at_end: bool) -> None:
-    """Execute a chunk, float32 [C, A], by `step`, up to the end of the episode if `stop_at_end`, and fill its records
-    [C]."""
+    """Execute a chunk, float32 [C, A], by `step`, up to an episode's end if `stop_at_end`, and fill records [C]."""
     outcomes: list[Outcome] = []
     for action in actions:
         outcomes.append(outcome := step(action))
@@ -124,8 +120,7 @@ def make_result(obs: Observation, records: Array) -> ChunkResult:
 
 
 MakeEnv = Callable[[int], SingleEnv]
-"""Factory: env number within the run -> its simulator. Must be picklable: a module-level function or an attrs
-instance."""
+"""Factory: env number within the run -> its simulator. Picklable: a module-level function or an attrs instance."""
 
 
 def env_factory(kind: Callable[..., SingleEnv], *arguments: Any) -> MakeEnv:

@@ -1,5 +1,4 @@
-"""A vector env for simulators with one scene: a plugin writes a `SingleEnv`, and `SubprocEnvs` makes N of them a
-`SimEnv`.
+"""Vector envs of simulators with one scene: a plugin writes a `SingleEnv`, `SubprocEnvs` makes N of them a `SimEnv`.
 
 Each process has one env, or several that take turns; it comes from a fork server, so nothing is forked after GL was
 initialised. An env that raises or returns garbage is replaced, and so are all envs of a process that dies or hangs.
@@ -47,8 +46,7 @@ class SubprocEnvs(SimEnv):
     ) -> None:
         """
         Args:
-            states: split -> its reset states.
-        """
+            states: split -> its reset states."""
         self.num_envs = context.num_envs
         self.info = info
         self._states = {split: tuple(of_split) for split, of_split in states.items()}
@@ -120,8 +118,7 @@ class SubprocEnvs(SimEnv):
         return self._build_observation(env_ids)
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
-        """Execute a chunk. An env that breaks, or whose process does, executes nothing, keeps its last observation, and
-        is reported by `faults`."""
+        """Execute a chunk. Envs that break, or their process, execute nothing and keep observations (`faults`)."""
         actions = np.asarray(to_numpy(actions), np.float32)
         records = np.zeros(actions.shape[:2], self._empty.dtype)
         requests = {int(env_id): (actions[env_id], bool(stop_at_end)) for env_id in np.flatnonzero(to_numpy(active))}
@@ -276,8 +273,7 @@ class SubprocEnvs(SimEnv):
         )
 
     def _find_mismatch(self, answer: Any) -> str:
-        """Describe what of an answer differs from the simulator's `EnvInfo`: an observation's type or shape;
-        empty if nothing does. Recreating the env would not help."""
+        """Describe an observation's type or shape that differs from `EnvInfo`, if any; a new env would not help."""
         view = answer if isinstance(answer, View) else answer.view
         for name, (height, width) in self.info.cameras.items():
             image = view.images.get(name)

@@ -16,8 +16,7 @@ def unpacked_driver() -> Path:
 
 
 def use_unpacked_driver() -> None:
-    """Tell Vulkan's loader to use the unpacked driver, unless the user chose one or a GPU driver exists. Must be called
-    before SAPIEN is imported; child processes inherit it."""
+    """Use the unpacked Vulkan driver, unless one is chosen or a GPU's exists. Call it before SAPIEN is imported."""
     driver = unpacked_driver()
     chosen = any(os.environ.get(name) for name in CHOICES)
     if not chosen and driver.is_file() and not any(file.is_file() for file in NVIDIA):

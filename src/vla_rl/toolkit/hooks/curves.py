@@ -15,8 +15,7 @@ ROLLOUT, EVALUATION = "#4c72b0", "#c44e52"
 
 
 def draw_curves(curves: Mapping[str, Series], evaluations: Sequence[Interval], title: str = "") -> Any:
-    """Plot one panel per metric, side by side; evaluations with their intervals are in the panel of success. Return a
-    matplotlib Figure."""
+    """Plot a panel per metric, evaluations with intervals in that of success. Return a matplotlib Figure."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

@@ -23,15 +23,13 @@ RUN_FILES = (
     "report.html",
     "trackers.json",
 )
-"""Patterns of files that a run, or a command of `vla-rl`, writes in the run folder. Names with a leading dot are the
-run's too."""
+"""Patterns of files that a run or command of `vla-rl`, writes in the run folder. Names with a leading dot are too."""
 LONGEST = 200
 """Most bytes of a name: file systems end at 255, and copies get a few more."""
 
 
 def file_in_run(instance: object, attribute: Any, value: str) -> None:
-    """Validate a hook's key that names a file or folder in the run folder (attrs validator). Raise ValueError for a
-    path, for a name that the run uses, and for a hidden one."""
+    """Validate a name in the run folder (attrs validator): ValueError for paths, hidden names, and the run's."""
     flaw = flaw_of(value)
     if flaw:
         raise ValueError(f"{value!r} {flaw}; give a plain name, such as {attribute.default!r}")
@@ -54,8 +52,7 @@ def belongs_to_run(name: str) -> bool:
 
 
 def same_file(name: str) -> str:
-    """Return the name as a file system sees it that ignores case and how accents are encoded. Two names that are equal
-    here may be one file."""
+    """Return the name as a file system sees it that ignores case and accents' encoding: equal names may be one file."""
     return unicodedata.normalize("NFC", name).casefold()
 
 

@@ -1,6 +1,5 @@
 """Listener that passes a run to an experiment tracker: configuration, metrics, evaluation videos and checkpoints. One
-run here is one run there, however often it is killed and resumed. A plugin adds a `Store`, the interface to its
-tracker.
+run here is one there, however often it resumes. A plugin adds a `Store`, the interface to its tracker.
 
 A separate thread talks to the tracker, so that neither a slow network nor a large checkpoint delays training. The first
 failure is logged, and what fails is skipped.
@@ -54,26 +53,19 @@ class Store(Protocol):
     """Interface to one tracker. One thread calls all methods; their exceptions never reach the run."""
 
     def open_run(self, run: Run, known: str | None) -> tuple[str, str]:
-        """Open the tracker's run; called first. `known` is the id of the run to resume; None: begin one. Return (its
-        id, where people can see it)."""
-        ...
+        """Open the tracker's run; called first. `known`: id to resume; None: a new one. Return (id, where it is)."""
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Log numbers at a step. Steps that a killed run had already logged may come again."""
-        ...
 
     def upload_video(self, step: int, file: Path) -> None:
         """Upload an mp4 of an episode of the evaluation at a step."""
-        ...
 
     def upload_checkpoint(self, step: int, folder: Path) -> None:
         """Upload a checkpoint folder, which is deleted after this returns."""
-        ...
 
     def close_run(self, finished: bool) -> None:
-        """Close the tracker's run; called last, after `open_run` succeeded. `finished` is false if the run was stopped
-        or failed."""
-        ...
+        """Close the tracker's run; called last, after `open_run`. `finished`: False if it was stopped or failed."""
 
 
 class Tracker:
@@ -121,8 +113,7 @@ class Tracker:
         self._finished = True
 
     def on_close(self) -> None:
-        """Wait for the tracker to take what is left, but only briefly if the run was stopped or the tracker fails
-        anyway."""
+        """Wait for the tracker to take what is left, but only briefly if the run was stopped or the tracker fails."""
         if self._thread is None:
             return
         thread = self._thread
@@ -143,8 +134,7 @@ class Tracker:
     # ------------------------------------------------------------------------------------------------- inside
 
     def _upload_videos(self) -> None:
-        """Hand in the videos of the last evaluation. The hook that makes them may receive that event after this one, so
-        they are looked up later."""
+        """Hand in the last evaluation's videos, which a hook may make after this one heard of it: looked up later."""
         step = self._evaluated
         self._evaluated = None
         if step is None or self._run is None or not self._settings.videos:

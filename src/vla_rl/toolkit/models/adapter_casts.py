@@ -21,8 +21,7 @@ DTYPE = torch.bfloat16
 
 
 class _CastAll(torch.autograd.Function):
-    """Casts many tensors in one operation, and their gradients back. It saves nothing, so that one cast serves several
-    backward passes."""
+    """Casts many tensors at once, and their gradients back. It saves nothing: a cast serves several backward passes."""
 
     @staticmethod
     def forward(ctx: Any, *masters: Tensor) -> tuple[Tensor, ...]:
@@ -63,8 +62,7 @@ def adapters_cast_once(module: nn.Module) -> Iterator[None]:
 
 
 def _cast_parts(module: nn.Module) -> Iterator[Any]:
-    """Yield the linear layers of adapters whose float32 weights autocast casts: those of peft's layers that leave it to
-    autocast."""
+    """Yield the linear layers of adapters whose float32 weights autocast casts: those that peft leaves to it."""
     for module_part in module.modules():
         layer: Any = module_part
         if getattr(layer, "cast_input_dtype_enabled", True):

@@ -57,8 +57,7 @@ def store_network(
 
 @torch.no_grad()
 def _restore_layers(network: nn.Module, file: Path, lora: LoRAConfig | None) -> None:
-    """Copy the file's adapters, and the weights below them in full precision, into the network. Layers that are trained
-    now without an adapter keep the merged weights."""
+    """Copy adapters, and weights below them in full precision, into the network. Layers without one stay merged."""
     with safe_open(file, "pt") as saved:
         keys, metadata = set(saved.keys()), saved.metadata()
         for name in sorted(key.removesuffix(".lora_A") for key in keys if key.endswith(".lora_A")):

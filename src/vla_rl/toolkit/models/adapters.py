@@ -49,8 +49,7 @@ class LoRAConfig:
 
 
 def check_frozen_weights(config: Any, attribute: Attribute[Any], value: str) -> None:
-    """Validate `frozen_weights` (attrs validator): what is not frozen cannot be stored in fewer bits, and acting
-    computes as learning does."""
+    """Validate `frozen_weights`: what is not frozen cannot have fewer bits, as acting computes as learning does."""
     if value == "bf16":
         return
     if config.lora is None and not getattr(config, "train_expert_only", False):
@@ -103,8 +102,7 @@ def peft_config(config: LoRAConfig, layers: Sequence[str]) -> LoraConfig:
 
 @contextmanager
 def seed_torch(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seed PyTorch's global generators, of the CPU and of that device, inside the block; afterwards they are as
-    before."""
+    """Seed PyTorch's global generators, of the CPU and of that device, inside the block; then they are as before."""
     import torch
 
     with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
@@ -150,8 +148,7 @@ def keep_start(layer: Any) -> None:
 @contextmanager
 def before_training(module: nn.Module, **parts: nn.Module | None) -> Iterator[None]:
     """Compute with the adapters that were loaded, or none, inside the block, and put `parts` in place of the module's.
-    This gives the policy before training without a second copy of the weights. Afterwards adapters are on or off, and
-    trained or frozen, as they were."""
+    This is the policy before training without a copy of the weights. Afterwards adapters are as they were."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers: list[Any] = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
@@ -251,8 +248,7 @@ class MergedAdapters:
                 layer.merged_adapters.append(TRAINED)
 
     def restore_weights(self) -> None:
-        """Restore the bits of the layers' own weights, so that adapters are computed separately. Do nothing if they
-        are."""
+        """Restore the bits of the layers' own weights, if needed, so that adapters are computed separately."""
         if not self.merged:
             return
         for index, layer in enumerate(self._layers):
@@ -278,8 +274,7 @@ class MergedAdapters:
 
 
 def _merged_weight(layer: Any) -> Tensor:
-    """Return W + scale B A of an adapted layer in float32. Who uses it rounds it, once: acting, saving and exporting
-    have equal bits then."""
+    """Return W + scale B A of an adapted layer in float32. Users round it once, for equal bits."""
     from vla_rl.toolkit.models.frozen_weights import read_weight
 
     delta: Tensor = layer.get_delta_weight(TRAINED).detach()

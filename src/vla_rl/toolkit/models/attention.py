@@ -1,5 +1,4 @@
-"""Attention masks as numbers added to attention scores, attention of heads that share keys, and of queries that
-see nothing.
+"""Attention masks as numbers added to scores, attention of heads that share keys, and of queries that see nothing.
 
 openpi and transformers add the lowest float to the scores of what a token does not see. A query that sees nothing then
 has equal scores: it attends to all keys alike, also to hidden ones. torch's fused kernels cannot compute such a query.

@@ -8,8 +8,7 @@ from torch import nn
 
 
 def find_blocks(module: nn.Module, classes: Sequence[type[nn.Module]]) -> list[nn.Module]:
-    """Return the module's parts of these classes. Without classes: the members of its module lists that have
-    parameters. Parts of other blocks are left out."""
+    """Return the parts of these classes; of none, members of module lists with parameters. Nested ones are left out."""
     if classes:
         candidates = [part for part in module.modules() if type(part) in classes]
     else:

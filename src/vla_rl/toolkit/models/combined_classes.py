@@ -20,8 +20,7 @@ P = TypeVar("P")
 
 def combine_classes(policy: type[P], *parts: type) -> type[P]:
     """Return the class of a policy with these parts: classes that inherit a common base of all policies of a family,
-    and a capability. Their methods take precedence over those of `policy`. Equal arguments give the same class.
-    """
+    and a capability. Their methods take precedence over those of `policy`. Equal arguments give the same class."""
     known: type = policy
     return cast("type[P]", _make_class(known, parts)) if parts else policy
 
@@ -33,8 +32,7 @@ def _make_class(policy: type, parts: tuple[type, ...]) -> type:
 
 
 class AdaptedPolicy(VLAModel, HasReference):
-    """A policy with adapters. Without them the weights are those before training, so the reference policy needs no
-    second copy."""
+    """A policy with adapters. Without them the weights are those before training, so a reference needs no copy."""
 
     module: Any
     trained_heads: tuple[str, ...]

@@ -76,8 +76,7 @@ def _append_tokens(lent: Tensor, own: Tensor) -> Tensor:
 
 
 class PreallocatedLayer:
-    """Keys and values of all tokens so far, in memory that is allocated at the first pass for all that follow: later
-    tokens are written behind it, and nothing is copied."""
+    """Keys and values of all tokens so far, in memory for all that follow: later ones are written, none copied."""
 
     def __init__(self, room: int) -> None:
         """Begin without tokens. `room`: number of tokens after those of the first pass."""
@@ -140,8 +139,7 @@ def run_layers(
 
 
 def causal_mask(seen: Tensor, queries: int) -> Tensor:
-    """Return the mask bool [B, 1, queries, T] of the last tokens, each of which attends to itself and to those before
-    it where `seen` (bool [B, T], False at padding) holds."""
+    """Return the last tokens' causal mask, bool [B, 1, queries, T], where `seen` (bool [B, T], False at padding)."""
     length = seen.shape[1]
     before = torch.ones(queries, length, dtype=torch.bool, device=seen.device).tril(length - queries)
     return before & seen[:, None, None, :]

@@ -51,8 +51,7 @@ def _pack_rows(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _pack_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a matrix of FP8 numbers as int8 with the same bits, which every process group can send, and its scales as
-    `_pack_rows`."""
+    """Return FP8 numbers as int8 with the same bits, which any process group sends, and scales as `_pack_rows`."""
     stored, scales = _pack_rows(weight, FP8)
     return stored.view(torch.int8), scales
 
@@ -114,8 +113,7 @@ PACK: Mapping[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
 
 
 class _Product(torch.autograd.Function):
-    """Product with a weight that is dequantised for it, and again for the gradient of the input: only stored numbers
-    are kept in between.
+    """Product with a weight dequantised for it, and again for the input's gradient: only stored numbers are kept.
 
     The compiler would find that both passes compute the same weight, and keep it from one to the other in full
     precision, for all layers. So the backward pass dequantises by other operators with an equal result.
@@ -174,8 +172,7 @@ class FrozenLinear(nn.Module):
     levels: Tensor | None
     """With nf4 the two numbers of each byte, [256, 2]."""
     merged: Tensor | None
-    """Weight with adapters merged into it, [N, K] in `dtype`, which is used in place of the stored one while the policy
-    acts; None: the stored one."""
+    """Weight with merged adapters, [N, K] in `dtype`, in place of the stored one in acting; None: that one."""
 
     def __init__(self, layer: nn.Linear, kind: str) -> None:
         """Store the weight of a layer whose parameters are frozen; `kind`: fp8, int8 or nf4."""
@@ -224,8 +221,7 @@ class FrozenLinear(nn.Module):
 
 def store_frozen_weights(module: nn.Module, blocks: Sequence[type[nn.Module]], kind: str) -> None:
     """Store the frozen linear layers of a network's repeated layers in fewer bits, in place. What is trained, norms,
-    embeddings, heads and other layers outside of blocks stay as they are, and with fp8 layers whose sizes it does not
-    multiply.
+    embeddings, heads and other layers outside of blocks stay as they are, with fp8 also layers of odd sizes.
 
     Args:
         blocks: classes of the repeated layers.
@@ -247,8 +243,7 @@ def store_frozen_weights(module: nn.Module, blocks: Sequence[type[nn.Module]], k
 
 
 def find_storable(repeated: Sequence[nn.Module], kind: str) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """Yield parent, name and layer of the linear layers of blocks that are stored in fewer bits where they are
-    frozen."""
+    """Yield parent, name and layer of the blocks' linear layers that are stored in fewer bits where frozen."""
     for block in repeated:
         for path, part in block.named_modules():
             for name, layer in part.named_children():
@@ -259,8 +254,7 @@ def find_storable(repeated: Sequence[nn.Module], kind: str) -> Iterator[tuple[nn
 
 
 def find_fp8_problem(device: torch.device) -> str | None:
-    """Return why a device cannot multiply in FP8, and what to choose; None where it can. The meta device stands for a
-    GPU that can."""
+    """Return why a device cannot multiply in FP8, and what to choose; None: it can, as the meta device may."""
     if device.type == META:
         return None
     name = f"device {device.type!r}"

@@ -1,5 +1,4 @@
-"""Heads in addition to a public network: critics and the noise network of Flow-Noise. Their weights stay in float32, in
-separate files next to the checkpoint."""
+"""Critics and Flow-Noise's network on public networks: float32 weights, in separate files next to the checkpoint."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ def small_mlp(widths: list[int], seed: int, gain: float = math.sqrt(2.0), last_b
 
 
 def load_head(head: nn.Module | None, folder: Path | None, name: str) -> None:
-    """Load the head's weights that were saved with the checkpoint, if any. Raise CheckpointError if they do
-    not fit."""
+    """Load the head's weights that were saved with the checkpoint, if any. Raise CheckpointError if they misfit."""
     if head is not None and folder is not None and (folder / name).is_file():
         path = folder / name
         load_weights(head, read_file(path, load_file), path, "; remove the file to start with a new one")
@@ -93,8 +91,7 @@ class HorizonValueHead(ValueHead):
 
 
 class PrefixValueHead(ValueHead):
-    """Critic on the mean output of a vision-language model: from [B, D] to float32 [B], or to [B, C] with one value for
-    each executed action."""
+    """Critic on a vision-language model's mean output: from [B, D] to float32 [B], or [B, C] with a value an action."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.run_layers(x)

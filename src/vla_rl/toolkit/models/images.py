@@ -29,8 +29,7 @@ def resize_with_pad(pixels: Tensor, size: int) -> Tensor:
 
 
 def resize_to_corner(pixels: Tensor, size: int) -> Tensor:
-    """Scale as `resize_with_pad` does, but without antialiasing and rounding, and with the black padding on the left
-    and on top (lerobot's SmolVLA)."""
+    """Scale as `resize_with_pad`, but without antialiasing and rounding, and with padding left and on top (SmolVLA)."""
     height, width = pixels.shape[2:]
     if (height, width) == (size, size):
         return pixels
@@ -40,8 +39,7 @@ def resize_to_corner(pixels: Tensor, size: int) -> Tensor:
 
 
 def crop_and_resize(pixels: Tensor, size: int) -> Tensor:
-    """Scale the middle 0.95 of images [B, 3, H, W] of 0..255 into a square, whatever their aspect: bilinear with
-    antialiasing, truncated to whole levels, as GR00T evaluates."""
+    """Scale the middle 0.95 of [B, 3, H, W], 0..255, to a square: bilinear, antialiased, truncated, as GR00T does."""
     high, wide = (int(side * 0.95) for side in pixels.shape[2:])
     top, left = round((pixels.shape[2] - high) / 2), round((pixels.shape[3] - wide) / 2)
     middle = pixels[:, :, top : top + high, left : left + wide].contiguous()  # contiguous is a third faster on a CPU

@@ -29,9 +29,7 @@ def with_suffix(obs: Observation, suffix: str) -> Observation:
 
 @contextmanager
 def without_suffix(model: VLAModel) -> Iterator[None]:
-    """Context in which the model gets instructions as they are, for a trainer that chooses the text of each sample.
-    The model must not act meanwhile.
-    """
+    """Context in which the model, not acting, gets instructions as they are: a trainer chooses each sample's text."""
     suffix = model.instruction_suffix
     model.instruction_suffix = ""
     try:
@@ -51,8 +49,7 @@ def saved_suffix(checkpoint: Any) -> str:
     """Return the suffix that was saved with a model's checkpoint; "" without one.
 
     Args:
-        checkpoint: a model's key of that name: a folder, a name on the hub that is in its cache, or something else,
-            which has no suffix.
+        checkpoint: a model's key of that name: a folder, a hub name in the cache, or what has no suffix.
     Raises CheckpointError for a file that cannot be read.
     """
     if not isinstance(checkpoint, str | Path):

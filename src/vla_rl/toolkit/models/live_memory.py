@@ -14,8 +14,7 @@ BLOCK = 512
 
 
 class LiveMemory(TorchDispatchMode):
-    """Mode that counts the storages which operators allocate inside it until they are freed; tensors that were there
-    before do not count.
+    """Mode that counts the storages which operators allocate inside it until they are freed; not earlier tensors.
 
     The count is what `torch.cuda.memory_allocated` shows for the same tensors. What a kernel allocates for itself, and
     what the allocator keeps beyond that, is not in it.

@@ -22,8 +22,7 @@ NARROW = frozenset(
     {"linear", "conv1d", "conv2d", "conv3d", "matmul", "mm", "bmm", "addmm", "baddbmm", "__matmul__", "__rmatmul__"}
     | {"einsum", "prelu", "scaled_dot_product_attention"}
 )
-"""Functions that autocast computes in its precision on CUDA (torch's `autocast_mode.h`), as far as networks use
-them."""
+"""Functions that autocast computes in its precision on CUDA (torch's `autocast_mode.h`), that networks use."""
 WIDE = frozenset(
     {"layer_norm", "group_norm", "norm", "softmax", "log_softmax", "softplus", "logsumexp", "interpolate", "pow"}
     | {"__pow__", "rsqrt", "reciprocal", "exp", "expm1", "log", "log1p", "sum", "prod", "cumsum", "cumprod"}
@@ -77,8 +76,7 @@ class CudaSemantics(TorchFunctionMode):
         inputs: Any = None,
     ) -> None:
         """Run a backward pass in this mode, so that layers that are recomputed follow the rules of the forward pass.
-        torch's own functions switch the mode off first, so the engine is called as they call it.
-        """
+        torch's own functions switch the mode off first, so the engine is called as they call it."""
         engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001 - there is no public name
         with self.resume_autocast(), self:
             gradient = torch.ones_like(loss) if gradient is None else gradient

@@ -106,8 +106,7 @@ def text_sizes(sizes: Any, depth: int) -> dict[str, Any]:
 
 
 def sine_cosine_positions(patches: int, dim: int) -> Tensor:
-    """Return position embeddings [patches, dim] of a square grid: a quarter of the channels each for sin and cos of x
-    and y."""
+    """Return position embeddings [patches, dim] of a square grid: a quarter of the channels a sin or cos of x or y."""
     side, quarter = math.isqrt(patches), dim // 4
     frequency = math.pi / 2 ** torch.arange(quarter, dtype=torch.float32).mul(5 / max(quarter - 1, 1))
     angle = torch.arange(side, dtype=torch.float32)[:, None] * frequency
@@ -121,8 +120,7 @@ def shapes_of(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def load_weights(module: nn.Module, state: Mapping[str, Tensor], source: Path, remedy: str = "") -> None:
-    """Copy tensors into the module, all of them and nothing else. Raise CheckpointError that lists what does not
-    fit."""
+    """Copy tensors into the module, all of them and nothing else. Raise CheckpointError listing misfits."""
     check_names(shapes_of(module.state_dict()), shapes_of(state), source, remedy)
     module.load_state_dict(state)
 
@@ -180,8 +178,7 @@ def check_shapes(network: nn.Module, weights: WeightFiles, public_name: Callable
 
 
 def construct_module(make: Callable[[], Built], device: torch.device) -> Built:
-    """Return the module that `make` builds, on the device. PyTorch's constructors draw numbers that are discarded, so
-    its global generator is put back."""
+    """Return the module that `make` builds, on the device. PyTorch's generator, which constructors use, is put back."""
     with torch.random.fork_rng(devices=[]):
         return make().to(device)
 
@@ -193,8 +190,7 @@ def allocate_network(
     source: Path | str,
     stays_float32: Callable[[str], bool] = always_false,
 ) -> None:
-    """Allocate the memory of a network as in `fill_network`, all zeros. Raise CheckpointError if the memory is too
-    small."""
+    """Allocate a network's memory as in `fill_network`, all zeros. Raise CheckpointError if the memory is too small."""
     check_memory(sum(p.numel() for p in network.parameters()), dtype, device, source)
     for name, p in list(network.named_parameters()):
         precision = torch.float32 if stays_float32(name) else dtype

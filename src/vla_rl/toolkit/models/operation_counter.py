@@ -1,5 +1,4 @@
-"""Operators of a piece of code, counted as they run, also on the meta device: their number, arithmetic and memory
-traffic."""
+"""Operators of a piece of code, counted as they run, also on the meta device: number, arithmetic, memory traffic."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ class Operation:
     """An operator, by what decides how long a device takes."""
 
     kind: Kind
-    """A product of matrices or a convolution; a product in FP8; attention; or anything else, which is memory
-    traffic."""
+    """A product of matrices or a convolution; a product in FP8; attention; or else memory traffic."""
     flops: float
     """Floating-point operations."""
     traffic: float

@@ -43,8 +43,7 @@ def learn_merges(
 
 
 def train_tokenizer(instructions: Iterable[str], prompt: Callable[[str], str], vocab_size: int) -> Tokenizer:
-    """Train a small BPE in the style of Gemma's (byte fallback, "▁" for a space), which depends on the instructions
-    alone."""
+    """Train a small BPE in the style of Gemma's (byte fallback, "▁" for a space), of the instructions alone."""
     tokenizer = _build_bpe(*learn_merges(_build_bpe(None, []), instructions, prompt, vocab_size, SPECIAL))
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     return tokenizer
@@ -59,8 +58,7 @@ def _build_bpe(vocab: dict[str, int] | None, merges: list[Any]) -> Tokenizer:
 
 
 class KnownPrompts(ABC):
-    """Token rows of every instruction seen so far, on the device. All have one layout, so that a sample's tokens do not
-    depend on the others in its batch."""
+    """Token rows of every instruction seen so far, on the device. One layout: a sample's do not depend on its batch."""
 
     def __init__(self, tokenizer: Tokenizer, device: torch.device) -> None:
         self.tokenizer = tokenizer

@@ -50,8 +50,7 @@ def _choose_policy(
 
 def _summed_channels(operator: Any, args: tuple[Any, ...]) -> int:
     """Return half the operations for each number of the result: the channels k over which a product sums, or twice the
-    keys that a query attends to. 0 for cheap operators, and for products whose result is not needed.
-    """
+    keys that a query attends to. 0 for cheap operators, and for products whose result is not needed."""
     name = _operator_name(operator)
     if name.startswith("_scaled_dot_product"):
         attended: Tensor = args[1]

@@ -42,15 +42,13 @@ def resize_batch(pixels: Tensor, height: int, width: int, kind: Filter) -> Tenso
 
 
 def _pillow_resize(image: Image.Image, height: int, width: int, kind: Filter) -> Image.Image:
-    """Resize horizontally, then vertically. In one call Pillow 13, unlike older versions, goes vertically first for
-    some sizes, such as tall and narrow images."""
+    """Resize horizontally, then vertically. In one call Pillow 13 begins vertically for some, such as tall ones."""
     method = KERNELS[kind].pillow
     return image.resize((width, image.height), method).resize((width, height), method)
 
 
 def resample_batch(pixels: Tensor, height: int, width: int, kind: Filter) -> Tensor:
-    """Resize as Pillow does, but the whole batch on its device: horizontally, then vertically, each rounded to whole
-    levels."""
+    """Resize as Pillow does, but the whole batch on its device: rows, then columns, each rounded to levels."""
     batch, channels, before = pixels.shape[:3]
     lines = _resample_lines(pixels.permute(3, 0, 1, 2).flatten(1).int(), width, kind)
     lines = lines.view(width, batch, channels, before).permute(3, 0, 1, 2).flatten(1)

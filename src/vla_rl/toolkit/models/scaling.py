@@ -12,8 +12,7 @@ from vla_rl.toolkit.models.checkpoints.lerobot import FeatureScale
 
 
 class FeatureScaler:
-    """A `FeatureScale` on a device. As in lerobot, z-scores add eps to the deviation only when normalising; ranges,
-    which map to [-1, 1], use eps if they are empty."""
+    """A `FeatureScale` on a device. As in lerobot, eps is added to std only to normalise; empty ranges use eps."""
 
     def __init__(self, scale: FeatureScale, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         self.dim = scale.dim
@@ -62,8 +61,7 @@ class FeatureScaler:
 
 
 class GripperScaler(FeatureScaler):
-    """A scaler of actions whose last number, a gripper's, is 0 for closed and 1 for open in training, and `closed` or
-    `-closed` in the simulator."""
+    """Scaler of a last number, the gripper's: 0 closed, 1 open in training, `closed`, `-closed` in simulators."""
 
     def __init__(self, scale: FeatureScale, closed: int, device: torch.device) -> None:
         super().__init__(scale, device)

@@ -31,8 +31,7 @@ class SquashedGaussian:
     @staticmethod
     def of_outputs(outputs: Tensor, temperature: float = 1.0) -> SquashedGaussian:
         """Return the distributions [...] of a network's outputs [..., 2]: means, and numbers whose tanh moves log
-        standard deviations through `LOG_STD`. The temperature multiplies standard deviations.
-        """
+        standard deviations through `LOG_STD`. The temperature multiplies standard deviations."""
         low, high = LOG_STD
         mean, spread = outputs.float().unbind(-1)
         log_std = low + (high - low) * (torch.tanh(spread) + 1) / 2
@@ -49,9 +48,7 @@ class SquashedGaussian:
         return normal - log_slope(unsquashed)
 
     def entropy(self) -> Tensor:
-        """Return the entropies in nats: those of the Gaussians plus the means of log(1 - tanh(u)^2), which have no
-        closed form (Gauss-Hermite quadrature).
-        """
+        """Return entropies in nats: the Gaussians' plus means of log(1 - tanh(u)^2), by Gauss-Hermite quadrature."""
         points, shares = _quadrature_nodes(self.mean.device)
         u = self.mean.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * points
         return self.log_std + 0.5 * math.log(2 * math.pi * math.e) + (log_slope(u) * shares).sum(-1)

@@ -21,8 +21,7 @@ def choose_bins(log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
 
 
 def median_bins(log_probs: Tensor) -> Tensor:
-    """Return the median of ordered bins [..., bins], int64 [...]: the first bin that, with the bins before it, has more
-    than half of the probability.
+    """Return the median bin of [..., bins], int64 [...]: the first that, with those before, has over half.
 
     The median is the policy's typical action. The mode is not, if probability is spread over neighbouring bins of which
     reinforcement learning has raised one, far from the middle.

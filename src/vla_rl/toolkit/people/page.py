@@ -46,8 +46,7 @@ class PagePanel(Panel):
     """The page, and the thread that serves it."""
 
     def __init__(self, port: int, address_file: Path | None, path: str) -> None:
-        """Serve the page. Raises UserError for a port that is in use, and a file that cannot be written or holds
-        something else.
+        """Serve the page. UserError for a port in use and a file that cannot be written or holds something else.
 
         Args:
             path: path of the settings in a spec, for messages.
@@ -137,8 +136,7 @@ class PagePanel(Panel):
             return not self._closed
 
     def press_button(self, question: int, answer: str) -> bool:
-        """Take the answer of a button to a question. Return whether it counts: the first one to the question that is
-        shown, if it is offered and the page is not closed."""
+        """Take a button's answer. Return whether it counts: offered, first to the question shown, page not closed."""
         with self._changed:
             is_asked = question == self._question and answer in self._answers
             counts = is_asked and self._answer is None and not self._closed
@@ -177,8 +175,7 @@ class PagePanel(Panel):
 
 
 def _check_address_file(file: Path, path: str) -> None:
-    """Raise UserError where something is there that the address must not replace. What an ended run left there may be
-    replaced."""
+    """Raise UserError for what the address must not replace. What an ended run left there may be replaced."""
     if not os.path.lexists(file):
         return
     text = ""
@@ -193,8 +190,7 @@ def _check_address_file(file: Path, path: str) -> None:
 
 
 class _PageServer(ThreadingHTTPServer):
-    """Says nothing of a browser that left, or was silent, in the middle of a request. Connections, which browsers open
-    ahead of requests, end with the server."""
+    """Says nothing of a browser that left, or was silent, in a request. Connections of browsers end with the server."""
 
     daemon_threads = True
 

@@ -19,8 +19,7 @@ class Panel(ABC):
 
     @abstractmethod
     def show_text(self, text: str, answers: Sequence[Answer]) -> None:
-        """Show a text, and offer these answers, of which the first one counts; earlier answers other than "stop" are
-        forgotten."""
+        """Show a text, and offer answers, of which the first counts; earlier ones but "stop" are forgotten."""
 
     def show_image(self, image: Array) -> None:  # noqa: B027 - a terminal shows none
         """Show a camera image, uint8 [H, W, 3]."""

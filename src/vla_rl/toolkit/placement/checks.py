@@ -13,8 +13,7 @@ DEVICES = ("cpu", "cuda", "cuda:0")
 
 
 def validate_plan(plan: Plan, cluster: Cluster, job: Job) -> Plan:
-    """Return the plan if its envs, lanes and ranks are consistent. Raise DoesNotFit with what is needed and what is
-    available."""
+    """Return the plan if its envs, lanes and ranks are consistent. Raise DoesNotFit with need and supply."""
     sims, learners = plan.hosting("sim"), plan.hosting("learner")
     for role in ROLES:
         if not plan.hosting(role):

@@ -125,9 +125,8 @@ def list_recorded_settings(settings: ClassifierSettings) -> dict[str, Any]:
 def measure_classifier(
     model: SuccessClassifier, frames: _Frames, held_out: Array, threshold: float
 ) -> Mapping[str, float]:
-    """Return shares on held-out episodes: frames and episodes that are classified correctly, frames of success that are
-    missed, and other frames that are taken for success. An episode is classified correctly if some frame counts as
-    success exactly when the episode succeeded."""
+    """Return shares on held-out episodes: correct frames and episodes, frames of success that are missed, others taken
+    for success. An episode is correct if a frame counts as success exactly when it succeeded."""
     rows = np.flatnonzero(held_out[frames.episodes])
     device = model.instruction.weight.device
     parts = [
@@ -180,10 +179,8 @@ def _read_frames(data: Demonstrations, settings: ClassifierSettings) -> tuple[_F
 
 
 def _held_out(frames: _Frames, settings: ClassifierSettings) -> Array:
-    """Return which episodes are held out, bool [episodes]. Episodes that begin with the same images, such as those of
-    a group, are held out together: else the classifier is measured on scenes that it knows. Raises UserError where
-    either side lacks an outcome.
-    """
+    """Return which episodes are held out, bool [episodes]. Those of equal first images (a group) are held out together,
+    else known scenes are measured. Raises UserError where either side lacks an outcome."""
     outcomes = frames.episode_outcomes
     first = np.flatnonzero(np.diff(frames.episodes, prepend=-1))
     starts = [hashlib.sha256(frames.images[row].numpy().tobytes()).digest() for row in first.tolist()]

@@ -31,8 +31,7 @@ WIDTH = 128
 
 
 class SuccessClassifier(nn.Module):
-    """Convolutions over each camera's image, scaled by features of the instruction, and two layers over all cameras.
-    Samples of a batch do not influence each other."""
+    """Convolutions over each camera, scaled by instruction features; two layers over all; no batch statistics."""
 
     def __init__(self, shape: ClassifierShape) -> None:
         super().__init__()
@@ -45,9 +44,7 @@ class SuccessClassifier(nn.Module):
         self.head = nn.Sequential(nn.SiLU(), nn.Linear(WIDTH, WIDTH), nn.SiLU(), nn.Linear(WIDTH, 1))
 
     def scale_images(self, obs: Observation) -> torch.Tensor:
-        """Return the images of all cameras at the network's size, uint8 [B, cameras, 3, size, size], on its device.
-        Raises UserError for a camera that the observation lacks.
-        """
+        """Return all cameras as uint8 [B, cameras, 3, size, size] on the device; UserError for one that is missing."""
         device = self.instruction.weight.device
         size = (self.shape.image_size, self.shape.image_size)
         scaled = []

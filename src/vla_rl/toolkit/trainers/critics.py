@@ -81,8 +81,7 @@ class CriticEnsemble(nn.Module):
 
 def expectile_loss(differences: torch.Tensor, expectile: float) -> torch.Tensor:
     """Return |expectile - 1(u < 0)| u^2 of each difference u (IQL, Kostrikov et al. 2021, eq. 4): 0.5 is half of the
-    squared error, and towards 1 the value approaches the largest target.
-    """
+    squared error, and towards 1 the value approaches the largest target."""
     weights = torch.where(differences < 0, 1 - expectile, expectile)
     return weights * differences.square()
 

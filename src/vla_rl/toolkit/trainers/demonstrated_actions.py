@@ -21,9 +21,7 @@ def refuse_masked_actions(recording: Demonstrations) -> None:
 
 
 def check_demonstrated_actions(recording: Demonstrations, info: EnvInfo, chunk: int) -> None:
-    """Raises UserError for demonstrations with chunks of another length, with actions of another space, or with actions
-    that do not count. Some samples are read.
-    """
+    """Raises UserError for demonstrations with other chunks, actions of another space, or masked ones. Reads a few."""
     refuse_masked_actions(recording)
     count = recording.num_samples()
     few = np.linspace(0, count - 1, min(count, 64)).astype(np.int64)

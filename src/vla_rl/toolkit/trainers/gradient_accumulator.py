@@ -1,5 +1,4 @@
-"""Gradient accumulation for an optimiser step whose samples arrive in parts, and whose divisors are known only at its
-end.
+"""Gradient accumulation for an optimiser step whose samples come in parts, and whose divisors are known at its end.
 
 A loss is linear in its weights. So the contributions of the policy's weights to gradients and metrics are sums that can
 be divided after they were added up, and so are those of the critic's weights. Each has its own divisor. With a critic
@@ -51,9 +50,7 @@ class GradientAccumulator:
 
     @contextmanager
     def accumulate_part(self, part: TrajectoryPart) -> Iterator[None]:
-        """Context in which the micro-batches of one part are added. If it fails, the accumulator refuses further
-        use.
-        """
+        """Context in which the micro-batches of one part are added. If it fails, further use is refused."""
         before = perf_counter()
         self._check_usable()
         self._failed = True
@@ -95,9 +92,7 @@ class GradientAccumulator:
             self._value_sums.add_sums(value_metrics)
 
     def normalise_gradients(self, step: OptimizerStep, metrics: MetricAccumulator, steps: int) -> torch.Tensor:
-        """Turn the sums of gradients into one gradient, and add to `metrics`, which cover `steps` optimiser steps.
-        Return the loss.
-        """
+        """Turn sums of gradients into one gradient; add to `metrics` of `steps` optimiser steps. Return the loss."""
         self._check_usable()
         for name, parameter in self.parameters.items():
             value = self._value_gradients.get(name)
@@ -116,9 +111,7 @@ class GradientAccumulator:
     def plan_epochs(
         self, steps: Sequence[OptimizerStep]
     ) -> tuple[ModelInputs | None, SampleFields, list[OptimizerStep]]:
-        """Return the samples of all parts, joined, and the optimiser steps: those after the first use the micro-batches
-        of all parts.
-        """
+        """Return all parts' samples, joined, and the optimiser steps; later ones use the micro-batches of all."""
         self._check_usable()
         if not self._parts:
             return None, {}, list(steps)
@@ -142,9 +135,7 @@ class GradientAccumulator:
 
     @torch.no_grad()
     def _compare_halved(self, scores: Scores, batch: Batch, loss: Loss, value_loss: Loss | None) -> None:
-        """Compare the loss with those of half the weights of the policy, or of the critic, which must halve its
-        terms.
-        """
+        """Compare the loss with those of half the policy's or critic's weights, which must halve its terms."""
         metrics = _loss_metrics(loss)
         value_metrics = {} if value_loss is None else _loss_metrics(value_loss)
         half = self.loss(scores, evolve(batch, weights=batch.weights / 2))

@@ -47,8 +47,7 @@ class LabelledChunks:
 
     def add(self, obs: Observation, actions: Array) -> None:
         """Add observations with their chunks, float32 [B, C, A], and forget the oldest samples beyond the capacity.
-        Raises UserError where the disk is full; the store is unchanged then.
-        """
+        Raises UserError where the disk is full; the store is unchanged then."""
         if not len(obs):
             return
         records = np.zeros(len(obs), self._log.dtype)
@@ -58,8 +57,7 @@ class LabelledChunks:
         self._log.drop_before(self._log.oldest_needed)
 
     def read_labelled(self, indices: Array) -> tuple[Observation, Array]:
-        """Return samples by their numbers, `oldest_sample` to `count` - 1, int64 [B]: observations and chunks [B, C,
-        A]."""
+        """Return samples by number, `oldest_sample` to `count` - 1, int64 [B]: observations and chunks [B, C, A]."""
         records = self._log.read_records(indices)
         return self._frames.read_frames(records["frame"]), np.ascontiguousarray(records["actions"])
 

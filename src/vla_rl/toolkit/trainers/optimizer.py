@@ -16,9 +16,7 @@ from vla_rl.toolkit.trainers.parallel import ParallelStrategy
 def build_optimizer(
     actor: Sequence[nn.Parameter], critic: Sequence[nn.Parameter], train: TrainSpec
 ) -> torch.optim.AdamW:
-    """Return the optimiser: PyTorch's fused one, which passes once over weights and moments and reads nothing on the
-    host. Shards on a CPU get PyTorch's default.
-    """
+    """Return the optimiser: PyTorch's fused one, which reads nothing on the host; for shards on a CPU its default."""
     groups = [{"params": actor}, *([{"params": critic}] if critic else [])]  # every update sets the learning rates
     parameters = [*actor, *critic]
     on_cuda = all(p.device.type == "cuda" for p in parameters)
@@ -62,9 +60,7 @@ class FiniteGuard:
         """float32 scalar: 1 once something was not finite, else 0; None: nothing was tested since the last check."""
 
     def guard_step(self, optimizer: torch.optim.Optimizer, tested: torch.Tensor, where: str) -> None:
-        """Make a step unless `tested`, a scalar, or an earlier one is not finite. Raises UserError naming `where` for
-        an optimiser that is not fused.
-        """
+        """Make a step unless the scalar `tested`, or an earlier one, is not finite. Raises UserError if not fused."""
         not_finite = (~torch.isfinite(tested)).float()
         self._not_finite = not_finite if self._not_finite is None else torch.maximum(self._not_finite, not_finite)
         self._where = self._where or where
@@ -97,9 +93,7 @@ def clip_and_step(
     guard: FiniteGuard,
     where: str,
 ) -> torch.Tensor:
-    """Add up the gradients of all ranks, clip their norm to `limit`, and make a step unless the guard skips it. Return
-    the norm before clipping, on the device.
-    """
+    """Sum all ranks' gradients, clip their norm to `limit`, step unless the guard skips it. Return the norm before."""
     strategy.reduce(parameters)
     # Without a limit the norm is measured all the same.
     max_norm = limit if limit is not None else float("inf")

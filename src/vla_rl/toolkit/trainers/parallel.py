@@ -1,7 +1,6 @@
 """Contract of parallel strategies, and the one of a single rank. `runtime/workers/learner/parallel` has the others.
 
-All give exact sums: gradients of all ranks are added, never averaged, since a loss is already divided by the counts of
-all ranks.
+All give exact sums: gradients of ranks are added, never averaged, since a loss is divided by the counts of all ranks.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ T = TypeVar("T")
 
 
 class ParallelStrategy(ABC):
-    """How the ranks hold a model, run it and reduce its gradients. The methods here are those of full
-    replicas; a strategy that shards the model has its own.
-    """
+    """How the ranks hold a model, run it and reduce its gradients. Methods here are of full replicas."""
 
     world: int
     """Number of ranks."""
@@ -34,9 +31,7 @@ class ParallelStrategy(ABC):
     """`torch.distributed.device_mesh.DeviceMesh` of the ranks, where the strategy shards the model; else None."""
 
     def prepare_model(self, model: VLAModel, info: EnvInfo) -> ModelInputs | None:
-        """Arrange a model whose weights are equal on all ranks; all ranks together. Return one sample for dummy
-        batches, where ranks run in lockstep.
-        """
+        """Arrange a model with equal weights; all ranks together. Return a sample for dummy batches, if in lockstep."""
         return None
 
     def run(self, forward: Callable[[], T]) -> T:
@@ -58,9 +53,7 @@ class ParallelStrategy(ABC):
         return nullcontext()
 
     def unshard_tensor(self, tensor: Any) -> Any:
-        """Return a tensor that may be sharded as a full tensor on its device; all ranks together. Other values are
-        returned unchanged.
-        """
+        """Return a tensor, maybe sharded, as a full one on its device; all ranks together. Other values stay."""
         return tensor
 
     def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -72,9 +65,7 @@ class ParallelStrategy(ABC):
         return on_host(self.unshard_tensor(tensor))
 
     def local_shard(self, tensor: Any, like: torch.Tensor) -> Any:
-        """Return this rank's shard of a full tensor, sharded as the parameter `like`. Other values are returned
-        unchanged.
-        """
+        """Return this rank's shard of a full tensor, sharded as the parameter `like`. Other values stay."""
         return tensor
 
 

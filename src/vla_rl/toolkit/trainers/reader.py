@@ -30,8 +30,7 @@ def read_in_background(read: Callable[[S], T], parts: Sequence[S]) -> Iterator[T
 def read_ahead(
     read: Callable[[ImitationStep, int], T], steps: Sequence[ImitationStep], micro_batch: int
 ) -> Iterator[T]:
-    """Return `read(step, start)` for the micro-batches of optimiser steps. One thread reads the next one while the last
-    one is trained on.
+    """Return `read(step, start)` of optimiser steps' micro-batches. A thread reads the next while one is trained on.
 
     Args:
         read: reads the micro-batch whose first sample has this number within the rank's share of the step.

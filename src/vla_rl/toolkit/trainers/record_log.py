@@ -70,9 +70,7 @@ class RecordLog:
         self.count += len(stored)
 
     def read_records(self, indices: Array) -> Array:
-        """Return the records with these numbers (int64 [B]), in this order. Raises UserError for one that is lost or
-        that does not have its checksum.
-        """
+        """Return the records of these numbers (int64 [B]). UserError for one lost or with another checksum."""
         stored = np.empty(len(indices), self._stored)
         for row in np.argsort(indices, kind="stable").tolist():  # so that each file is opened once
             number, at = divmod(int(indices[row]), self._per_file)
@@ -122,9 +120,7 @@ class RecordLog:
         self.count = count
 
     def sync(self) -> None:
-        """Wait until all records are on the disk, for a checkpoint that relies on them. Raises UserError where the disk
-        is full or broken: some file systems tell it only now.
-        """
+        """Wait until all records are on the disk. UserError where it is full or broken: some tell it only now."""
         for number in self._unsynced:
             try:
                 os.fsync(self._open_file(number))
@@ -145,8 +141,7 @@ class RecordLog:
         return [zlib.crc32(row, index & 0xFFFFFFFF) for row, index in zip(rows, indices.tolist(), strict=True)]
 
     def _content_bytes(self, stored: Array) -> Array:
-        """Return the bytes of stored records without their checksums, uint8 [K, size of the dtype], which share memory
-        with them."""
+        """Return records' bytes without their checksums, uint8 [K, size of the dtype], sharing memory."""
         return _record_bytes(stored)[:, : self.dtype.itemsize]
 
     def _verify_checksums(self, stored: Array, indices: Array, error: type[UserError]) -> None:
@@ -230,9 +225,7 @@ class RecordLog:
 
 
 class RecordBuffer(RecordLog):
-    """Records of which the newest count. Files hold these, those that the last two checkpoints need, and the rest of
-    the files that they are in.
-    """
+    """Records of which the newest count. Files hold these, those of the last two checkpoints, and their files' rest."""
 
     def __init__(self, folder: Path, dtype: np.dtype[np.void], capacity: int, file_bytes: int = FILE_BYTES) -> None:
         """Open a buffer without records; `go_on` continues an earlier process's.

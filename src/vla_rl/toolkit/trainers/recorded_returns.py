@@ -28,8 +28,7 @@ class RecordedReturns:
     """Discount from a sample to the next one."""
 
     def compute_advantages(self, values: Array, horizon: int | None) -> Array:
-        """Return A(s, a) = sum of g^k r_k over n samples + g^n V(s_n) - V(s), float32 [n]; less of it where the
-        episode ends before.
+        """Return A(s, a) = sum of g^k r_k over n samples + g^n V(s_n) - V(s), float32 [n]; less where the episode ends.
 
         Args:
             values: V of all samples, float32 [n].

@@ -80,8 +80,7 @@ class RecordingTrainer(Trainer[DemonstrationsData]):
         self._updates = state["updates"]
 
     def update(self, data: DemonstrationsData) -> UpdateMetrics:
-        """Make optimiser steps, in micro-batches. Sums are over this rank's samples. Raises UserError for recordings
-        without rewards, or with equal returns."""
+        """Make optimiser steps; sums are this rank's. UserError for recordings without rewards or of equal returns."""
         before = perf_counter()
         if self._trained.strategy.lockstep:
             raise UserError(f"trainer {self.name!r} {self.unsharded}; set train.sharding: replicated")
@@ -104,8 +103,7 @@ class RecordingTrainer(Trainer[DemonstrationsData]):
     def read_steps(
         self, recorded: RecordedReturns, steps: Sequence[ImitationStep], bootstraps: bool = False
     ) -> Iterator[RecordingBatch]:
-        """Return the micro-batches of optimiser steps, which are read ahead. `bootstraps`: the observations that follow
-        are needed."""
+        """Return the micro-batches of optimiser steps, which are read ahead. `bootstraps`: with what follows."""
         size = self._trained.train.micro_batch
 
         def read_batch(step: ImitationStep, start: int) -> RecordingBatch:

@@ -1,8 +1,7 @@
 """Replay of transitions for off-policy trainers, in append-only files of the run folder.
 
-Frames are kept once: a transition holds the numbers of the frames before and after its chunk. Where the features of a
-policy never change, they are kept instead of the frames. Records never move and random choices are keyed, so a resumed
-run draws what an uninterrupted one does.
+Frames are kept once: a transition has the numbers of those before and after its chunk; or features in their place, if
+they never change. Records never move and choices are keyed, so a resumed run draws the same.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ class TransitionBatch(SampleRecord):
 class TransitionBuffer:
     """The newest transitions of a run, up to a capacity.
 
-    Files hold the transitions in the buffer, those that the last two checkpoints need, and the rest of the files that
-    these are in; others are deleted.
+    Files hold the buffer's transitions, those that the last two checkpoints need, and what shares their files.
     """
 
     def __init__(
@@ -92,8 +90,7 @@ class TransitionBuffer:
         return self._transitions.count
 
     def add(self, transitions: Transitions, features: Array | None = None) -> None:
-        """Add transitions, and forget the oldest ones beyond the capacity. Raises UserError where the disk is full; the
-        buffer is unchanged then.
+        """Add transitions, and forget the oldest beyond the capacity. UserError, no change, if the disk is full.
 
         Args:
             features: features float32 [F, D] of the frames, for a buffer that keeps these, and for no other.

@@ -1,5 +1,4 @@
-"""Checks of every trainer's results: metrics that share the table of a step with the runtime's, and a state that a
-checkpoint can hold."""
+"""Checks of every trainer's results: metrics that share the runtime's table, and a state that a checkpoint can hold."""
 
 from __future__ import annotations
 

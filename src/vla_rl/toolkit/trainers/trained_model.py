@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -13,14 +14,74 @@ from torch import nn
 from vla_rl.core.capabilities import HasCritic, HasFeatures, Reparameterised, Steerable, require_capability
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.run.weight_changes import WEIGHTS_CHANGED
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import Array, Batch, EnvInfo, Observation, Scores, Statistic
+from vla_rl.toolkit.algorithms.statistics import Mean
 from vla_rl.toolkit.models.adapter_casts import adapters_cast_once
 from vla_rl.toolkit.trainers import optimizer
-from vla_rl.toolkit.trainers.changed_weights import ChangedWeights
 from vla_rl.toolkit.trainers.master_weights import MasterWeights
 from vla_rl.toolkit.trainers.parallel import ParallelStrategy, SingleRank
+
+SAMPLED = 2**20
+"""Weights of a rank that are compared at most."""
+# Prime factors of the usual widths of layers.
+WIDTH_FACTORS = 2 * 3 * 5 * 7 * 11 * 13
+
+
+class ChangedWeights:
+    """Share of the trained weights that a training step changes, in the type that the policy acts with.
+
+    Weights are compared as they act, since a step that rounding hides changes no rollout, however large it is in the
+    optimiser. Of a rank with more than 2^20 trained weights every n-th is compared (at most 12 MiB).
+    """
+
+    def __init__(self, types: Mapping[str, torch.dtype]) -> None:
+        """Create the metric. `types`: name of a trained weight -> its type where the policy acts."""
+        self._types = types
+        self._before: dict[str, torch.Tensor] = {}
+        """Sampled weights before the first optimiser step of the training step; {}: there was none."""
+        self._stride = 1
+
+    def keep_weights(
+        self, parameters: Mapping[str, torch.Tensor], names: Collection[str], strategy: ParallelStrategy
+    ) -> None:
+        """Keep the weights of these names that the next optimiser step may change, unless one of this step did."""
+        if self._before:
+            return
+        own = {name: strategy.own_part(parameters[name]) for name in names}
+        self._stride = coprime_stride(sum(part.numel() for part in own.values()))
+        self._before = self._sample_weights(own)
+
+    def compare_weights(
+        self, parameters: Mapping[str, torch.Tensor], strategy: ParallelStrategy
+    ) -> dict[str, Statistic]:
+        """Return the metric of the training step that ends, in host memory; {} where no optimiser stepped."""
+        if not self._before:
+            return {}
+        before = self._before
+        self._before = {}
+        after = self._sample_weights({name: strategy.own_part(parameters[name]) for name in before})
+        changed = torch.stack([(after[name] != before[name]).sum() for name in before]).sum()
+        compared = sum(tensor.numel() for tensor in before.values())
+        return {WEIGHTS_CHANGED: Mean(torch.tensor([float(changed), float(compared)], dtype=torch.float64))}
+
+    def _sample_weights(self, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return every n-th weight of each tensor in its acting type, as a copy."""
+        return {
+            name: part.detach().flatten()[index % self._stride :: self._stride].to(self._types[name], copy=True)
+            for index, (name, part) in enumerate(own.items())
+        }
+
+
+def coprime_stride(count: int) -> int:
+    """Return the stride that samples at most `SAMPLED` of this many weights. It has no factor in common with
+    the usual widths of layers, so that the sample is of all columns of a matrix."""
+    stride = max(1, -(-count // SAMPLED))
+    while math.gcd(stride, WIDTH_FACTORS) > 1:
+        stride += 1
+    return stride
 
 
 class TrainedModel:
@@ -57,8 +118,7 @@ class TrainedModel:
 
     def _start_optimizer(self, *, masters: bool) -> None:
         """Create the optimiser of the weights that are trained. `masters`: give narrow ones their masters; False where
-        all of them are, or will be, float32 shards.
-        """
+        all of them are, or will be, float32 shards."""
         weights = {name: p for name, p in self.model.module.named_parameters() if p.requires_grad}
         if not weights:
             raise UserError(f"model {self.name!r} has no trainable parameters")
@@ -74,9 +134,7 @@ class TrainedModel:
         self.master_weights.follow_optimizer(self.optimizer)
 
     def join_ranks(self, strategy: ParallelStrategy) -> None:
-        """Train together with other ranks, which have equal weights; all ranks together. The optimiser starts from
-        scratch where the strategy replaces parameters.
-        """
+        """Train with ranks of equal weights; all together. Where parameters are replaced, the optimiser starts anew."""
         self.strategy = strategy
         self._dummy = strategy.prepare_model(self.model, self.info)
         if strategy.lockstep:
@@ -102,9 +160,7 @@ class TrainedModel:
             yield name, tensor.to(self.acting_types[name])
 
     def gathered_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the published weights as full tensors, one at a time, so that no rank holds all of them; all ranks
-        together.
-        """
+        """Yield the published weights as full tensors, one at a time; all ranks together."""
         for name, tensor in self.published_weights():
             yield name, self.strategy.unshard_tensor(tensor)
 
@@ -132,9 +188,7 @@ class TrainedModel:
         return passes - own if self.strategy.lockstep else 0
 
     def adapters_cast_once(self) -> AbstractContextManager[None]:
-        """Return a context for the forward and backward passes of one optimiser step, in which adapters are cast once.
-        Shards are cast where they are gathered.
-        """
+        """Return a context for an optimiser step's passes: adapters are cast once; shards, where they are gathered."""
         return nullcontext() if self.strategy.lockstep else adapters_cast_once(self.model.module)
 
     def scores(self, batch: Batch) -> Scores:
@@ -173,8 +227,7 @@ class TrainedModel:
 
     def optimizer_step(self, where: str, loss: torch.Tensor, critic_only: bool = False) -> torch.Tensor:
         """Make an optimiser step with the gradients of all ranks. Return their norm before clipping, on the device.
-        After a loss or a gradient that is not finite the weights stay as they are, and `check_finite` raises.
-        """
+        After a loss or a gradient that is not finite the weights stay as they are, and `check_finite` raises."""
         stepped = []
         for name, parameter in self.parameters.items():
             if critic_only and name not in self.critic_names:
@@ -188,9 +241,7 @@ class TrainedModel:
         return optimizer.clip_and_step(self.optimizer, stepped, self.strategy, limit, loss, self._guard, where)
 
     def weights_changed(self) -> dict[str, Statistic]:
-        """Return the metric `update/weights_changed` of the optimiser steps since the last call; {} if no step was
-        made.
-        """
+        """Return the metric `update/weights_changed` of the optimiser steps since the last call; {}: none."""
         return self._changed.compare_weights(self.parameters, self.strategy)
 
     def check_finite(self) -> None:

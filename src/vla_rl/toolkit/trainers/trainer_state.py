@@ -16,9 +16,7 @@ POLICY = "policy"
 
 
 def owned_state(trainer: Trainer[Any]) -> dict[str, Any]:
-    """Return the state of a trainer's modules, targets and optimisers other than the policy's, and its further state;
-    {} if all are empty.
-    """
+    """Return the state of a trainer's own modules, targets and optimisers, and its further state; {} if empty."""
     parts = {name: part.state_dict() for name, part in owned_parts(trainer).items()}
     further = dict(trainer.state())
     return parts | ({"state": further} if further else {})
@@ -41,8 +39,7 @@ def load_owned_state(trainer: Trainer[Any], saved: Mapping[str, Any], source: st
 
 def find_unreadable(value: Any, path: str = "") -> tuple[str, str] | None:
     """Return the keys and the class of the first part of a state that would not come back from a checkpoint, which is
-    read with `weights_only`; None where all parts do. `path`: keys that lead to `value`.
-    """
+    read with `weights_only`; None where all parts do. `path`: keys that lead to `value`."""
     if type(value) is dict:
         parts = [(f"{path}[{key!r}]", part) for key, part in value.items()]
         return next(filter(None, (find_unreadable(key, path) for key in value)), None) or _first_unreadable(parts)

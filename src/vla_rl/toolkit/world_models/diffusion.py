@@ -71,8 +71,7 @@ def network_target(x: Tensor, noisy: Tensor, c: Conditioners) -> Tensor:
 
 @torch.no_grad()
 def wrap_model_output(noisy: Tensor, output: Tensor, c: Conditioners) -> Tensor:
-    """Return the denoised frames in [-1, 1], quantised to 8 bits like a camera's. They are truncated, not rounded, as
-    in DIAMOND."""
+    """Return the denoised frames in [-1, 1], quantised to 8 bits as by a camera: truncated, not rounded (DIAMOND)."""
     return quantise_frames(c.c_skip * noisy + c.c_out * output)
 
 
@@ -82,8 +81,7 @@ def quantise_frames(frames: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sample_frames(denoise: Callable[[Tensor, Tensor], Tensor], x: Tensor, sigmas: Tensor, order: int = 1) -> Tensor:
-    """Sample frames from standard normals x (not scaled by the first level), by Euler's method (order 1) or Heun's (2),
-    without churn.
+    """Sample frames from standard normals x (unscaled), by Euler's method (order 1) or Heun's (2), without churn.
 
     Args:
         denoise: (noisy frames, noise level: a scalar) -> denoised frames.

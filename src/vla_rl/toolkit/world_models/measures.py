@@ -25,8 +25,7 @@ THRESHOLDS = ("changed pixels", "actions", "replay")
 
 @define(eq=False)
 class ImaginedEpisodes:
-    """Recorded episodes, and the model's predictions for their actions. Each list has one entry per step, with first
-    dimension B."""
+    """Recorded episodes, and the model's predictions for their actions. Each list has an entry [B, ...] a step."""
 
     executed: list[Array] = field(factory=list)
     """The chunk was executed; bool."""
@@ -44,8 +43,7 @@ class ImaginedEpisodes:
 def measure_quality(
     model: WorldModel, windows: Windows, seed: int = 0, *, action_episodes: int | None = None
 ) -> dict[str, float]:
-    """Compute all measures of episodes (see the module): those of images and states per step k, the others over all
-    steps.
+    """Compute all measures of episodes (see the module): of images and states per step k, others over all steps.
 
     Args:
         action_episodes: number of episodes that measure action following and disagreement; None: all.
@@ -78,8 +76,7 @@ def measure_quality(
 
 def thresholds_met(measures: Mapping[str, float], met_before: bool = False) -> dict[str, bool]:
     """Return for each quality threshold whether a model with these measures meets it; imagination needs all of them. If
-    they were met before, a lower replay AUC fails only if chance does not explain it at this number of episodes (95
-    %)."""
+    they were met before, a lower replay AUC fails only if chance does not explain it (95 %)."""
     steps = [name for name in measures if name.startswith("changed_psnr/")]
     chance = 1.96 * measures["replay_auc_error"] if met_before else 0.0
     values = (
@@ -91,8 +88,7 @@ def thresholds_met(measures: Mapping[str, float], met_before: bool = False) -> d
 
 
 def imagine_episodes(model: WorldModel, windows: Windows, seed: int = 0, draw: str = "measure") -> ImaginedEpisodes:
-    """Imagine recorded episodes with their own actions, each frame from those imagined before it. `draw` keys the
-    noise."""
+    """Imagine recorded episodes by their actions, each frame from those imagined before it. `draw` keys the noise."""
     history, rows, replay = model.history, np.arange(len(windows.instructions)), ImaginedEpisodes()
     mind = take_frames(windows, 0, history).take(rows)
     for step in range(windows.actions.shape[1] - history + 1):
@@ -113,8 +109,7 @@ def imagine_episodes(model: WorldModel, windows: Windows, seed: int = 0, draw: s
 
 
 def roc_auc(scores: Array, positive: Array) -> float:
-    """Return the area under the ROC curve: how often a positive has the higher score, ties half. NaN with one class
-    only."""
+    """Return the ROC curve's area: how often a positive has the higher score, ties half. NaN with one class only."""
     wins, total = int(positive.sum()), len(positive)
     if wins in (0, total):
         return float("nan")
@@ -172,8 +167,7 @@ def _image_measures(replay: ImaginedEpisodes, windows: Windows) -> dict[str, flo
 
 
 def _measure_actions(model: WorldModel, windows: Windows, seed: int) -> dict[str, float]:
-    """Measure action following by single predictions from recorded frames: whether the prediction depends on the
-    actions."""
+    """Measure action following by single predictions from recorded frames: whether they depend on the actions."""
     history, errors = model.history, []
     for step in range(windows.actions.shape[1] - history + 1):
         rows = np.flatnonzero(windows.executed[:, history - 1 + step].any(1))
@@ -196,8 +190,7 @@ def _measure_actions(model: WorldModel, windows: Windows, seed: int) -> dict[str
 
 
 def _measure_disagreement(one: ImaginedEpisodes, other: ImaginedEpisodes) -> dict[str, float]:
-    """Measure the disagreement of the same episodes, imagined with other noise; `other` may have only the first of
-    them."""
+    """Measure the disagreement of the episodes with other noise; `other` may have only the first of them."""
     measures: dict[str, float] = {}
     chances: list[Array] = []
     for k, executed_steps in enumerate(other.executed, start=1):

@@ -1,5 +1,4 @@
-"""The network of DIAMOND (Alonso et al. 2024, arXiv 2405.12399, appendix): a UNet whose group norms are scaled and
-shifted by a condition vector, with attention at its bottom."""
+"""DIAMOND's UNet (Alonso et al. 2024, arXiv 2405.12399): group norms with conditions, attention at the bottom."""
 
 from __future__ import annotations
 
@@ -85,8 +84,7 @@ class UNet(nn.Module):
     """UNet from [B, channels[0], H, W] and a condition [B, D] to [B, channels[0], H, W], for any H and W.
 
     Level i has `depths[i]` blocks of `channels[i]` on the way down and one more on the way up. Between levels a strided
-    convolution halves the image; on the way up it is doubled and convolved. The two blocks at the bottom have
-    attention.
+    convolution halves the image; on the way up it is doubled and convolved. The two lowest blocks have attention.
     """
 
     def __init__(self, channels: Sequence[int], depths: Sequence[int], condition: int) -> None:

@@ -16,8 +16,7 @@ import pytest
 from scripted_runs import one_token
 
 from vla_rl.core.errors import UserError
-from vla_rl.runtime.comm.backends.own_ray import OwnRay, join_cluster, read_token_again
-from vla_rl.runtime.comm.backends.private_folder import PrivateFolder
+from vla_rl.runtime.comm.backends.own_ray import OwnRay, PrivateFolder, join_cluster, read_token_again
 from vla_rl.toolkit import process_limits
 
 ray = pytest.importorskip("ray")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vla_rl.runtime.comm.backends.ray_errors import explain_death, has_died, is_unreachable
+from vla_rl.runtime.comm.backends.ray import explain_death, has_died, is_unreachable
 
 exceptions = pytest.importorskip("ray").exceptions
 DIED = {

@@ -18,7 +18,7 @@ from vla_rl.core.spec.spec import make_component, parse_spec
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.driver.collecting.recordings import RecordingSchedule
 from vla_rl.runtime.start import clone, evaluate, run
-from vla_rl.runtime.workers.policy.recording_store import RecordingStore
+from vla_rl.runtime.workers.policy.rollout_loop import RecordingStore
 
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra: pip install -e '.[data]'")
 pytest.importorskip("datasets", reason="needs the extra: pip install -e '.[data]'")

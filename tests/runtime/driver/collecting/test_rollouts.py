@@ -27,7 +27,7 @@ from vla_rl.plugins.engines.torch.engine import TorchEngine
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.weight_transfer.connect import open_sender
 from vla_rl.runtime.driver.collecting.assembler import assemble_rollout
-from vla_rl.runtime.driver.samples.rescoring import rescore_rollout
+from vla_rl.runtime.driver.samples.sample_router import rescore_rollout
 from vla_rl.runtime.messages.reports import TrajectoryResult
 from vla_rl.runtime.messages.requests import EnvTrajectory, PolicyMode, StepRequest
 from vla_rl.runtime.start import start

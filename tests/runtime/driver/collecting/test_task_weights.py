@@ -12,7 +12,7 @@ from vla_rl.core.declarations import EnvPlugin
 from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Episode
-from vla_rl.runtime.driver.collecting.task_weights import TaskWeighting
+from vla_rl.runtime.driver.collecting.rollouts import TaskWeighting
 from vla_rl.runtime.start import run, start
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_rl.runtime.driver.samples.micro_batch_stream import round_robin
+from vla_rl.runtime.driver.training.streaming_update import round_robin
 
 
 def test_micro_batches_go_round():

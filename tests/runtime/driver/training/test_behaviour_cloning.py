@@ -15,8 +15,7 @@ from scripted_runs import read_metrics, scripted_spec
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.interrupts import RunStopped
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.driver.training.behaviour_cloning import ImitationTrainer
-from vla_rl.runtime.driver.training.demonstration_order import Epochs, Mixture
+from vla_rl.runtime.driver.training.behaviour_cloning import Epochs, ImitationTrainer, Mixture
 from vla_rl.runtime.start import clone
 from vla_rl.testing.linear import LinearModel
 

@@ -15,11 +15,10 @@ import pytest
 from recorded_episodes import CHUNK
 
 from vla_rl import EnvInfo, TaskInfo, UserError
-from vla_rl.runtime.imagination.messages import RecordedEpisode
+from vla_rl.runtime.imagination.interfaces import RecordedEpisode
 from vla_rl.runtime.imagination.worker import episode_files as module
 from vla_rl.runtime.imagination.worker.episode_files import EpisodeShape
-from vla_rl.runtime.imagination.worker.episode_index import is_held_out
-from vla_rl.runtime.imagination.worker.episode_store import EpisodeStore
+from vla_rl.runtime.imagination.worker.episode_store import EpisodeStore, is_held_out
 
 INFO = EnvInfo(
     cameras={"top": (2, 3)},

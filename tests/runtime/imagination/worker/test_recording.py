@@ -7,10 +7,10 @@ from recorded_episodes import CHUNK, tabletop
 
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import to_numpy
-from vla_rl.runtime.imagination.messages import RecordedEpisode
+from vla_rl.runtime.imagination.interfaces import RecordedEpisode
 from vla_rl.runtime.imagination.worker.episode_files import EpisodeShape
 from vla_rl.runtime.imagination.worker.episode_store import EpisodeStore
-from vla_rl.runtime.imagination.worker.recording import WorldModelObserver, WorldModelRecordings
+from vla_rl.runtime.imagination.worker.imagined_envs import WorldModelObserver, WorldModelRecordings
 from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest
 from vla_rl.runtime.workers.env.episodes import Episodes
 

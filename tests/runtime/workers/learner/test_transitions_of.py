@@ -7,8 +7,7 @@ import numpy as np
 from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import ActionSource
 from vla_rl.runtime.messages.learning import SampleBatch
-from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer
-from vla_rl.runtime.workers.learner.transitions import transitions_of
+from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer, transitions_of
 from vla_rl.testing import synthetic
 
 CHUNK = 2

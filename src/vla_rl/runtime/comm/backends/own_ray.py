@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
@@ -12,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,10 +26,58 @@ from attrs import define, field
 
 from vla_rl.core.errors import UserError, WorkerDied, first_line
 from vla_rl.core.paths import explain_path_errors
-from vla_rl.runtime.comm.backends.private_folder import PrivateFolder
 from vla_rl.runtime.comm.backends.reservation import LEAST_SHARED, SHARED, choose_store
 from vla_rl.toolkit.process_limits import FEW_PROCESSES, count_cpus, count_free_processes
 from vla_rl.toolkit.processes import delay_signals, find_descendants, kill_process
+
+PREFIX = "vla-rl-ray-"
+
+
+class PrivateFolder:
+    """Folder that this process locks while it lives. The lock tells others that the folder is in use."""
+
+    def __init__(self, parent: Path) -> None:
+        """Create a folder in `parent`, and remove those there whose process was killed."""
+        for folder in parent.glob(f"{PREFIX}*"):
+            _remove_if_left(folder)
+        path, lock = _create_locked_folder(parent)
+        self.path = path
+        self._lock = lock
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _create_locked_folder(parent: Path) -> tuple[Path, int]:
+    """Return a new folder, and the descriptor that holds its lock.
+
+    The folder itself is locked, not a file in it: a process that is killed while it removes the folder would leave one
+    without that file, and no process could tell any more whether it is in use.
+    """
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        with suppress(FileNotFoundError):  # another process took it for one that was left, before it was locked
+            lock = _open_folder(path)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if path.exists():
+                return path, lock
+            os.close(lock)
+
+
+def _remove_if_left(folder: Path) -> None:
+    with suppress(OSError):  # another user's folder, or one that a live process has locked
+        lock = _open_folder(folder)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _open_folder(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +120,7 @@ class OwnRay:
     """Length of the raylet's log when the workers that start now were launched."""
 
     def start(self, **options: Any) -> None:
-        """Start Ray, with a second try: on a busy machine its processes may start too late. Raises UserError where both
-        fail."""
+        """Start Ray, with a second try: on a busy machine it may start too late. Raises UserError where both fail."""
         try:
             self._try_start(**options)
         except UserError:
@@ -225,8 +274,7 @@ def _describe_load() -> str:
 
 
 def join_cluster(address: str, **options: Any) -> None:
-    """Connect to a running cluster. Raises UserError when it cannot be reached, asks for another token, or has another
-    version of Python or Ray."""
+    """Connect to a running cluster. Raises UserError if it is out of reach, or has another token, Python or Ray."""
     import ray
 
     named = os.environ.get(ADDRESS) if address == "auto" else None
@@ -265,8 +313,7 @@ def warn_without_token(which: str) -> None:
 def _listen_on_loopback() -> Iterator[None]:
     """Make Ray listen on the loopback only.
 
-    Ray replaces 127.0.0.1 by an address that others can reach, except on a machine that it takes for one without
-    clusters, as macOS.
+    Ray replaces 127.0.0.1 by an address that others can reach, but not where it expects no clusters, as on macOS.
     """
     from ray._private import ray_constants
 
@@ -290,8 +337,7 @@ def _commands_quoted() -> Iterator[None]:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Start Ray's processes with SIGTERM and SIGUSR1 blocked (Ray itself blocks Ctrl-C), and keep our own SIGTERM
-    handler."""
+    """Start Ray with SIGTERM and SIGUSR1 blocked (Ray itself blocks Ctrl-C), and keep our own SIGTERM handler."""
     handler = signal.getsignal(signal.SIGTERM)
     utils: Any = import_module("ray._private.utils")
     ours = handler not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread()
@@ -337,8 +383,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _check_reachable(address: str) -> None:
-    """Raises OSError when nothing listens at host:port, or the cluster asks for another token. Ray itself would try
-    for minutes."""
+    """Raises OSError when nothing listens at host:port, or for a wrong token. Ray would try for minutes."""
     import ray
 
     host, _, port = address.removeprefix("ray://").rpartition(":")

@@ -22,7 +22,6 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.comm.backend import TICK_S, Backend, CallHung
 from vla_rl.runtime.comm.backends.actor import BY_REFERENCE, Actor
 from vla_rl.runtime.comm.backends.own_ray import OwnRay, join_cluster
-from vla_rl.runtime.comm.backends.ray_errors import explain_death, has_died, is_unreachable
 from vla_rl.runtime.comm.backends.reservation import is_node_alive, nodes_of, reserve_slots, rounded_down
 from vla_rl.runtime.comm.interfaces import CLOSE_S, IDLE, MakeHost
 from vla_rl.runtime.comm.remote import ConcurrencyGroup
@@ -31,6 +30,43 @@ from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.processes import module_path
 from vla_rl.toolkit.waiting import PATIENCE_S, Work, list_running_work
+
+
+def is_unreachable(error: BaseException | None) -> bool:
+    """Return whether a call was lost, and its worker may still be alive."""
+    from ray import exceptions
+
+    return isinstance(error, exceptions.ActorUnavailableError)
+
+
+def has_died(error: BaseException | None) -> bool:
+    """Return whether a worker has ended, or what it held is lost. All other errors say neither."""
+    from ray import exceptions
+
+    ends = (
+        exceptions.ActorPlacementGroupRemoved,
+        exceptions.ActorUnschedulableError,
+        exceptions.LocalRayletDiedError,
+        exceptions.NodeDiedError,
+        exceptions.ObjectLostError,
+        exceptions.OutOfMemoryError,  # Ray's memory monitor ended it
+        exceptions.RayActorError,
+        exceptions.WorkerCrashedError,
+    )
+    return isinstance(error, ends) and not is_unreachable(error)
+
+
+def explain_death(error: BaseException) -> str:
+    """Return why a worker ended; where memory ran out, one line with used, limit and what to lower."""
+    from ray import exceptions
+
+    if not isinstance(error, exceptions.OutOfMemoryError):
+        return str(error)
+    return (
+        f"{str(error).splitlines()[0]}; end other programs on that node, or lower env.num_envs, rollout.episodes or "
+        f"train.micro_batch"
+    )
+
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +78,7 @@ LOOKS = 4
 
 
 class RayBackend(Backend):
-    """Backend with one Ray actor for each worker. Results that the driver passes on travel through Ray's object store,
-    by reference."""
+    """Backend with a Ray actor a worker. What the driver passes on goes through Ray's object store, by reference."""
 
     def __init__(self, make_host: MakeHost, address: str | None, deadline_s: float):
         import ray
@@ -215,7 +250,7 @@ class RayBackend(Backend):
 
     def starting_work(self) -> tuple[Work, ...]:
         works = self.read_progress(range(len(self.actors))).works
-        started = self._progress_polls.count_started(self.actors)
+        started = sum(actor in self._progress_polls.known for actor in self.actors)
         if started == len(self.actors) or self.begun > monotonic() - PATIENCE_S:
             return works
         return Work(what="starting workers", done=started, total=len(self.actors)), *works
@@ -359,9 +394,7 @@ class RayBackend(Backend):
     def _raise_if_hung(self) -> None:
         """Ask every worker what it is doing; a second thread of the worker answers while the first is stuck.
 
-        A worker that does not answer (it was stopped, or holds Python's lock) is killed; the run continues as after any
-        death of a worker.
-        Raises WorkerDied or CallHung.
+        A worker that does not answer (stopped, or holding Python's lock) is killed. Raises WorkerDied or CallHung.
         """
         for worker, (actor, name) in enumerate(zip(self.actors, self.names, strict=True)):
             asked_at = time()
@@ -396,7 +429,7 @@ class ProgressPolls:
         self._ray = ray
         self._pending: dict[Any, Any] = {}
         """Actor -> reference to its next answer."""
-        self._known: dict[Any, RolloutProgress] = {}
+        self.known: dict[Any, RolloutProgress] = {}
 
     def poll_actors(self, actors: Iterable[Any]) -> RolloutProgress:
         """Return the sum of the last answers of these actors, and ask again."""
@@ -404,15 +437,11 @@ class ProgressPolls:
         for actor in actors:
             pending = self._pending.get(actor)
             if pending is not None and self._ray.wait([pending], timeout=0)[0]:
-                self._known[actor] = self._read_answer(pending)
+                self.known[actor] = self._read_answer(pending)
                 pending = None
             self._pending[actor] = actor.progress.remote() if pending is None else pending
-            total += self._known.get(actor, RolloutProgress())
+            total += self.known.get(actor, RolloutProgress())
         return total
-
-    def count_started(self, actors: Iterable[Any]) -> int:
-        """Return how many of these actors have answered."""
-        return sum(actor in self._known for actor in actors)
 
     def _read_answer(self, reference: Any) -> RolloutProgress:
         try:

@@ -1,5 +1,4 @@
-"""Resources of a Ray cluster, and their reservation for a plan's workers: a placement group with a bundle for each
-device."""
+"""Resources of a Ray cluster, and their reservation for a plan's workers: a placement group a bundle a device."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ def nodes_of(ray: Any) -> list[tuple[str, Node]]:
 
 
 def bundles_of(slots: Sequence[Slot]) -> tuple[list[dict[str, float]], list[str | None], list[int]]:
-    """Return (resources of each bundle, its node, bundle of each slot). Slots that share a GPU share a bundle, because
-    Ray gives all actors of a bundle the same GPU."""
+    """Return (bundles' resources, their nodes, slots' bundles). Ray gives a bundle's actors one GPU: slots share."""
     bundles: list[dict[str, float]] = []
     nodes: list[str | None] = []
     bundle_of: list[int] = []
@@ -133,8 +131,7 @@ def choose_store(folder: Path) -> dict[str, Any]:
 
 
 def rounded_down(cpus: float) -> float:
-    """Round down to Ray's resolution of one ten-thousandth, so that shares of all CPUs never add up to more than
-    all."""
+    """Round down to Ray's resolution of a ten-thousandth, so that shares of all CPUs never add up to more than all."""
     # 0.57 * 10,000 is 5,699.999999999999 in floating point, and stays 0.57.
     return math.floor(cpus * 10_000 + 1e-3) / 10_000
 

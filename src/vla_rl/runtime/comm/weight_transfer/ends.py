@@ -65,8 +65,7 @@ class WeightReceiver(ABC):
 
     @abstractmethod
     def wait_for_version(self, memory: Array | None) -> None:
-        """Wait until the sender has begun with a version. `memory`: what the sender's `send_version` returned, where
-        the runtime passes it on."""
+        """Wait until the sender has begun with a version. `memory`: of `send_version`, if the runtime passes it."""
 
     def named_tensors(self) -> Iterator[Pair]:
         """Yield (name, tensor) of the version. A tensor is valid until the whole version is loaded."""

@@ -59,8 +59,7 @@ class StoreReceiver(WeightReceiver):
 
 
 class HostSender(LinkSender):
-    """The learner's end on one machine. The memory has no name in the file system, so it disappears with the
-    processes, however they end."""
+    """The learner's end on one machine. The memory has no name in the file system, so it ends with the processes."""
 
     def __init__(self, link: TransferLink) -> None:
         super().__init__(link)

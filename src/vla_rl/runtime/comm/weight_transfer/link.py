@@ -56,8 +56,7 @@ class TransferLink:
     # ----------------------------------------------------------------------------------------------------- signals
 
     def begin_next_version(self) -> None:
-        """Begin with the next version, and remove the sender's signals of an earlier one from the store. All ends have
-        finished the one before."""
+        """Begin with the next version, and remove signals of an earlier one. All ends have finished the one before."""
         with self.translate_errors("sending weights"):
             for key in self._keys:
                 self.store.delete_key(key)

@@ -1,5 +1,4 @@
-"""Assembly of worker reports into one rollout batch, and of its samples into the arrays of an update. Pure
-functions."""
+"""Assembly of worker reports into one rollout batch, and of samples into the arrays of an update. Pure functions."""
 
 from __future__ import annotations
 
@@ -82,8 +81,7 @@ class RolloutBatch:
 
 
 def assemble_rollout(step: int, trajectories: Sequence[tuple[int, TrajectoryResult]], group_size: int) -> RolloutBatch:
-    """Build one rollout batch of trajectories in the order of their tickets: (worker, result) of each. Shorter ones are
-    padded."""
+    """Build a rollout batch of trajectories in the order of their tickets, (worker, result) each, and pad them."""
     results = [trajectory for _, trajectory in trajectories]
     of_env = [result.env_part for result in results]
     parts = [{**result.env_part.record, **result.policy_part} for result in results]

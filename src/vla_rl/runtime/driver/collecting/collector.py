@@ -13,14 +13,67 @@ from attrs import define, field
 from vla_rl.core.errors import WorkerDied
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet
-from vla_rl.runtime.comm.interfaces import PolicyInterface, RolloutInterface
-from vla_rl.runtime.driver.collecting.restarts import Restarts
+from vla_rl.runtime.comm.interfaces import HostInterface, PolicyInterface, RolloutInterface
+from vla_rl.runtime.driver.reports.faults import FaultLog
 from vla_rl.runtime.messages.reports import RolloutReport, TrajectoryResult
 from vla_rl.runtime.messages.requests import EpisodeRequest, StreamCursors
 from vla_rl.runtime.scheduling.ticket_queue import Batches, distribute_tickets
 from vla_rl.toolkit.waiting import register_work
 
 T = TypeVar("T")
+
+
+@define(eq=False, slots=False)
+class Restarts:
+    """Counts and performs the restarts of sim workers, whose tickets are rolled out again: with equal numbers, since
+    randomness is keyed by ticket, episode and chunk. Policies and learners hold state that cannot be rebuilt, so a run
+    that loses one of them resumes from its last checkpoint (`core/run/session.py`)."""
+
+    fleet: Fleet
+    limit: int
+    """`runtime.restarts`."""
+    fault_log: FaultLog
+    """Log of each restart, which does not count towards its limit."""
+    stateful: bool = False
+    """Sim workers have further roles, whose state cannot be rebuilt either."""
+    count: int = 0
+
+    def run_with_restarts(self, roll_out: Callable[[], T]) -> T:
+        """Call `roll_out` until no sim worker dies in it. Raises WorkerDied if another worker dies, or too many do."""
+        while True:
+            try:
+                return roll_out()
+            except WorkerDied as exc:
+                self.fleet.connect_policies(self.restart_dead_workers(exc))
+
+    def restart_dead_workers(self, error: WorkerDied) -> set[int]:
+        """Start the dead workers again. Return them, not connected to their policies. A death meanwhile is another one.
+
+        Raises the error where other workers than sim workers died, or too many.
+        """
+        fleet = self.fleet
+        dead = [fleet.workers[index] for index in fleet.backend.dead_workers()]
+        if not dead or self.stateful or any(worker.assignment.slot.roles != ("sim",) for worker in dead):
+            raise error
+        if self.count >= self.limit:
+            error.add_note(f"sim workers were started again {self.count} times (runtime.restarts: {self.limit})")
+            raise error
+        self.count += 1
+        workers = ", ".join(str(worker.worker_index) for worker in dead)
+        num_lost = sum(lane.num_envs for worker in dead for lane in worker.assignment.lanes)
+        self.fault_log.on_fault(
+            f"sim worker {workers} died with {num_lost} unfinished episodes and is started again; they are re-run: "
+            f"{str(error).splitlines()[0]}"
+        )
+        restarted = {worker.worker_index for worker in dead}
+        fleet.backend.revive_workers(sorted(restarted))
+        try:
+            fleet.get_all([worker.call(HostInterface.start_sim) for worker in dead])
+        except WorkerDied as exc:
+            restarted |= self.restart_dead_workers(exc)
+        return restarted
+
+
 Trajectory = tuple[int, TrajectoryResult]
 """Worker of a ticket's policy, and the ticket's result."""
 
@@ -61,8 +114,7 @@ class Collector:
     _rollouts: dict[int, Ref[RolloutReport]] = field(factory=dict, init=False)
     """Worker -> its running rollout."""
     _rollout_numbers: Counter[int] = field(factory=Counter, init=False)
-    """Worker -> number of its running or last rollout. Calls of different concurrency groups overtake each other, so
-    they say which rollout they mean."""
+    """Worker -> number of its running or last rollout. Calls of other groups overtake each other, so they name it."""
     _reports: dict[int, Ref[RolloutReport]] = field(factory=dict, init=False)
     """Worker -> report that its running rollout was asked for."""
     _failure: Exception | None = field(default=None, init=False)
@@ -87,8 +139,7 @@ class Collector:
         self.wait_seconds += perf_counter() - start  # with the local backend the rollout runs within this call
 
     def wait_for_tickets(self, needed: Collection[int]) -> list[int]:
-        """Wait until some tickets are collected, if possible all that are needed. Return the collected tickets, each
-        once."""
+        """Wait until some tickets are collected, if possible all needed ones. Return these, each once."""
         start = perf_counter()
         while not self._new:
             self._raise_failure()
@@ -99,8 +150,7 @@ class Collector:
         return new
 
     def step_metrics(self, consumed: int) -> dict[str, float]:
-        """Return the time waited; where rollouts run ahead, also the number of tickets beyond the step, which consumed
-        this many of them."""
+        """Return the time waited; where rollouts run ahead, also the tickets beyond the `consumed` ones."""
         metrics = {"time/rollout": self.wait_seconds}
         if self.runs_ahead:
             running = sum(map(len, (*self._assigned.values(), *self._queue)))
@@ -137,9 +187,9 @@ class Collector:
     # ------------------------------------------------------------------------------------------------------ inside
 
     def _wait_and_dispatch(self, needed: Collection[int], pending: list[Ref[Any]] | None = None) -> None:
-        """Wait until anything happens, and give workers further tickets; arguments as in `_wait_for_news`."""
+        """Wait for news of tickets, or until one of `pending` is ready and removed. Give workers further tickets."""
         try:
-            self._wait_for_news(needed, pending)
+            self._wait_for_news(needed, [] if pending is None else pending)
         except WorkerDied as exc:
             self._recover_from_death(exc)
         if self._failure is None:
@@ -188,9 +238,7 @@ class Collector:
         """Return the tickets, those of persistent streams with their position where it is known."""
         return [[self._cursors.with_position(request) for request in batch] for batch in batches]
 
-    def _wait_for_news(self, needed: Collection[int], pending: list[Ref[Any]] | None) -> None:
-        """Wait until there is news of tickets, or one of `pending` is ready, which is removed from the list then."""
-        pending = [] if pending is None else pending
+    def _wait_for_news(self, needed: Collection[int], pending: list[Ref[Any]]) -> None:
         assert self._rollouts or self._reports, f"tickets {list(needed)[:5]} are waited for, and no worker rolls out"
         self._request_reports(frozenset(needed))
         expected = [*self._rollouts.values(), *self._reports.values(), *self.publishing, *pending]
@@ -242,8 +290,7 @@ class Collector:
         self.work.add_work(report)
 
     def _recover_from_death(self, error: WorkerDied) -> None:
-        """Start dead sim workers again, and queue the running tickets of the policies that act for them. Raises the
-        error where another kind of worker died."""
+        """Restart dead sim workers, and queue the tickets of their policies. Raises the error for other workers."""
         dead = self.restarts.restart_dead_workers(error)
         for policy in self.fleet.policies:
             worker = policy.worker_index

@@ -62,8 +62,7 @@ def with_recordings(batch: RolloutBatch, fleet: Fleet, spec: Spec) -> Rollout:
 
 
 class RecordingSchedule:
-    """Schedule of the tickets of rollouts that are recorded: the first of a step, or all where some may be left out
-    later."""
+    """Schedule of the tickets of rollouts that are recorded: the first of a step, or all where some may be left out."""
 
     def __init__(self, spec: Spec) -> None:
         self.settings = settings_in(spec.hooks)

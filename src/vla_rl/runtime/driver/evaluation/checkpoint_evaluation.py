@@ -41,9 +41,8 @@ def evaluate_checkpoint(
 ) -> dict[str, Any]:
     """Evaluate a spec's model, with the weights of a checkpoint's trainer folder if one is given.
 
-    `progress` is called from time to time with the current phase ("eval", or what it waits for), the number done and
-    the total; `on_fault` with a message about each fault that the evaluation survived. Raises RunStopped after Ctrl-C
-    or SIGTERM.
+    `progress` is called now and then with the phase ("eval", or what it waits for), the number done and the total;
+    `on_fault` with each fault that was survived. Raises RunStopped after Ctrl-C or SIGTERM.
     """
     with Interrupts() as interrupts:
         try:

@@ -15,8 +15,8 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, Episode, ResetState
 from vla_rl.runtime.comm.handles import Fleet, Handle
 from vla_rl.runtime.comm.interfaces import PolicyInterface, RolloutInterface
+from vla_rl.runtime.driver.collecting.collector import Restarts
 from vla_rl.runtime.driver.collecting.recordings import FetchedRecordings
-from vla_rl.runtime.driver.collecting.restarts import Restarts
 from vla_rl.runtime.driver.reports.faults import FaultLog
 from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest
 from vla_rl.toolkit.data.episodes import format_numbers
@@ -26,8 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def evaluation_requests(spec: Spec, states: Sequence[ResetState], frames: int, step: int) -> list[EpisodeRequest]:
-    """Return the episodes of the evaluation at `step`; frames are kept of `frames` of them, spread evenly. Raises
-    UserError when there are none."""
+    """Return the evaluation's episodes at `step`, `frames` of them (spread) with frames. Raises UserError for none."""
     if not states:
         raise UserError(f"env {spec.env.type!r} offers no reset states in its eval split")
     if spec.eval.episodes_per_task is not None:

@@ -21,7 +21,7 @@ from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface, LearnerI
 from vla_rl.runtime.driver.training.part import StepPart
 from vla_rl.runtime.gpu_memory.checks import check_before_building
 from vla_rl.runtime.messages.weights import WeightTransfer
-from vla_rl.runtime.placement.weight_strategy import TransferNotPossible, WorkerLocation, choose_strategy
+from vla_rl.runtime.placement.weight_strategy import TransferNotPossible, choose_strategy
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,7 @@ def start_workers(
 
     Args:
         imitation: the learners open the data that the spec names.
-        scaling: statistics that the model normalises by, if they are known; else those of that data, if the spec wants
-            them.
+        scaling: statistics that the model normalises by, if known; else those of that data, if the spec wants them.
         parts: parts of the training step, which may add roles to workers with simulators.
         folder: run folder; None: there is none.
         gpu_memory: bytes of a GPU; None: unknown. Raises UserError where models would not fit.
@@ -114,8 +113,7 @@ def _open_data(fleet: Fleet, section: ImitationSpec, info: EnvInfo) -> list[int]
 
 
 def _connect_weights(fleet: Fleet, spec: Spec) -> None:
-    """Open the ends of the weight transfer from the first learner to policies in other workers. Raises
-    TransferNotPossible."""
+    """Open the ends of the weight transfer from the first learner to other workers. Raises TransferNotPossible."""
     learner = fleet.learners[0]
     policies = fleet.remote_policies
     hosts = [fleet.worker_of(learner), *map(fleet.worker_of, policies)]
@@ -124,7 +122,8 @@ def _connect_weights(fleet: Fleet, spec: Spec) -> None:
         strategy = choose_strategy(spec.placement.weight_transfer, locations[0], locations[1:])
     except TransferNotPossible as exc:
         raise TransferNotPossible(f"placement.weight_transfer: {exc}") from exc
-    fleet.through_store = strategy == "host" and not _on_one_machine(locations)
+    one_machine = locations[0].machine is not None and len({location.machine for location in locations}) == 1
+    fleet.through_store = strategy == "host" and not one_machine
     transfer = WeightTransfer(
         strategy=strategy,
         through_store=fleet.through_store,
@@ -137,12 +136,6 @@ def _connect_weights(fleet: Fleet, spec: Spec) -> None:
     logger.info("weights reach policies by strategy %s", strategy)
     connecting = [policy.call(PolicyInterface.connect_learner, transfer) for policy in policies]
     fleet.get_all([learner.call(LearnerInterface.connect_policies, transfer), *connecting])
-
-
-def _on_one_machine(locations: Sequence[WorkerLocation]) -> bool:
-    """Return whether these workers can share memory."""
-    machine = locations[0].machine
-    return machine is not None and all(location.machine == machine for location in locations)
 
 
 def _join_learners(fleet: Fleet) -> None:

@@ -16,7 +16,7 @@ from vla_rl.runtime.comm.handles import Fleet, Handle
 from vla_rl.runtime.comm.interfaces import HostInterface
 from vla_rl.runtime.comm.tracing import clock_ahead
 from vla_rl.runtime.driver.collecting.collector import Collector
-from vla_rl.runtime.driver.collecting.sample_memory import SampleMemory
+from vla_rl.runtime.driver.collecting.rollouts import SampleMemory
 from vla_rl.runtime.driver.evaluation.evaluator import Evaluator
 from vla_rl.runtime.driver.reports.compilation_monitor import CompilationMonitor
 from vla_rl.runtime.driver.reports.faults import FaultLog

@@ -31,8 +31,7 @@ class CompilationMonitor:
         """Remarks of the compilers so far."""
 
     def collect_metrics(self) -> dict[str, float]:
-        """Return what the workers' compilers did since the last time, and log their remarks. Empty if no model is
-        compiled."""
+        """Return what the compilers did since the last time, and log their remarks. Empty if no model is compiled."""
         answers = self._fleet.get_all([worker.call(HostInterface.compilation_report) for worker in self._workers])
         reports = [report for report in answers if report is not None]
         if not reports:

@@ -19,8 +19,7 @@ class FaultLog:
         self.on_fault: Callable[[str], None] = lambda text: None
 
     def report_faults(self, texts: list[str]) -> None:
-        """Report these faults and clear the list, so that each is reported once. Raises StopAndSave when there
-        were too many."""
+        """Report these faults and clear the list, so that each is reported once. Raises StopAndSave if too many."""
         for text in texts:
             self.on_fault(text)
         self.count += len(texts)

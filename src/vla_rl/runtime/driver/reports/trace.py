@@ -1,5 +1,4 @@
-"""Trace of a run: when each worker worked and what it waited for, in `trace.json` (Chrome trace format, opens in
-Perfetto and chrome://tracing).
+"""Trace of a run: when each worker worked and what it waited for, in `trace.json` (Chrome's format, opens in Perfetto).
 
 A worker appends one tuple for each call. Once an iteration the driver fetches them, converts the times of other
 machines to its own clock, sums up the waiting times by cause, and keeps the newest iterations for the file.
@@ -88,8 +87,7 @@ class Usage:
     bubbles: float = 0.0
     """Idle time between the first and the last of the role's main calls of an iteration."""
     waits: dict[str, float] = field(factory=dict)
-    """Idle time by the role that is waited for: the one that supplies this role if that works, else whichever works,
-    else `MESSAGES`."""
+    """Idle time by the role waited for: the one that supplies this role if it works, else any other, or `MESSAGES`."""
 
     def compute_shares(self) -> dict[str, Any]:
         """Return the shares of the workers' time, as `Trace.role_shares`."""
@@ -161,8 +159,7 @@ class Trace:
             self.segments.popleft()
 
     def role_shares(self) -> dict[str, dict[str, Any]]:
-        """Return role -> {"workers", "busy", "waits_for": {role: share}, "bubbles"}: shares of its workers' time in all
-        training iterations so far."""
+        """Return role -> {"workers", "busy", "waits_for": {role: share}, "bubbles"}: shares of workers' time so far."""
         return {role: self.usage[role].compute_shares() for role in ROLES if role in self.usage}
 
     def write_file(self, folder: Path, *, final: bool = False) -> None:
@@ -177,8 +174,7 @@ class Trace:
         self.write_seconds = self.written_at - start
 
     def to_chrome_format(self) -> dict[str, Any]:
-        """Return the kept iterations in Chrome's trace format: a process for each worker, a thread for each role; times
-        in microseconds."""
+        """Return the kept iterations in Chrome's format: a process a worker, a thread a role; times in microseconds."""
         others = {track for segment in self.segments for track in segment.tracks if track[1] in CONCURRENT_TRACKS}
         events = [*_track_names([DRIVER, *self.tracks, *sorted(others)])]
         lanes = {(s.index, "sim"): s.lanes for s in self.assignments if s.concurrent_lanes}
@@ -287,8 +283,7 @@ def find_causes(track: Track, busy: Sequence[Track]) -> dict[str, float]:
 
 
 def _waited_for(mask: int, tracks: Sequence[Track]) -> dict[str, dict[str, float]]:
-    """Return role -> the roles that its idle workers wait for, in numbers of workers. Bit i of `mask`: track i is
-    busy."""
+    """Return role -> roles that its idle workers wait for, in numbers of workers. Bit i of `mask`: track i is busy."""
     result: dict[str, dict[str, float]] = {}
     busy = _busy_tracks(mask, tracks)
     for i, track in enumerate(tracks):

@@ -59,8 +59,7 @@ class ReplayIndex:
         return [groups[i] for i in sorted(drawn.tolist())]
 
     def record_use(self, repeated: Sequence[int], new: Mapping[int, int]) -> list[int]:
-        """Record that a step has trained on the groups `repeated`, as chosen, and on new groups, each with the version
-        of its oldest chunk.
+        """Record that a step has trained on groups `repeated` and new ones, by their oldest chunks' versions.
 
         Return the groups that leave, including new ones where nothing is used twice.
         """
@@ -103,8 +102,7 @@ class ReplayBuffer:
         self._expired: list[int] = []
 
     def draw_groups(self, version: int, new: RolloutBatch) -> list[RolloutBatch]:
-        """Return the groups of earlier steps that this step trains on again, and store those of `new`. `version`:
-        version of the learners' weights."""
+        """Return earlier groups that this step trains on again, and store `new`. `version`: of the learners."""
         self._expired = self.index.drop_expired(version)
         self._repeated = self.index.choose_groups(new.rollout.step, len(new.rollout.groups.unique()))
         repeated = [self.batches[group] for group in self._repeated]
@@ -132,10 +130,6 @@ class ReplayBuffer:
             metrics["replay/lag_mean"] = float(lags.mean())
             metrics["replay/lag_max"] = float(lags.max())
         return metrics
-
-    def buffer_metrics(self, learner_bytes: Sequence[int]) -> dict[str, float]:
-        """Return the metrics of the buffer. `learner_bytes`: bytes of samples that each learner holds."""
-        return {"replay/groups": float(len(self.batches)), "replay/mib": sum(learner_bytes) / 2**20}
 
     def _store_groups(self, new: RolloutBatch, version: int) -> None:
         """Store the trajectory records of a step's new groups."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 from attrs import evolve
 
 from vla_rl.core.run.shape import RunShape
@@ -14,9 +15,10 @@ from vla_rl.core.types import Array, Requirements, Rollout
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet, by_reference
 from vla_rl.runtime.comm.interfaces import HostInterface, LearnerInterface, PolicyInterface
-from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, all_samples, join_batches
+from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, RolloutSamples, all_samples, join_batches
 from vla_rl.runtime.driver.samples.replay import ReplayBuffer, ReplayChanges, ReplayIndex
-from vla_rl.runtime.driver.samples.rescoring import rescore_rollout
+from vla_rl.runtime.messages.ids import SampleId
+from vla_rl.runtime.messages.learning import ScoreRequest
 from vla_rl.runtime.messages.reports import TrajectoryResult
 from vla_rl.runtime.placement.assignments import ranks_of
 
@@ -56,19 +58,19 @@ class SampleRouter:
         return evolve(prepared, rollout=self._rescore_stale(prepared, repeated, version))
 
     def free_unused(self, batch: RolloutBatch, trained: bool) -> dict[str, float]:
-        """Free what no later step trains on, after a step that collected `batch`. `trained`: False where the step had
-        nothing to train on. Return metrics."""
+        """Free what no later step trains on, after one that collected `batch`, and `trained` or not. Return metrics."""
         changes = self.replay.end_step(trained) if self.replay else ReplayChanges()
         over = ~np.isin(batch.numbers, changes.kept_tickets)
         freed = _joined_ids([batch.ids_by_worker(over), *(group.ids_by_worker() for group in changes.dropped)])
         learner_bytes = self.transfers.free_samples(batch.numbers.tolist(), freed)
-        return self.replay.buffer_metrics(learner_bytes) if self.replay else {}
+        if self.replay is None:
+            return {}
+        return {"replay/groups": float(len(self.replay.batches)), "replay/mib": sum(learner_bytes) / 2**20}
 
     def _rescore_stale(self, batch: RolloutBatch, repeated: Array, version: int) -> Rollout:
         """Return the rollout with recomputed values and log-probs.
 
-        New groups get what the algorithm needs, if another version chose a chunk. Replayed groups get values wherever
-        there is a critic.
+        New groups get what is needed where another version chose a chunk, replayed ones values if there is a critic.
         """
         rollout = batch.rollout
         needs = self.needs
@@ -83,8 +85,7 @@ class SampleRouter:
 
 
 class SampleTransfers:
-    """Moves the model inputs of a step's samples from the policies that made them to the learners, and knows which are
-    already there."""
+    """Moves a step's model inputs from the policies that made them to the learners, and knows which have arrived."""
 
     def __init__(self, fleet: Fleet, *, runs_ahead: bool, replays: bool) -> None:
         """Create the transfers.
@@ -116,8 +117,7 @@ class SampleTransfers:
     def move_samples(self, batch: RolloutBatch, ranks: Array | None) -> RolloutBatch:
         """Move all samples to their learners, and wait for it. Return the batch with the rank of each sample.
 
-        `ranks`: int64 [S], learner rank of each sample in time-major order; None: chosen so that samples stay in the
-        worker that made them where possible.
+        `ranks`: int64 [S], time-major samples' learner ranks; None: where possible in the workers that made them.
         """
         for worker in list(self._unsent):
             self._move_unsent_inputs(worker)
@@ -144,8 +144,7 @@ class SampleTransfers:
         self.fleet.get_all(pending)
 
     def free_samples(self, tickets: Sequence[int], sample_ids: Mapping[int, Array]) -> list[int]:
-        """Let the learners free these samples (worker -> sample ids), and forget these tickets. Return the bytes that
-        each learner still holds."""
+        """Free these samples (worker -> sample ids), forget these tickets. Return the bytes that each learner holds."""
         self.wait_for_transfers()
         self._sent.difference_update(tickets)
         for unsent in self._unsent.values():  # a step that trained on nothing has moved nothing
@@ -166,8 +165,7 @@ class SampleTransfers:
             self._pending.append(self.policy_of_worker[worker].call(PolicyInterface.release_tickets, list(unsent)))
 
     def _move_to_learner(self, rank: int, worker: int, sample_ids: Array, several_sources: bool = False) -> None:
-        """Move samples that the policy of `worker` made to a learner. `several_sources`: the learner holds samples of
-        other policies too."""
+        """Move samples of the policy of `worker` to a learner. `several_sources`: it also gets those of others."""
         learner = self.fleet.learners[rank]
         sample_ids = np.sort(sample_ids)
         if learner.worker_index == worker:
@@ -183,3 +181,71 @@ def _joined_ids(parts: Sequence[dict[int, Array]]) -> dict[int, Array]:
     """Return the sample ids of all parts: worker -> int64."""
     workers = set[int]().union(*parts)
     return {worker: np.concatenate([part[worker] for part in parts if worker in part]) for worker in workers}
+
+
+def rescore_rollout(
+    fleet: Fleet, batch: RolloutBatch, *, values: Array, log_probs: Array, version: int, size: int | None
+) -> Rollout:
+    """Return the rollout with values and log-probs of the newest weights; `scoring.py` is the learners' half.
+
+    Args:
+        batch: the rollout batch, with `ranks`.
+        values: bool [N], columns whose `values` and `next_values` are recomputed.
+        log_probs: bool [N], columns whose `proximal_log_probs` are computed for chunks of other versions.
+        version: version of the learners' weights.
+        size: samples of a batch; None: those of one inference again, so that numbers equal the policy's own.
+    """
+    rollout = batch.rollout
+    samples = all_samples(batch)
+    index = samples.steps, samples.columns
+    assert batch.ranks is not None
+    ended = np.zeros(len(samples.steps), bool) if batch.ended is None else batch.ended[index]
+    stale = log_probs[samples.columns] & (rollout.versions.numpy()[index] != version)
+    inferences = SampleId.inference_keys(samples.sample_ids, samples.workers)
+    scored = stale if size else np.isin(inferences, inferences[stale])
+    masks = (values[samples.columns], values[samples.columns] & ended, scored)
+    parts = [_split_batches(mask, samples, batch.ranks[index], len(fleet.learners), size) for mask in masks]
+    passes = tuple(max(map(len, of_ranks)) for of_ranks in parts)
+    if not any(passes):
+        return rollout
+
+    recorded = rollout.log_probs.numpy()[index]
+    requests = [
+        ScoreRequest(
+            values=[samples.take(part).refs for part in value_parts],
+            finals=[samples.take(part).refs for part in final_parts],
+            log_probs=[(samples.take(part).refs, recorded[part]) for part in log_prob_parts],
+            passes=passes,  # type: ignore[arg-type]
+        )
+        for value_parts, final_parts, log_prob_parts in zip(*parts, strict=True)
+    ]
+    calls = [
+        learner.call(LearnerInterface.score_samples, request)
+        for learner, request in zip(fleet.learners, requests, strict=True)
+    ]
+    changed = {name: getattr(rollout, name).clone() for name in ("values", "next_values") if any(masks[0])}
+    if any(scored):
+        changed["proximal_log_probs"] = rollout.log_probs.clone()
+    for rank, scores in enumerate(fleet.get_all(calls)):
+        arrays_of_fields = (scores.values, scores.next_values, scores.log_probs)
+        names = ("values", "next_values", "proximal_log_probs")
+        for name, batches, arrays in zip(names, parts, arrays_of_fields, strict=True):
+            for part, array in zip(batches[rank], arrays, strict=True):
+                new = stale[part] if name == "proximal_log_probs" else np.ones(len(part), bool)
+                changed[name][samples.steps[part[new]], samples.columns[part[new]]] = torch.from_numpy(array[new])
+    return rollout.evolve(**changed)
+
+
+def _split_batches(
+    mask: Array, samples: RolloutSamples, ranks: Array, world: int, size: int | None
+) -> Sequence[list[Array]]:
+    """Return the batches of each rank: indices of the samples in `mask` (bool [S]), sorted by worker and sample id."""
+    order = np.lexsort((samples.sample_ids, samples.workers))
+    order = order[mask[order]]
+    inferences = SampleId.inference_keys(samples.sample_ids, samples.workers)
+    batches = []
+    for rank in range(world):
+        of_rank = order[ranks[order] == rank]
+        cuts = np.arange(size, len(of_rank), size) if size else np.flatnonzero(np.diff(inferences[of_rank])) + 1
+        batches.append([part for part in np.split(of_rank, cuts) if len(part)])
+    return batches

@@ -115,8 +115,7 @@ class RunLearners:
         self._send_weights(version)
 
     def _send_weights(self, version: int) -> None:
-        """Send the weights to the policies. Those in a learner's process already hold them; the others get them by
-        reference.
+        """Send the weights to the policies. Those in a learner's process hold them; others get them by reference.
 
         Where rollouts run ahead, only tickets that need the new version wait for it; otherwise this call waits.
         """

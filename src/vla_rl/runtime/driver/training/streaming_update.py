@@ -20,6 +20,7 @@ from vla_rl.core.run.selection import select_trajectories, take_columns
 from vla_rl.core.trainers import OptimizerStep
 from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.comm.backend import Ref
+from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.driver.collecting.assembler import (
     RolloutBatch,
@@ -30,8 +31,58 @@ from vla_rl.runtime.driver.collecting.assembler import (
     join_batches,
 )
 from vla_rl.runtime.driver.reports.trace import traced
-from vla_rl.runtime.driver.samples.micro_batch_stream import MicroBatchStream
 from vla_rl.runtime.driver.training.update import StepUpdate, log_warnings, update_metrics
+
+
+class MicroBatchStream:
+    """Samples that learners run their forward and backward passes on, while the step is still incomplete."""
+
+    def __init__(self, fleet: Fleet, micro_batch: int) -> None:
+        self.fleet = fleet
+        self.micro_batch = micro_batch
+        self.size = micro_batch * len(fleet.learners)
+        """Samples of one micro-batch of every rank."""
+        self.calls: list[Ref[None]] = []
+        """Calls of the running step."""
+        self._unsent: list[RolloutSamples] = []
+        """Samples that no learner has yet: too few for a micro-batch of every rank."""
+
+    def queue_samples(self, samples: RolloutSamples) -> None:
+        """Add samples, and send as many full micro-batches of every rank as there are. Does not wait."""
+        self._unsent.append(samples)
+        count = sum(map(len, self._unsent)) // self.size * self.size
+        if count:
+            unsent = RolloutSamples.concat(self._unsent)
+            self._send_samples(unsent.take(slice(count)))
+            self._unsent = [unsent.take(slice(count, None))]
+
+    def send_last(self, samples: RolloutSamples) -> None:
+        """Send the last samples of the step, with those that are left. Does not wait."""
+        self._send_samples(RolloutSamples.concat([*self._unsent, samples]))
+
+    def reset(self) -> None:
+        """Forget the step, which is over."""
+        self.calls = []
+        self._unsent = []
+
+    def _send_samples(self, samples: RolloutSamples) -> None:
+        """Send samples to the learners, which run their passes as soon as they are free."""
+        batches_of_ranks = round_robin(len(samples), len(self.fleet.learners), self.micro_batch)
+        passes = max(map(len, batches_of_ranks))
+        first = not self.calls
+        for learner, batches in zip(self.fleet.learners, batches_of_ranks, strict=True):
+            shard = samples.take(np.concatenate([np.zeros(0, np.int64), *batches]))
+            ends = np.cumsum([len(batch) for batch in batches])[:-1]
+            micro_batches = np.split(np.arange(len(shard)), ends) if batches else []
+            method = LearnerInterface.forward_backward
+            version = self.fleet.version
+            self.calls.append(learner.call(method, version, shard.refs, shard.fields, micro_batches, passes, first))
+
+
+def round_robin(count: int, world: int, micro_batch: int) -> list[list[Array]]:
+    """Distribute samples 0 .. count - 1 round-robin: micro-batches of each rank, int64 [B] each."""
+    parts = [np.arange(start, min(start + micro_batch, count)) for start in range(0, count, micro_batch)]
+    return [parts[rank::world] for rank in range(world)]
 
 
 @define(eq=False, slots=False)
@@ -51,8 +102,7 @@ class StreamingUpdate(StepUpdate):
         self.stream = MicroBatchStream(self.fleet, self.spec.train.micro_batch)
 
     def begin(self, step: int, tickets: Sequence[int]) -> None:
-        """Score the groups that are not scored yet, once they fill a micro-batch of every rank, and let learners begin
-        with them. Does not wait."""
+        """Score the new groups, once they fill a micro-batch of every rank, and let learners begin. Does not wait."""
         unscored = tickets[len(self._scored_tickets) :]
         trajectories = [self.collector.trajectories[number] for number in unscored]
         samples = sum(len(trajectory.policy_part["versions"]) for _, trajectory in trajectories)
@@ -76,8 +126,7 @@ class StreamingUpdate(StepUpdate):
         self.stream.queue_samples(samples)
 
     def prepare_batch(self, batch: RolloutBatch, selected: Rollout, columns: Array) -> RolloutBatch:
-        """Return what is trained on, moved to the learners: the columns (indices) of a step's rollout that `selected`
-        consists of.
+        """Return what is trained on, moved to the learners: the columns (indices) of a step's rollout in `selected`.
 
         Raises PluginError where filters kept other trajectories of the parts than of the whole step.
         """
@@ -94,8 +143,7 @@ class StreamingUpdate(StepUpdate):
         return evolve(prepared, rollout=prepared.rollout.evolve(episodes=batch.rollout.episodes))
 
     def run_update(self, prepared: RolloutBatch, advantages: Advantages) -> dict[str, float]:
-        """Send the learners the samples that they do not have yet, and let them make the optimiser steps. Return
-        metrics.
+        """Send the learners the samples that they lack, and let them make the optimiser steps. Return metrics.
 
         Raises PluginError where parts got other scores than the whole step.
         """
@@ -123,8 +171,7 @@ class StreamingUpdate(StepUpdate):
         return update_metrics(len(samples), epochs, results)
 
     def finish_update(self, trained: bool) -> None:
-        """Reset the state, as the step is over. Raises PluginError where `select` kept samples of parts and nothing of
-        the whole step."""
+        """End the step. Raises PluginError where `select` kept samples of parts and nothing of the whole step."""
         scored = self._scored_count
         self._scored_tickets = []
         self._scored_parts = []
@@ -158,8 +205,7 @@ OTHER_SELECTION = "`select` keeps other trajectories of the whole step than of p
 
 
 def check_parts(name: str, algorithm: Algorithm, parts: RolloutSamples, step: RolloutSamples) -> None:
-    """Raise PluginError unless the parts are the first samples of the whole step, with the same scores. `name`: type of
-    the algorithm."""
+    """Raise PluginError unless parts are the step's first samples, with equal scores. `name`: the algorithm's type."""
     count = len(parts)
     same = count <= len(step) and all(
         np.array_equal(getattr(parts, key), getattr(step, key)[:count]) for key in ("numbers", "steps")

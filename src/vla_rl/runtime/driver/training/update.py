@@ -1,5 +1,4 @@
-"""Samples of a training step and the update with them: they are prepared on the learners, split into the optimiser
-steps of each rank, trained on, and freed."""
+"""Samples of a training step: prepared on learners, split into each rank's optimiser steps, trained on, freed."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.trainers import OptimizerStep, UpdateMetrics
 from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.comm.interfaces import LearnerInterface
-from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, RolloutSamples, all_samples, join_batches
+from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, all_samples, join_batches
 from vla_rl.runtime.driver.collecting.rollouts import StepRollouts
 from vla_rl.runtime.driver.reports.trace import Trace, traced
 from vla_rl.runtime.driver.samples.sample_router import SampleRouter
@@ -77,7 +76,23 @@ class StepUpdate:
         assert prepared.ranks is not None
         ranks = prepared.ranks[samples.steps, samples.columns]
         step = prepared.rollout.step
-        shards = self._split_shards(step, samples, ranks)
+        learner_workers = np.array([learner.worker_index for learner in self.fleet.learners])
+        # A rank's own order: samples of the policy in its worker first, the others by worker, then by sample id.
+        source = np.where(samples.workers == learner_workers[ranks], 0, samples.workers + 1)
+        order = np.empty(len(ranks), np.int64)
+        order[np.lexsort((samples.sample_ids, source))] = np.arange(len(ranks))
+        train = self.spec.train
+        shards = split_into_minibatches(
+            ranks,
+            order,
+            samples.fields,
+            world=len(learner_workers),
+            seed=self.spec.seed,
+            step=step,
+            epochs=train.epochs,
+            global_batch=train.global_batch,
+            micro_batch=train.micro_batch,
+        )
         pending = []
         for learner, shard in zip(self.fleet.learners, shards, strict=True):
             part = samples.take(shard.samples)
@@ -89,26 +104,6 @@ class StepUpdate:
     def finish_update(self, trained: bool) -> None:
         """Forget the update. `trained`: False where the step had nothing to train on. Nothing is kept here."""
 
-    def _split_shards(self, step: int, samples: RolloutSamples, ranks: Array) -> list[RankShard]:
-        """Return the shard of each rank (`ranks`: int64 [S], rank of each sample): first the samples of the policy in
-        the rank's worker, then the others by worker, each in the order of the sample ids."""
-        train = self.spec.train
-        learner_workers = np.array([learner.worker_index for learner in self.fleet.learners])
-        source = np.where(samples.workers == learner_workers[ranks], 0, samples.workers + 1)
-        order = np.empty(len(ranks), np.int64)
-        order[np.lexsort((samples.sample_ids, source))] = np.arange(len(ranks))
-        return split_into_minibatches(
-            ranks,
-            order,
-            samples.fields,
-            world=len(self.fleet.learners),
-            seed=self.spec.seed,
-            step=step,
-            epochs=train.epochs,
-            global_batch=train.global_batch,
-            micro_batch=train.micro_batch,
-        )
-
 
 def log_warnings(step: int, results: Sequence[UpdateMetrics]) -> None:
     """Log the warnings of all ranks, equal ones once."""
@@ -117,24 +112,20 @@ def log_warnings(step: int, results: Sequence[UpdateMetrics]) -> None:
 
 
 def update_metrics(samples: int, optimizer_steps: int, results: Sequence[UpdateMetrics]) -> dict[str, float]:
-    """Return the metrics of an update. `results`: what `LearnerInterface.update` returned for each rank."""
-    return {
-        "update/samples": float(samples),
-        "update/optimizer_steps": float(optimizer_steps),
-        **_merge_metrics(results),
-        "time/learner": max(result.seconds for result in results),
-    }
-
-
-def _merge_metrics(results: Sequence[UpdateMetrics]) -> dict[str, float]:
-    """Merge the metrics of all ranks: sums are added, of maxima the largest counts, statistics are read."""
+    """Return metrics of what `LearnerInterface.update` returned for each rank: sums, maxima, and statistics as read."""
     metrics: dict[str, float] = {}
     for result in results:
         for name, value in result.sums.items():
             metrics[name] = metrics.get(name, 0.0) + value
         for name, value in result.maxima.items():
             metrics[name] = max(metrics.get(name, value), value)
-    return metrics | read_all([result.statistics for result in results])
+    return {
+        "update/samples": float(samples),
+        "update/optimizer_steps": float(optimizer_steps),
+        **metrics,
+        **read_all([result.statistics for result in results]),
+        "time/learner": max(result.seconds for result in results),
+    }
 
 
 @frozen(kw_only=True, eq=False)
@@ -160,8 +151,7 @@ def split_into_minibatches(
 ) -> list[RankShard]:
     """Split the samples into the optimiser steps of one iteration.
 
-    Which sample is in which step depends on (seed, step, epoch) alone, never on the number of ranks. Divisors count all
-    ranks of a step.
+    Which sample is in which step depends on (seed, step, epoch) and never on ranks. Divisors count all ranks of a step.
 
     Args:
         ranks: int64 [S], learner rank of each sample.

@@ -1,5 +1,4 @@
-"""Memory-mapped files of recorded episodes: each array of an episode has a file, and each episode a slot of fixed
-size."""
+"""Memory-mapped files of recorded episodes: each array of an episode has a file, each episode a fixed slot."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from attrs import frozen
 from vla_rl.core.errors import UserError
 from vla_rl.core.paths import own_copy
 from vla_rl.core.types import Array, EnvInfo
-from vla_rl.runtime.imagination.messages import RecordedEpisode
+from vla_rl.runtime.imagination.interfaces import RecordedEpisode
 
 EPISODE_ARRAYS = ("state", "actions", "executed", "outcomes")
 """Arrays of a `RecordedEpisode` besides its images."""
@@ -58,8 +57,7 @@ class EpisodeFiles:
     """Files of the episodes in one folder: name of an array -> memory-mapped array [slots, ...]."""
 
     def __init__(self, folder: Path, shape: EpisodeShape, slots: int) -> None:
-        """Open the files, or create them. Raises UserError where disk or memory is too small, and for files with other
-        episodes."""
+        """Open the files, or create them. Raises UserError for too small disk or memory, and for other files."""
         self.folder = folder
         self.shape = shape
         self.slots = slots

@@ -26,8 +26,7 @@ class ImaginedEnv(SimEnv):
 
     A reset state is a window of the episode store. The reset's seed keys everything that is drawn, so the envs of a
     group have the same window and different seeds. An env is truncated after `horizon` chunks of actions, and at the
-    step limit of the episode that it continues. Episodes recorded after the last `refresh_starts` are not used as
-    starts.
+    step limit of the episode that it continues. Episodes after the last `refresh_starts` are no starts.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 import torch
 from attrs import define
+from PIL import Image
 
 from vla_rl.core.catalogue import build, load
 from vla_rl.core.contexts import WorldModelContext, WorldModelTrainerContext
@@ -22,11 +23,9 @@ from vla_rl.core.reset_states import draw_state
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.trainers import Trainer, WindowData
-from vla_rl.core.types import EnvInfo, ResetState
-from vla_rl.core.world_models import Windows
-from vla_rl.runtime.imagination.interfaces import WorldModelInterface
-from vla_rl.runtime.imagination.messages import FitResult, RecordedEpisode
-from vla_rl.runtime.imagination.worker.comparison_images import write_comparison_image
+from vla_rl.core.types import Array, EnvInfo, Observation, ResetState
+from vla_rl.core.world_models import Windows, WorldModel
+from vla_rl.runtime.imagination.interfaces import FitResult, RecordedEpisode, WorldModelInterface
 from vla_rl.runtime.imagination.worker.episode_files import EpisodeShape
 from vla_rl.runtime.imagination.worker.episode_store import EpisodeStore
 from vla_rl.runtime.imagination.worker.imagined_env import ImaginedEnv
@@ -34,7 +33,8 @@ from vla_rl.runtime.messages.ids import IMAGINED_EPISODES
 from vla_rl.runtime.workers.added_roles import RoleContext
 from vla_rl.toolkit.models.checkpoints.files import read_pickled
 from vla_rl.toolkit.trainers.result_checks import guard_trainer
-from vla_rl.toolkit.world_models.measures import THRESHOLDS, measure_quality, thresholds_met
+from vla_rl.toolkit.world_models.measures import THRESHOLDS, imagine_episodes, measure_quality, thresholds_met
+from vla_rl.toolkit.world_models.windows import frames_of
 
 TRAINER = "world_model"
 """Trainer that fits world models."""
@@ -65,8 +65,7 @@ class WorldModelWorker(WorldModelInterface):
         Args:
             context: the spec, the simulator's description, and what a role is built with.
             folder: folder of the run.
-        Raises UserError where the simulator has no cameras, episodes do not fit on disk or in memory, or they have
-        another shape than those in the store.
+        Raises UserError without cameras, and where episodes do not fit, or have another shape than the store's.
         """
         spec = context.spec
         assert spec.world_model is not None and spec.imagination is not None
@@ -82,7 +81,7 @@ class WorldModelWorker(WorldModelInterface):
         )
         making = WorldModelContext(seed=spec.seed, device=context.device, chunk=spec.rollout.chunk, env=self.info)
         plugin = spec.world_model
-        model = build("world_model", plugin.type, plugin.config, making, spec.plugins)
+        model: WorldModel = build("world_model", plugin.type, plugin.config, making, spec.plugins)
         self.model = wrap("world_model", model, plugin.type, context.wrappers)
         fitting = WorldModelTrainerContext(seed=spec.seed, device=context.device, world_model=self.model)
         trainer: Trainer[WindowData] = build("trainer", TRAINER, load("trainer", TRAINER).config(), fitting)
@@ -228,3 +227,34 @@ def spare_of(spec: Spec) -> int:
     shape = RunShape.from_spec(spec)
     step = (shape.groups_per_step + shape.resampled_groups) * shape.group_size
     return min((spec.train.checkpoint_every or spec.train.steps) * step, spec.imagination.buffer) + step
+
+
+GAP = 2
+"""Pixels between two frames, and between two episodes."""
+WHITE = 255
+
+
+def write_comparison_image(model: WorldModel, windows: Windows, file: Path) -> None:
+    """Write a PNG with each episode of `windows` as recorded (from its first frame on, as `measure`), imagined below.
+
+    Frames run from left to right chunk by chunk, cameras next to each other. White marks chunks that were not executed.
+    """
+    imagined = imagine_episodes(model, windows)
+    first = frames_of(windows, model.history - 1)
+    lines = []
+    for episode in range(len(windows.instructions)):
+        for observations in (imagined.real, imagined.imagined):
+            frames = [_join_cameras(first, episode)]
+            for executed, obs in zip(imagined.executed, observations, strict=True):
+                frame = _join_cameras(obs, episode)
+                frames.append(frame if executed[episode] else np.full_like(frame, WHITE))
+            lines.append(np.concatenate(frames, axis=1))
+        lines.append(np.full_like(lines[-1][: 3 * GAP], WHITE))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.concatenate(lines)).save(file)
+
+
+def _join_cameras(obs: Observation, episode: int) -> Array:
+    """Return the cameras of an env side by side, with a gap to the right and below."""
+    frame = np.concatenate([np.asarray(images[episode]) for images in obs.images.values()], axis=1)
+    return np.pad(frame, ((0, GAP), (0, 2 * GAP), (0, 0)), constant_values=WHITE)

@@ -58,8 +58,7 @@ def checked_result(env: str, info: EnvInfo, result: ChunkResult, num_envs: int, 
 
 
 def checked_actions(env: str, info: EnvInfo, actions: Any, env_ids: Array, chunk: int) -> Array:
-    """Return the actions as float32 [R, C, A], clipped to the bounds that they may exceed by rounding
-    (`BOUND_TOLERANCE`). Raises EnvError."""
+    """Return the actions as float32 [R, C, A], clipped to bounds that rounding exceeds. Raises EnvError."""
     actions = np.asarray(to_numpy(actions), np.float32)
     low, high = np.asarray(info.action_low, np.float32), np.asarray(info.action_high, np.float32)
     expected = (len(env_ids), chunk, len(low))
@@ -94,8 +93,7 @@ def _check_takeovers(env: str, info: EnvInfo, result: ChunkResult) -> None:
 
 
 def not_deterministic(env: str, start: EpisodeRequest, chunks: str, rewards: str) -> EnvError:
-    """Return the error for an episode that differs when it is replayed: `chunks` says at which chunk, `rewards` which
-    rewards."""
+    """Return the error for an episode that differs in a replay: `chunks` says which, `rewards` which rewards."""
     return EnvError(
         f"env {env!r} is not deterministic: {chunks} of an episode (state {start.state.id} of task "
         f"{start.state.task!r}), executed again from the same state and seed, ended it or rewarded {rewards}; its info "

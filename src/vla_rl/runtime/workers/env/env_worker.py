@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import Any
@@ -23,18 +23,69 @@ from vla_rl.core.types import Array, EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.runtime.comm.interfaces import Demonstrations, EnvInterface
 from vla_rl.runtime.comm.shared_memory import SharedMemoryWriter
 from vla_rl.runtime.messages.ids import DEMONSTRATIONS
-from vla_rl.runtime.messages.requests import EpisodeRequest, StepRequest
+from vla_rl.runtime.messages.requests import EpisodeRequest, StepRequest, too_many_faults
 from vla_rl.runtime.placement.assignments import LaneSlice
-from vla_rl.runtime.workers.env.envs import EnvLanes, in_host_memory
 from vla_rl.runtime.workers.env.episodes import Bootstrap, Episodes, RolloutObserver
 from vla_rl.runtime.workers.env.expert import LaneExpert
 from vla_rl.runtime.workers.env.reward_scorer import RewardScorer
 from vla_rl.runtime.workers.env.simulator import close_env
 from vla_rl.toolkit.data.recording import settings_in
 
+
+class EnvLanes:
+    """Lanes of real or imagined envs, with the episodes of each purpose."""
+
+    def __init__(self, name: str, max_faults: int) -> None:
+        """Create lanes without episodes.
+
+        Args:
+            name: name of the simulator, for errors.
+            max_faults: number of faults that the run tolerates.
+        """
+        self.name = name
+        self.max_faults = max_faults
+        self.episodes_of: dict[str, Mapping[int, Episodes]] = {}
+        """Purpose of a `PolicyMode` -> lane -> its episodes."""
+        self.running: dict[int, Episodes] = {}
+        """Lane -> the episodes that it is running."""
+        self.faults: list[str] = []
+        """Faults that no request has reported yet."""
+        self.fault_count = 0
+        self._counting = Lock()
+
+    def begin_lane(self, lane: int, purpose: str, tickets: Sequence[EpisodeRequest]) -> StepRequest:
+        """Start these tickets, and forget what the lane ran before."""
+        self.running[lane] = self.episodes_of[purpose][lane]
+        self.running[lane].clear_tickets()
+        return self.step_lane(lane, None, tickets)
+
+    def step_lane(self, lane: int, actions: Array | None, tickets: Sequence[EpisodeRequest]) -> StepRequest:
+        """Execute a chunk in each env that has a ticket, and start further tickets."""
+        request = self.running[lane].step(actions, tickets)
+        with self._counting:
+            faults = self.faults
+            self.faults = []
+        return evolve(request, faults=tuple(faults)) if faults else request
+
+    def on_fault(self, text: str) -> None:
+        """Count a fault of an env. Raises StopAndSave when there were too many."""
+        with self._counting:
+            self.fault_count += 1
+            self.faults.append(text)
+            count = self.fault_count
+        if count > self.max_faults:
+            raise too_many_faults(count, self.max_faults, self.name, text)
+
+
+def in_host_memory(request: StepRequest) -> StepRequest:
+    """Return the request with observations as NumPy arrays."""
+    obs = None if request.obs is None else request.obs.numpy()
+    final = None if request.final is None else request.final.numpy()
+    return evolve(request, obs=obs, final=final)
+
+
 MOST_FAULTS_AT_A_STATE = 2
-"""Faults after which a reset state is taken for the cause: an evaluation leaves it out, and its report says how a run
-can."""
+"""Faults after which a reset state is taken for the cause: evaluations leave it out, and say how a run can."""
 
 
 class EnvWorker(EnvLanes, EnvInterface):
@@ -197,7 +248,7 @@ class EnvWorker(EnvLanes, EnvInterface):
                     for n, c in zip(request.ticket_numbers, request.chunk_numbers, strict=True)
                 ]
                 steps.append((request.positions, request.chunk_numbers, request.obs.numpy(), label))
-                noisy = np.clip(label + noise * np.stack(jitter), episodes.action_low, episodes.action_high)
+                noisy = np.clip(label + noise * np.stack(jitter), episodes.simulator.low, episodes.simulator.high)
                 request = episodes.step(noisy.astype(np.float32))
                 for ticket in request.finished:
                     solved[ticket.number - index[0]] = ticket.episodes[0].success_once
@@ -221,8 +272,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         return (observations, actions), (len(actions), good, tried)
 
     def note_fault(self, text: str, state: ResetState | None) -> None:
-        """Count a fault of an env, in an episode from this reset state, which the report of the fault names. Raises
-        StopAndSave when there were too many."""
+        """Count a fault of an env, and report it with the episode's reset state. Raises StopAndSave for too many."""
         if state is not None:
             with self._counting:
                 self.faults_at[state] += 1
@@ -234,8 +284,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         self.on_fault(text)
 
     def _usable_states(self, split: str) -> tuple[ResetState, ...]:
-        """Return the reset states of a split without those of `env.exclude_states`. Raises UserError where they are
-        all."""
+        """Return the reset states of a split without those of `env.exclude_states`. Raises UserError if all are."""
         states = next(iter(self.envs.values())).reset_states(split)
         usable = tuple(state for state in states if state.id not in self.spec.env.exclude_states)
         if states and not usable:

@@ -1,5 +1,4 @@
-"""Records of the running episodes and tickets of N envs: statistics, masks and rewards of each chunk step, and the
-trajectories that they make up."""
+"""Records of N envs' running episodes and tickets: statistics, masks and rewards of chunks, and trajectories."""
 
 from __future__ import annotations
 
@@ -258,7 +257,6 @@ class RunningTrajectories:
         self,
         env_id: int,
         request: EpisodeRequest,
-        *,
         frames: dict[str, Array] | None,
         recording: Recording | None,
         cursor: EpisodeRequest | None,

@@ -1,8 +1,7 @@
 """Episode bookkeeping around a SimEnv: resets, limits, masks, fixed states, seeds and success statistics.
 
-A simulator plugin implements `reset` and `chunk_step`; everything else that a rollout needs happens here, once. Envs
-run tickets: an env that has finished one takes the next, and waits for no other env. There are three modes (RLinf-VLA
-fig. 7; docs/reference/algorithms.md):
+A simulator plugin implements `reset` and `chunk_step`; all else happens here, once. Envs run tickets: an env that has
+finished one takes the next, and waits for none. There are three modes (RLinf-VLA fig. 7; docs/reference/algorithms.md):
 
 | auto_reset | ignore_terminations | a ticket is |
 | off | false | an episode: the actions up to and including the one that ends it |
@@ -32,13 +31,12 @@ from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seeds
 from vla_rl.core.types import Array, ChunkResult, Observation, ResetState
 from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest, StepRequest
-from vla_rl.runtime.workers.env.auto_reset import StreamPositions
+from vla_rl.runtime.workers.env.auto_reset import StreamPositions, StreamReplay
 from vla_rl.runtime.workers.env.episode_records import ACTIONS, EpisodeStatistics, RunningTrajectories, StepCounts
 from vla_rl.runtime.workers.env.expert import LABELS, LaneExpert
 from vla_rl.runtime.workers.env.recording import EpisodeRecorder, FrameRecorder
 from vla_rl.runtime.workers.env.reward_scorer import RewardScorer
 from vla_rl.runtime.workers.env.simulator import LaneSimulator
-from vla_rl.runtime.workers.env.stream_replay import StreamReplay
 from vla_rl.runtime.workers.env.waiting_tickets import WaitingTickets
 from vla_rl.toolkit.data.recording import RecordSettings
 
@@ -54,8 +52,7 @@ class RolloutObserver(Protocol):
     """Observer of all episodes of a lane; `world_model_recording.py` records them through it."""
 
     def on_reset(self, env_ids: Array, starts: Sequence[EpisodeRequest], seeds: Array, obs: Observation) -> None:
-        """Take note that these envs (int64 [R]) were reset with these seeds (int64 [R]); `obs` has their R
-        observations."""
+        """Take note that these envs (int64 [R]) were reset with these seeds (int64 [R]); `obs` is of these R."""
 
     def on_chunk(
         self, env_ids: Array, actions: Array, record: Mapping[str, Array], success: Array, obs: Observation
@@ -171,23 +168,12 @@ class Episodes:
         self.all_envs = np.arange(num_envs)
         self.clear_tickets()
 
-    @property
-    def action_low(self) -> Array:
-        """Lower bounds of the actions, float32 [A]."""
-        return self.simulator.low
-
-    @property
-    def action_high(self) -> Array:
-        """Upper bounds of the actions, float32 [A]."""
-        return self.simulator.high
-
     def clear_tickets(self) -> None:
         """Drop the running tickets. Streams between two tickets are kept."""
         self.waiting = WaitingTickets()
         """Tickets that no env has started."""
         self.loaded_tasks: list[str | None] = [None] * self.num_envs
-        """Task whose scene each env has loaded since then. A run that was resumed does not know of earlier ones, and
-        must choose tickets alike."""
+        """Task whose scene each env has loaded since then: a resumed run knows no earlier ones, and chooses alike."""
         self.active = np.zeros(self.num_envs, bool)
         """Envs that run a ticket."""
         self.obs_env_ids = NO_ENVS
@@ -267,8 +253,10 @@ class Episodes:
         again = [
             (self._request_of(env_id).number, self.trajectories.drop_attempt(env_id)) for env_id in broken.tolist()
         ]
-        self.recorder.add_chunk(moved, executed, result, record)
-        self.frames.add_frames(env_ids, result.obs)
+        if self.recorder.running:
+            self.recorder.add_chunk(moved, executed, result, record)
+        if self.frames.running:
+            self.frames.add_frames(env_ids, result.obs)
         return again
 
     # ------------------------------------------------------------------------------------- tickets and episodes
@@ -315,14 +303,15 @@ class Episodes:
         """Keep the results of an episode that ended, and choose the next one of the ticket with auto_reset."""
         episode = self.statistics.finish_episode(env_id, self._request_of(env_id), truncated)
         self.trajectories.episodes[env_id].append(episode)
-        self.recorder.end_episode(env_id, episode)
-        self.frames.end_episode(env_id)
+        if self.recorder.running:
+            self.recorder.end_episode(env_id, episode)
+        if self.frames.running:
+            self.frames.end_episode(env_id)
         if self.chunk_steps is not None:
             self._next_episode(env_id)
 
     def _end_tickets(self, env_ids: Array, obs: Observation) -> list[EnvTrajectory]:
-        """Return the trajectories of these envs' finished tickets; the envs are free then. `obs`: observations of all
-        envs."""
+        """Return the trajectories of these envs' tickets and free the envs. `obs`: observations of all envs."""
         self.active[env_ids] = False
         finished = []
         amid_episode = []
@@ -334,11 +323,8 @@ class Episodes:
                 cursor = self.streams.stream_cursor(env_id, request, chunks, float(self.statistics.total[env_id]))
                 if cursor.actions is not None and len(cursor.actions):
                     amid_episode.append(env_id)
-            frames, recording = self.frames.take_frames(env_id), self.recorder.take_recording(env_id)
-            trajectory = self.trajectories.end_ticket(
-                env_id, request, frames=frames, recording=recording, cursor=cursor
-            )
-            finished.append(trajectory)
+            frames, recording = self.frames.finished.pop(env_id, None), self.recorder.finished.pop(env_id, None)
+            finished.append(self.trajectories.end_ticket(env_id, request, frames, recording, cursor))
         self.streams.keep_observations(amid_episode, obs)
         return finished
 
@@ -350,8 +336,7 @@ class Episodes:
     # ---------------------------------------------------------------------------------------------- observations
 
     def _renew_observations(self, env_ids: Array) -> None:
-        """Continue envs where their stream is, or else from a reset, and replace their observations by the ones from
-        there."""
+        """Continue envs where their stream is, or else from a reset, and renew their observations."""
         if not len(env_ids):
             return
         env_ids = np.unique(env_ids)
@@ -396,8 +381,10 @@ class Episodes:
         self.statistics.reset_episodes(env_ids)
         self.trajectories.begin_episodes(env_ids)
         for position, (env_id, request) in enumerate(zip(env_ids.tolist(), requests, strict=True)):
-            self.recorder.begin_episode(env_id, request, obs, position)
-            self.frames.begin_episode(env_id, request, obs, position)
+            if request.recorded or self.recorder.running:
+                self.recorder.begin_episode(env_id, request, obs, position)
+            if request.record or self.frames.running:
+                self.frames.begin_episode(env_id, request, obs, position)
         return obs
 
     def _find_broken(self, active: Array) -> Array:
@@ -416,8 +403,7 @@ class Episodes:
     # --------------------------------------------------------------------------------------------------- request
 
     def _count_ending(self, env_ids: Array, lengths: Array) -> int:
-        """Return how many of these envs, with this many chunk steps each, certainly end their tickets with the next
-        one."""
+        """Return how many of these envs, with this many chunk steps each, certainly end their tickets with another."""
         if self.chunk_steps is not None:
             return int(np.count_nonzero(lengths + 1 == self.chunk_steps))
         remaining = self.statistics.limit[env_ids] - self.statistics.steps[env_ids]

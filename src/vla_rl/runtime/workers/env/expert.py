@@ -34,8 +34,7 @@ class ExpertStep:
         return np.where(self.acts[:, None, None], np.clip(self.labels, self.low, self.high), chosen)
 
     def mark_source(self, result: ChunkResult, actions: Array) -> ChunkResult:
-        """Return the result of these actions, float32 [N, C, A], with the expert as their source where it acts. A
-        person who took over from it stays the source."""
+        """Return the result of actions float32 [N, C, A], with the expert as source where it acts and no person did."""
         executed = to_numpy(result.executed)
         by_expert = self.acts[:, None] & executed
         if result.source is None:
@@ -66,8 +65,7 @@ class LaneExpert:
         self._seed = seed
 
     def advise_envs(self, env_ids: Array, requests: Sequence[EpisodeRequest], chunks: Array) -> ExpertStep:
-        """Return labels for envs in their present state, and in which of them the expert acts. Raises EnvError for
-        chunks that do not fit.
+        """Return labels for envs in their present state, and where the expert acts. Raises EnvError for wrong chunks.
 
         Args:
             env_ids: envs that run a ticket, int64 [R].

@@ -1,8 +1,7 @@
 """Recording of episodes as data, in the simulators' process.
 
-Images are compressed as soon as they are rendered. The recording of an episode that ended travels with its trajectory
-to the worker of its policy (`workers/policy/recording_store.py`). So memory holds only the running episodes,
-compressed.
+Images are compressed as soon as they are rendered. An ended episode's recording travels with its trajectory to the
+worker of its policy (`RecordingStore`). So memory holds only the running episodes, compressed.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ class _RunningRecording:
     rewards: list[float] = field(factory=list)
     executed: list[int] = field(factory=list)
     interventions: list[Any] = field(factory=list)
-    """Whether another source than the policy chose the action, or bool [C] for each chunk; empty where no one can take
-    over."""
+    """Whether another source than the policy chose the action, or bool [C] a chunk; empty if no one can take over."""
     instruction: str
 
 
@@ -44,42 +42,43 @@ class EpisodeRecorder:
 
     def clear(self) -> None:
         """Drop all recordings."""
-        self._running: dict[int, _RunningRecording] = {}
-        self._finished: dict[int, Recording] = {}
+        self.running: dict[int, _RunningRecording] = {}
+        """Env -> recording of its episode; while it is empty, no other method has to be called."""
+        self.finished: dict[int, Recording] = {}
+        """Env -> recording of its last episode, until it is taken."""
 
     def wants_steps(self, active: Array) -> bool:
         """Return whether one of the active envs (bool [N]) records every environment step."""
-        return self.by_step and any(active[env_id] for env_id in self._running)
+        return self.by_step and any(active[env_id] for env_id in self.running)
 
     def begin_episode(self, env_id: int, start: EpisodeRequest, obs: Observation, position: int) -> None:
         """Begin to record the episode of an env, if its request asks for it. `position`: the env's index in `obs`."""
-        self._running.pop(env_id, None)
+        self.running.pop(env_id, None)
         if start.recorded:
             images: dict[str, list[bytes]] = {camera: [] for camera in self.info.cameras}
-            self._running[env_id] = _RunningRecording(images=images, instruction=obs.instructions[position])
+            self.running[env_id] = _RunningRecording(images=images, instruction=obs.instructions[position])
             self._append_observation(env_id, obs, position)
 
     def add_observations(self, env_ids: Array, obs: Observation) -> None:
         """Record what these envs (int64) observe before their next action, or chunk; `obs` is of all envs."""
         for env_id in env_ids.tolist():
-            if env_id in self._running:
+            if env_id in self.running:
                 self._append_observation(env_id, obs, env_id)
 
     def _append_observation(self, env_id: int, obs: Observation, position: int) -> None:
-        running = self._running[env_id]
+        running = self.running[env_id]
         for camera, images in running.images.items():
             images.append(encode_png(to_numpy(obs.images[camera][position])))
         state = np.zeros(0, np.float32) if obs.state is None else to_numpy(obs.state[position])
         running.states.append(np.array(state, np.float32))
 
     def add_chunk(self, env_ids: Array, actions: Array, result: ChunkResult, record: Mapping[str, Array]) -> None:
-        """Record what these envs (int64) did: the executed actions float32 [N, C, A] of all envs, and the trajectory
-        record of the chunk step."""
+        """Record what these envs (int64) did: all envs' actions float32 [N, C, A], and the chunk step's record."""
         rewards = to_numpy(result.rewards)
         valid = record["valid"]
         interventions = record["source"] != ActionSource.POLICY if "source" in record else None
-        for env_id in [env_id for env_id in env_ids.tolist() if env_id in self._running]:
-            running = self._running[env_id]
+        for env_id in [env_id for env_id in env_ids.tolist() if env_id in self.running]:
+            running = self.running[env_id]
             count = int(valid[env_id].sum())
             if self.by_step:
                 running.actions += list(actions[env_id, :count])
@@ -94,7 +93,7 @@ class EpisodeRecorder:
 
     def end_episode(self, env_id: int, episode: Episode) -> None:
         """End the recording of the env's episode, and keep it if the settings say so."""
-        running = self._running.pop(env_id, None)
+        running = self.running.pop(env_id, None)
         if running is None or not self.settings.keeps_episode(episode.success_once):
             return
         if self.settings.final_frame:
@@ -102,7 +101,7 @@ class EpisodeRecorder:
             running.rewards.append(0.0)
             running.interventions += [False] if running.interventions else []
         n = len(running.actions)
-        self._finished[env_id] = Recording(
+        self.finished[env_id] = Recording(
             images={camera: tuple(images[:n]) for camera, images in running.images.items()},
             sizes=dict(self.info.cameras),
             state=np.stack(running.states[:n]),
@@ -118,10 +117,6 @@ class EpisodeRecorder:
             identity=f"state {episode.state}",
         )
 
-    def take_recording(self, env_id: int) -> Recording | None:
-        """Return the recording of the env's last episode, and forget it; None: it is not kept."""
-        return self._finished.pop(env_id, None)
-
 
 class FrameRecorder:
     """Recorder of the frames of episodes that keep frames, for algorithms that embed them."""
@@ -133,29 +128,26 @@ class FrameRecorder:
 
     def clear(self) -> None:
         """Drop all frames."""
-        self._running: dict[int, list[dict[str, Array]]] = {}
-        self._finished: dict[int, dict[str, Array]] = {}
+        self.running: dict[int, list[dict[str, Array]]] = {}
+        self.finished: dict[int, dict[str, Array]] = {}
+        """Keys are those of `EpisodeRecorder`, values camera -> frames [F, H, W, 3]."""
 
     def begin_episode(self, env_id: int, request: EpisodeRequest, obs: Observation, position: int) -> None:
         """Begin an episode, if its request asks for frames. `position`: the env's index in `obs`."""
-        self._running.pop(env_id, None)
+        self.running.pop(env_id, None)
         if request.record:
-            self._running[env_id] = [self._read_frame(obs, position)]
+            self.running[env_id] = [self._read_frame(obs, position)]
 
     def add_frames(self, env_ids: Array, obs: Observation) -> None:
         """Add a frame for each of these envs; `obs` is of all envs."""
-        for env_id in self._running.keys() & env_ids.tolist():
-            self._running[env_id].append(self._read_frame(obs, env_id))
+        for env_id in self.running.keys() & env_ids.tolist():
+            self.running[env_id].append(self._read_frame(obs, env_id))
 
     def end_episode(self, env_id: int) -> None:
         """End the env's episode."""
-        if env_id in self._running:
-            frames = self._running.pop(env_id)
-            self._finished[env_id] = {camera: np.stack([frame[camera] for frame in frames]) for camera in frames[0]}
-
-    def take_frames(self, env_id: int) -> dict[str, Array] | None:
-        """Return the frames of the env's last episode that kept frames, and forget them; None: there is none."""
-        return self._finished.pop(env_id, None)
+        if env_id in self.running:
+            frames = self.running.pop(env_id)
+            self.finished[env_id] = {camera: np.stack([frame[camera] for frame in frames]) for camera in frames[0]}
 
     def _read_frame(self, obs: Observation, position: int) -> dict[str, Array]:
         return {camera: to_numpy(obs.images[camera][position]) for camera in self.cameras}

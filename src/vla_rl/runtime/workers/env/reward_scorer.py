@@ -15,8 +15,7 @@ from vla_rl.core.types import Array, ChunkResult, Observation, to_numpy
 
 @define(eq=False)
 class RewardScorer:
-    """Rewrites the results of chunk steps as the spec's `rewards:` says. A model gets one call at a time, though
-    concurrent lanes have separate threads."""
+    """Rewrites chunk steps' results as `rewards:` says. A model gets one call at a time, also from concurrent lanes."""
 
     model: RewardModel
     lock: Any = field(factory=Lock)
@@ -27,16 +26,6 @@ class RewardScorer:
     """Probability from which an observation counts as success."""
     judges_success: bool = True
     """Whether the model judges success; False: it only watches, and waits before resets."""
-
-    @property
-    def watches_actions(self) -> bool:
-        """Return whether the model watches each action."""
-        return self.model.watches
-
-    @property
-    def is_deterministic(self) -> bool:
-        """Return whether the model answers equal observations equally."""
-        return self.model.deterministic
 
     def before_reset(self, env_ids: Array) -> None:
         """Let the model wait before these envs (int64 [R]) are reset. Raises SafetyStop."""

@@ -71,34 +71,30 @@ class LaneSimulator:
         return checked_observation(self.name, self.info, obs, len(env_ids), "reset")
 
     def chunk_step(self, actions: Array, active: Array, remaining: Array) -> ChunkResult:
-        """Execute actions float32 [N, C', A] in the active envs, bool [N], with `remaining` actions before their step
-        limits, int64 [N]. Raises EnvError."""
-        watches = self.scorer is not None and self.scorer.watches_actions and not self.info.chunk_is_one_motion
-        if self.scorer is not None:
-            self.scorer.watch_observations(None)
+        """Execute actions float32 [N, C', A] in active envs, bool [N]; `remaining` to limits, int64 [N]. EnvError."""
+        observers: list[Saw] = []
+        if self.recorder.running and self.recorder.wants_steps(active):
+            observers.append(self.recorder.add_observations)
+        if (scorer := self.scorer) is not None:
+            scorer.watch_observations(None)
+            if scorer.model.watches and not self.info.chunk_is_one_motion:
+                observers.append(lambda _, obs: scorer.watch_observations(obs))
         before = perf_counter()
-        if watches or self.recorder.wants_steps(active):
-            observers = [self.recorder.add_observations] if self.recorder.wants_steps(active) else []
-            if watches:
-                observers.append(self._show_to_scorer)
+        if observers:
             result, faults = one_by_one(self.env, actions, active, self.stop_at_end, observers)
             self._faults = faults
         else:
             result = self.env.chunk_step(actions, active.copy(), self.stop_at_end)
         self.counts.seconds += perf_counter() - before
         result = checked_result(self.name, self.info, result, self.num_envs, actions.shape[1])
-        if self.scorer is not None:
-            result = self.scorer.score_chunk(result, active, remaining, ignore_terminations=self.ignore_terminations)
+        if scorer is not None:
+            result = scorer.score_chunk(result, active, remaining, ignore_terminations=self.ignore_terminations)
         return result if result.source is None else _with_own_actions(result, actions)
-
-    def _show_to_scorer(self, env_ids: Array, obs: Observation) -> None:
-        assert self.scorer is not None
-        self.scorer.watch_observations(obs)
 
     @property
     def is_deterministic(self) -> bool:
         """Return whether the same actions from the same reset give the same episode."""
-        return self.info.deterministic and (self.scorer is None or self.scorer.is_deterministic)
+        return self.info.deterministic and (self.scorer is None or self.scorer.model.deterministic)
 
     def take_faults(self) -> dict[int, Sequence[str]]:
         """Return the envs that broke since the last call, with the texts of their faults."""
@@ -108,8 +104,7 @@ class LaneSimulator:
 
 
 def _with_own_actions(result: ChunkResult, actions: Array) -> ChunkResult:
-    """Return the result with the policy's actions (float32 [N, C, A]) wherever no other source chose an executed
-    one."""
+    """Return the result with the policy's actions (float32 [N, C, A]) where no other source chose an executed one."""
     executed = to_numpy(result.executed)
     source = np.where(executed, to_numpy(result.source), np.int8(ActionSource.POLICY))
     others = (source != ActionSource.POLICY)[..., None]
@@ -139,8 +134,7 @@ def one_by_one(
     """Return what `env.chunk_step` returns for the whole chunk, and the envs that broke with the texts of their faults.
 
     Args:
-        observers: functions that are called after each action with the envs that executed it (int64) and the
-            observation of all envs.
+        observers: called after each action with the envs that executed it (int64) and the observation of all.
     """
     going, faults = active.copy(), dict[int, Sequence[str]]()
     last = np.zeros(len(active), np.int64)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from attrs import evolve
+from torch import nn
 
 from vla_rl.core.capabilities import TrainsInParts, require_capability
 from vla_rl.core.hookspecs import Demonstrations, VLAModel
@@ -35,16 +36,44 @@ from vla_rl.runtime.comm.weight_transfer.ends import WeightSender
 from vla_rl.runtime.messages.learning import SampleBatch, SampleRefs, SampleScores, ScoreRequest
 from vla_rl.runtime.messages.weights import WeightLayout, WeightTransfer
 from vla_rl.runtime.run_folder.env_info import write_env_info
-from vla_rl.runtime.workers.learner.parallel.strategy import strategy_for
-from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer
+from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer, transitions_of
 from vla_rl.runtime.workers.learner.scoring import Scoring
 from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.runtime.workers.learner.training_state import load_state, save_state
-from vla_rl.runtime.workers.learner.transitions import transitions_of
 from vla_rl.toolkit.data.samples import InMemoryDataset
 from vla_rl.toolkit.models.instructions import save_suffix
 from vla_rl.toolkit.trainers.dummy_samples import dummy_sample
+from vla_rl.toolkit.trainers.parallel import ParallelStrategy, SingleRank
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
+
+
+class DataParallel(ParallelStrategy):
+    """Data parallelism: the full model on every rank."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        """All-reduce in one flat buffer; a rank without samples adds zeros."""
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        flat = torch.cat([g.reshape(-1) for g in grads])
+        torch.distributed.all_reduce(flat)
+        start = 0
+        for parameter, grad in zip(parameters, grads, strict=True):
+            grad.copy_(flat[start : start + grad.numel()].view_as(grad))
+            parameter.grad = grad
+            start += grad.numel()
+
+
+def strategy_for(train: TrainSpec, device: str, world: int) -> ParallelStrategy:
+    """Return the strategy of `world` learners, not yet prepared; a single learner never shards its model."""
+    if world == 1:
+        return SingleRank()
+    if train.sharding == "full":
+        from vla_rl.runtime.workers.learner.parallel.fsdp import FullyShardedParallel  # loads for a second
+
+        return FullyShardedParallel(device, world)
+    return DataParallel(world)
 
 
 class Learner(LearnerInterface):

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 from attrs import define, frozen
 
-from vla_rl.core.trainers import ModelInputs
-from vla_rl.core.types import Array, Observation
-from vla_rl.runtime.messages.learning import SampleBatch
+from vla_rl.core.trainers import ModelInputs, SampleFields, Transitions
+from vla_rl.core.types import ActionSource, Array, Observation, to_numpy
+from vla_rl.runtime.messages.learning import SampleBatch, SampleRefs
 
-
-class Indexable(Protocol):
-    """What `ModelInputs` and `Observation` have in common."""
-
-    def take(self, indices: Array, /) -> Any: ...
-
-
-T = TypeVar("T", bound=Indexable)
+T = TypeVar("T", ModelInputs, Observation)
 
 
 @define(eq=False)
@@ -53,11 +46,11 @@ class ScatteredSamples(Generic[T]):
         rows = self.rows[indices]
         order = np.argsort(batch_of, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(batch_of[order])) + 1)
-        parts: list[Any] = [self.batches[int(batch_of[group[0]])].take(rows[group]) for group in groups]
+        parts = [self.batches[int(batch_of[group[0]])].take(rows[group]) for group in groups]
         if len(parts) == 1:
-            return parts[0]  # type: ignore[no-any-return]
+            return parts[0]
         # From the order of the batches back to that of the samples.
-        return type(parts[0]).concat(parts).take(np.argsort(order))  # type: ignore[no-any-return]
+        return type(parts[0]).concat(parts).take(np.argsort(order))
 
 
 class SampleBuffer:
@@ -90,18 +83,18 @@ class SampleBuffer:
     def find_finals(self, workers: Array, sample_ids: Array) -> ScatteredSamples[Observation]:
         """Return the final observations of these samples, each of which has one."""
         blocks = [block for block, _ in self._find_blocks(workers, sample_ids)]
+        assert all(block.batch.finals is not None for block in blocks), "a policy has not sent a final observation"
         rows = [
             int(np.searchsorted(block.batch.final_ids, sample_id))
             for block, sample_id in zip(blocks, sample_ids.tolist(), strict=True)
         ]
-        return _scatter_rows(blocks, rows, _finals_of)
+        return _scatter_rows(blocks, rows, lambda block: cast(Observation, block.batch.finals))
 
     def _find_blocks(self, workers: Array, sample_ids: Array) -> list[tuple[_Block, int]]:
         return [self._blocks[key] for key in zip(workers.tolist(), sample_ids.tolist(), strict=True)]
 
     def release_samples(self, sample_ids: Mapping[int, Array]) -> None:
-        """Free these samples (worker -> sample ids), as far as they are held. The memory of a batch is freed with its
-        last sample."""
+        """Free these samples (worker -> sample ids), as far as they are held. A batch is freed with its last sample."""
         for worker, of_worker in sample_ids.items():
             for sample_id in of_worker.tolist():
                 block, _ = self._blocks.pop((worker, sample_id), (None, 0))
@@ -117,10 +110,62 @@ def _scatter_rows(blocks: Sequence[_Block], rows: Sequence[int], content: Callab
     return ScatteredSamples([content(block) for block in index], batch_of, np.array(rows, np.int64))
 
 
-def _finals_of(block: _Block) -> Observation:
-    assert block.batch.finals is not None, "a policy has not sent the final observation that a sample needs"
-    return block.batch.finals
-
-
 def _bytes_of(batch: SampleBatch) -> int:
     return batch.inputs.nbytes + (0 if batch.finals is None else batch.finals.nbytes)
+
+
+def transitions_of(buffer: SampleBuffer, refs: SampleRefs, fields: SampleFields) -> Transitions | None:
+    """Return samples as transitions, by trajectory and time, whatever worker they came from. None: no samples.
+
+    Args:
+        refs: workers and ids of the samples, int64 [S] each.
+        fields: fields of the same samples, with those of `toolkit.trainers.transition_fields`.
+    """
+    columns = _required_field(fields, "transition_column")
+    if not len(columns):
+        return None
+    order = np.lexsort((_required_field(fields, "transition_step"), columns))
+    workers, sample_ids = (ids[order] for ids in refs)
+    inputs = buffer.find_inputs(workers, sample_ids).take_all()
+    continues = _required_field(fields, "transition_continues")[order]
+    terminated = _required_field(fields, "transition_terminated")[order]
+    cut = np.flatnonzero(~continues & ~terminated)
+    frames = [inputs.obs.numpy()]
+    if len(cut):
+        frames.append(buffer.find_finals(workers[cut], sample_ids[cut]).take_all().numpy())
+    first = np.arange(len(order))
+    following = np.where(continues, first + 1, first)
+    following[cut] = len(order) + np.arange(len(cut))
+    return Transitions(
+        frames=Observation.concat(frames),
+        first=first,
+        following=following,
+        actions=_executed_actions(np.asarray(to_numpy(inputs.actions), np.float32), fields, order),
+        rewards=_required_field(fields, "transition_rewards")[order],
+        valid=_required_field(fields, "valid")[order],
+        terminated=terminated,
+        source=_ordered_field(fields, "source", order),
+        expert_actions=_ordered_field(fields, "expert_actions", order),
+        extras={name: np.asarray(to_numpy(extra)) for name, extra in inputs.extras.items()},
+    )
+
+
+def _executed_actions(chosen: Array, fields: SampleFields, order: Array) -> Array:
+    """Return the policy's actions [S, C, A], with those of others where they took over."""
+    source = fields.get("source")
+    executed = fields.get("executed_actions")
+    if source is None or executed is None:
+        return chosen
+    taken_over = (source != ActionSource.POLICY) & _required_field(fields, "valid")
+    return np.where(taken_over[order][..., None], executed[order], chosen).astype(np.float32)
+
+
+def _ordered_field(fields: SampleFields, name: str, order: Array) -> Array | None:
+    array = fields.get(name)
+    return None if array is None else array[order]
+
+
+def _required_field(fields: SampleFields, name: str) -> Array:
+    array = fields[name]
+    assert array is not None
+    return array

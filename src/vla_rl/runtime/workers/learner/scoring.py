@@ -1,5 +1,4 @@
-"""Scores that a learner computes with its current weights, before training on its samples: values, also of final
-observations (AcceRL eq. 3-4), and log-probs."""
+"""Scores with a learner's current weights, before training: values (also final ones, AcceRL eq. 3-4), log-probs."""
 
 from __future__ import annotations
 

@@ -135,8 +135,7 @@ class PolicyWorker(PolicyInterface):
         return _join_chunks([(rows, part) for rows, _, part in parts]), versions
 
     def _store_final_observations(self, requests: Sequence[StepRequest]) -> None:
-        """Keep the final observations after the previous chunk step, with their bootstrap values, which are computed
-        in one forward pass of the envs that need one."""
+        """Keep the last chunk step's final observations, with bootstrap values from one pass of those that need one."""
         due = [request for request in requests if request.final is not None]
         if not due:
             return

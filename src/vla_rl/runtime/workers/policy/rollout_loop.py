@@ -1,10 +1,12 @@
-"""The rollout loop of a policy's worker, which drives lanes of envs until no ticket is left, and the clients through
-which it calls them."""
+"""The rollout loop of a policy's worker, which drives lanes of envs until no ticket is left, and their clients."""
 
 from __future__ import annotations
 
+import pickle
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
 from typing import Any
 
 from attrs import define, evolve, field, frozen
@@ -20,13 +22,46 @@ from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.scheduling.batching import Call, Lane, drive_lanes
 from vla_rl.runtime.scheduling.ticket_queue import TicketQueue
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
-from vla_rl.runtime.workers.policy.recording_store import RecordingStore
 from vla_rl.toolkit.data.recording import Recording
 
 
+@define
+class RecordingStore:
+    """Recorded episodes on their way to the driver: in a file without a name, in the order of their ends; emptied when
+    all are forgotten. Thread-safe. A simulator's worker that dies takes none of them with it; when the policy's dies,
+    the run records again what came after its last checkpoint."""
+
+    _file: Any = field(factory=tempfile.TemporaryFile, init=False)
+    _positions: dict[RecordingKey, tuple[int, int]] = field(factory=dict, init=False)
+    _lock: Any = field(factory=Lock, init=False)
+
+    def put(self, key: RecordingKey, recording: Recording) -> None:
+        data = pickle.dumps(recording, protocol=pickle.HIGHEST_PROTOCOL)
+        with self._lock:
+            self._positions[key] = self._file.seek(0, 2), len(data)
+            self._file.write(data)
+
+    def get(self, key: RecordingKey) -> Recording | None:
+        """Return the recording of an episode; None: it was not kept."""
+        with self._lock:
+            if key not in self._positions:
+                return None
+            start, length = self._positions[key]
+            self._file.seek(start)
+            recording: Recording = pickle.loads(self._file.read(length))  # noqa: S301 - this process wrote it
+            return recording
+
+    def forget_up_to(self, last: int | None) -> None:
+        """Forget the episodes of tickets up to this number; None: all."""
+        with self._lock:
+            self._positions = {key: p for key, p in self._positions.items() if last is not None and key[0] > last}
+            if not self._positions:
+                self._file.seek(0)
+                self._file.truncate()
+
+
 class ProgressCounter:
-    """Counter of finished tickets and running chunk steps. One thread writes it, others read it; it needs no lock,
-    since readers only sum plain integers."""
+    """Counter of finished tickets and running chunk steps. One thread writes, others sum plain integers: no lock."""
 
     def __init__(self) -> None:
         self._tickets = 0
@@ -103,8 +138,7 @@ class RolloutLoop(RolloutInterface):
         return self.queue_of(purpose).wait_for_report(needed, early, rollout)
 
     def queue_of(self, purpose: str) -> TicketQueue:
-        """Return the queue of a purpose. Whoever asks first creates it: tickets and the question for their report come
-        in separate threads, in any order."""
+        """Return the queue of a purpose; who asks first creates it, as tickets and questions for their report race."""
         queue = self._queues.get(purpose)
         return self._queues.setdefault(purpose, TicketQueue(self._assignment.served)) if queue is None else queue
 
@@ -115,8 +149,7 @@ class RolloutLoop(RolloutInterface):
         self._recordings[purpose].forget_up_to(last)
 
     def _drive_rollout(self, mode: PolicyMode, queue: TicketQueue, role: str = "sim") -> RolloutReport:
-        """Roll out the tickets of the queue, and those that are added meanwhile, in the envs of a role. Return what was
-        not reported."""
+        """Roll out the queue's tickets, also those added meanwhile, in a role's envs. Return what was not reported."""
         real = role == "sim"
         lanes = self._clients.lanes_of(role)
         infer = self._direct("policy", None if real else BACKGROUND)
@@ -226,8 +259,7 @@ class EnvClients:
         return nullcontext() if self.peers is None else self.peers.through_channels()
 
     def lanes_of(self, role: str) -> list[Lane]:
-        """Return the lanes that this worker acts for, with calls to their simulators ("sim") or to the envs of an added
-        role."""
+        """Return the lanes that this worker acts for, with calls to simulators ("sim") or to an added role's envs."""
         served, homes, added_at = self.assignment.served, self.assignment.homes, self.assignment.added_envs_at
         at = homes if role == "sim" or added_at is None else (added_at,) * len(served)
         return [

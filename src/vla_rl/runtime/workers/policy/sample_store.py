@@ -88,8 +88,7 @@ class SampleStore:
             self.tickets.setdefault(ticket, []).append(sample)
 
     def add_finals(self, request: StepRequest, values: Array) -> None:
-        """Add the bootstrap values, float32 [F], of a request's final observations to the last chunk steps of their
-        tickets."""
+        """Add bootstrap values, float32 [F], of a request's final observations to their tickets' last chunk steps."""
         last_ids = np.array([self.tickets[number][-1] for number in request.final_numbers.tolist()], np.int64)
         numbers, rows = SampleId.unpack(last_ids)
         inference = self.inferences[int(numbers[0])]  # a lane is in one inference
@@ -124,8 +123,7 @@ class SampleStore:
                 del self.inferences[number]
 
     def sample_batches(self, samples: Array) -> list[SampleBatch]:
-        """Return samples by their ids, int64 ascending, where they are, by inference. Nothing is copied of an inference
-        that is needed in full."""
+        """Return samples by id, int64 ascending, by inference; one that is needed in full is not copied."""
         numbers, rows = SampleId.unpack(samples)
         cuts = np.flatnonzero(np.diff(numbers)) + 1
         return [

@@ -23,8 +23,7 @@ class WeightVersions:
     """The weights of an engine by version. Older versions are kept in host memory."""
 
     def __init__(self, engine: PolicyEngine, lag: int) -> None:
-        """Begin with version 0. `lag`: number of versions before the newest that tickets may ask for; above 0 only for
-        an engine with a model in this process."""
+        """Begin with version 0. `lag`: earlier versions that tickets may ask for; 0 without a model in this process."""
         self.engine = engine
         self.lag = lag
         self.version = 0

@@ -17,8 +17,7 @@ RELATED = 0.6
 
 
 def find_reversed_grippers(data: RecordedData) -> Iterator[DataFinding]:
-    """Yield episodes whose gripper command has another sign than in most, by a number of the state that is called a
-    gripper. Nothing without such a number."""
+    """Yield episodes whose gripper command has another sign than most, by a number of the state with that name."""
     names = data.names.get(data.action, ())
     commands = find_grippers(names) if names else [data.episodes[0].vectors[data.action].shape[1] - 1]
     states = [

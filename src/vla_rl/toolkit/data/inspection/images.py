@@ -91,8 +91,7 @@ def read_views(data: RecordedData) -> tuple[list[CameraImages], list[DataFinding
 
 
 def find_repeated_images(data: RecordedData) -> Iterator[DataFinding]:
-    """Read every image. Yield episodes in which an image is repeated while the arm moves, for cameras that show most
-    motion."""
+    """Read every image. Yield episodes that repeat an image while the arm moves, for cameras that show most motion."""
     motion = data.state or data.action
     reach = data.measure_rest(motion)
     for camera in data.cameras:

@@ -58,8 +58,7 @@ class MotionPairs:
 
 
 def find_motion_faults(data: RecordedData) -> Iterator[DataFinding]:
-    """Yield where actions do not go with the state. Nothing, where none of the actions is the target or the velocity of
-    a number of the state."""
+    """Yield where actions do not go with the state. Nothing, if none is the target or velocity of a number of it."""
     if data.state is None or len(data.episodes) < FEWEST:
         return
     pairing = pair_numbers(data)
@@ -73,8 +72,7 @@ def find_motion_faults(data: RecordedData) -> Iterator[DataFinding]:
 
 
 def pair_numbers(data: RecordedData) -> MotionPairs | None:
-    """Return which numbers of the action go with which of the state, by names where both have equal ones, else by
-    place. None where they are not related."""
+    """Return which numbers of the action go with which of the state, by equal names, else by place; None for none."""
     assert data.state is not None
     action_size, state_size = (data.episodes[0].vectors[name].shape[1] for name in (data.action, data.state))
     action_names = [_plain_name(name) for name in data.names.get(data.action, ())]
@@ -201,8 +199,7 @@ def _find_other_units(data: RecordedData, pairing: MotionPairs) -> Iterator[Data
 def _correlate_lags(
     data: RecordedData, place: int, kind: str, pairs: list[tuple[int, int]], detrended: bool = True
 ) -> Array:
-    """Return the correlation of each pair at each lag, float64 [P, lags]; NaN for what does not move, and for lags at
-    which fewer than `OVERLAP` frames are left."""
+    """Return each pair's correlation at each lag, float64 [P, lags]; NaN without motion or `OVERLAP` frames."""
     scores = np.full((len(pairs), len(LAGS)), np.nan)
     if len(data.episodes[place]) < LONG:
         return scores

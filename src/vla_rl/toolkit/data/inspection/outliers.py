@@ -15,8 +15,7 @@ from vla_rl.toolkit.data.inspection.recorded import FEWEST, DataFinding, Inspect
 from vla_rl.toolkit.data.inspection.values import LONG, find_switches, measure_limits
 
 STILL, USUALLY_STILL = 0.3, 0.15
-"""Shares of an episode for which a number does not change: from which it is reported, and up to which others may not
-change."""
+"""Shares of an episode for which a number does not change: reported from, and of others at most."""
 LIMITED, USUALLY_LIMITED = 0.3, 0.15
 """The same for the share of frames in which a number is at its largest or smallest value."""
 REPEATED = 0.05
@@ -94,8 +93,7 @@ def _find_unlike(shares: Array, least: float, usual: float) -> Array:
 
 
 def _find_other_ranges(data: RecordedData, feature: str) -> Iterator[DataFinding]:
-    """Yield numbers whose range in an episode lies outside of the range of all other episodes, such as those in other
-    units or with another zero."""
+    """Yield numbers whose range in an episode is outside that of all others, such as in other units."""
     count = len(data.episodes)
     parts = [episode.vectors[feature] for episode in data.episodes]
     low, high = (np.array([np.quantile(part, q, axis=0) for part in parts]) for q in (0.05, 0.95))
@@ -139,8 +137,7 @@ def _name_factor(factor: float) -> str:
 
 
 def _find_jumps(data: RecordedData, feature: str) -> Iterator[DataFinding]:
-    """Yield frames between which the numbers change far more than before, after, and in other episodes: a spike, or
-    frames that are missing."""
+    """Yield frames between which numbers change far more than around them and elsewhere: spikes, missing frames."""
     rows = data.stack_rows(feature)
     scale = np.where(find_switches(rows), np.inf, np.maximum(rows.std(0), 1e-9))
     changes = [np.linalg.norm(np.diff(e.vectors[feature], axis=0) / scale, axis=1) for e in data.episodes]

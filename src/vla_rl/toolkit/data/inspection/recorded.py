@@ -60,8 +60,7 @@ class InspectedEpisode:
         return len(self.times)
 
     def trim_rest(self, reach: Mapping[str, Array]) -> InspectedEpisode:
-        """Return the episode without frames at its start and end that stay within `reach` (feature -> [D]). An episode
-        in which nothing moves is whole."""
+        """Return the episode without first and last frames that stay within `reach` (feature -> [D]), if any moves."""
         differ = [
             np.flatnonzero(
                 np.any(

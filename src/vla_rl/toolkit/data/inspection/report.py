@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from attrs import evolve, frozen
 
+from vla_rl.toolkit.data.idle_steps import find_idle_steps
 from vla_rl.toolkit.data.inspection.gripper import find_reversed_grippers
-from vla_rl.toolkit.data.inspection.idle import find_idle_frames
 from vla_rl.toolkit.data.inspection.images import CameraImages, find_image_faults, find_repeated_images, read_views
 from vla_rl.toolkit.data.inspection.motion import describe_uncompared, find_motion_faults
 from vla_rl.toolkit.data.inspection.outliers import find_outliers
@@ -28,8 +28,7 @@ class InspectedData:
 
 
 def inspect_recordings(data: RecordedData, all_images: bool = False) -> InspectedData:
-    """Return what is wrong with a data set. Reads all of its numbers, and up to three images of each episode and
-    camera, or all of them."""
+    """Return what is wrong with a data set. Reads all numbers, and up to three images an episode and camera, or all."""
     findings = [*data.findings, *find_number_faults(data)]
     subsets = data.split_tasks()
     if all(np.isfinite(data.stack_rows(name)).all() for name in (data.action, data.state) if name is not None):
@@ -56,3 +55,20 @@ def merge_findings(findings: Iterable[DataFinding]) -> list[DataFinding]:
         earlier = merged.get(key)
         merged[key] = finding if earlier is None else evolve(earlier, episodes=earlier.episodes + finding.episodes)
     return list(merged.values())
+
+
+MANY_IDLE = 0.4
+"""Share of idle frames from which it is reported."""
+
+
+def find_idle_frames(data: RecordedData) -> Iterator[DataFinding]:
+    """Yield that many frames of a data set are idle."""
+    vectors = [episode.vectors for episode in data.episodes]
+    idle = find_idle_steps([(one[data.action], None if data.state is None else one[data.state]) for one in vectors])
+    share = float(np.concatenate(idle).mean())
+    if share > MANY_IDLE:
+        yield DataFinding(
+            subject=data.action,
+            message=f"nothing moves and no command changes in {share:.0%} of the frames; a clone learns to stand still",
+            remedy="the data's key `drop_no_ops: true` leaves them out",
+        )

@@ -2,8 +2,7 @@
 
 A transformer of 32 equal layers is compiled as one layer, so the first call costs seconds and not minutes. What is
 between two matrix products becomes one kernel. Parameters, their names and `state_dict` do not change. The compiled
-code sits under `Module.__call__`, so hooks stay as they are. Adapters and gradient checkpointing of the block are
-compiled with it.
+code sits under `Module.__call__`, so hooks stay. Adapters and gradient checkpointing are compiled with it.
 
 What is between the blocks (embeddings, masks, heads, sampling) is compiled in regions: methods that a model names.
 A region that calls blocks contains their code.
@@ -92,8 +91,7 @@ class CompiledBlocks:
         self.watched: Callable[[], bool] = getattr(
             modes, "is_in_any_mode_without_ignore_compile_internals", modes.is_in_torch_dispatch_mode
         )
-        """Return whether something counts or checks operators (`TorchDispatchMode`): it shall see those of the blocks,
-        and the compiler refuses to run then."""
+        """Return whether something counts operators (`TorchDispatchMode`): it shall see all; the compiler refuses."""
         self.errors = TorchDynamoException, FailOnRecompileLimitHit
         """Errors of the compiler, as opposed to those of the code that it compiles."""
         self.failure: str | None = None
@@ -185,8 +183,7 @@ class _CompiledKind:
         self.name = name
         self.call = torch.compile(_with_own_code(method, name), backend=blocks.compile_graph, fullgraph=True)
         self._counts: dict[Any, int] = {}
-        """Mode -> number of graphs. A mode is whether gradients are recorded, whether an input has one, and which
-        inputs are given."""
+        """Mode -> number of graphs. Mode: are gradients recorded, has an input one, and which inputs are given."""
         self._shapes: dict[Any, Shapes] = {}
         """Mode -> shapes of the last call that compiled a graph."""
 
@@ -235,8 +232,7 @@ class _CompiledMethod:
 
 def _with_own_code(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return a function that calls the method, with separate code. The compiler stores graphs with a function's code:
-    sharing it, the guards of all kinds would be tried in turn, and the graphs of one count towards the limit of
-    another."""
+    shared, the guards of all kinds would be tried in turn, and count towards one limit."""
 
     def call_method(owner: Any, *args: Any, **kwargs: Any) -> Any:
         return method(owner, *args, **kwargs)

@@ -22,8 +22,7 @@ Tensors = Mapping[str, Tensor]
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Batch sizes that are captured when they are first needed; larger batches are padded to a multiple of the largest."""
 MAX_LAYOUTS = 8
-"""Layouts of the inputs that are captured: sampled and greedy decisions, each with prompts of a few widths. A graph of
-each costs memory for every batch size."""
+"""Most layouts of inputs that are captured (sampled, greedy, prompt widths): each costs memory for every batch size."""
 WARM_UP = 3
 """Runs before the capture, in which kernels are compiled and chosen, as PyTorch asks for."""
 

@@ -25,8 +25,7 @@ ACTION_SPACES = ("joint_position", "joint_velocity", "cartesian_position", "cart
 
 @frozen(kw_only=True)
 class KeyMap:
-    """Keys of a request. A key may name an entry of a nested map: `images/cam_high` is looked up as it is, then in the
-    map `images`."""
+    """Keys of a request. One may name an entry of a map: `images/cam_high` is looked up as it is, then in `images`."""
 
     images: Mapping[str, str] | Sequence[str]
     """Camera of the policy -> key of a request; or keys alone, for the policy's cameras in their order."""
@@ -107,8 +106,7 @@ def read_key_map(name: str) -> KeyMap:
 
 def read_request(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> tuple[dict[str, Array], Any, str | None]:
     """Return the images, state and instruction of a request (None: it has no instruction), for `Policy.observation`.
-    Keys that the policy does not need are neither used nor decoded. Raise FrameError, or UserError that lists what is
-    expected."""
+    Keys that the policy does not need are not decoded. Raise FrameError, or UserError that lists what is expected."""
     wanted = keys.camera_keys(info)
     missing = [key for key in (*wanted.values(), *keys.state) if _find_entry(request, key) is None]
     if missing:
@@ -167,8 +165,7 @@ def _find_entry(request: Mapping[Any, Any], key: str) -> Any:
 
 
 def _put_entry(request: dict[str, Any], key: str, value: Any) -> None:
-    """Put a value into the request. openpi's names of LIBERO and DROID contain slashes; only ALOHA's images are a
-    map."""
+    """Put a value into the request. openpi's names of LIBERO and DROID have slashes; only ALOHA's images are a map."""
     first, _, remainder = key.partition("/")
     if first == "images" and remainder:
         request.setdefault(first, {})[remainder] = value
@@ -177,8 +174,7 @@ def _put_entry(request: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _convert_image(image: Any, key: str, keys: KeyMap, size: tuple[int, int]) -> Array:
-    """Convert a client's image to uint8 [H, W, 3]: also from PNG and JPEG, floats in 0 ... 1, and channels first. The
-    size is compared before anything is decoded or copied."""
+    """Convert an image (PNG, JPEG, floats in 0 ... 1, channels first) to uint8 [H, W, 3]; its size is checked first."""
     if isinstance(image, EncodedImage):
         _check_size(image.size, key, keys, size)
         image = image.decode()

@@ -3,8 +3,7 @@
 An array is a map with the keys `__ndarray__`, `data` (bytes in C order), `dtype` and `shape`, a NumPy number one with
 `__npgeneric__`, `data` and `dtype`; these keys are bytes. vla-evaluation-harness has text for keys, and images as PNG
 or JPEG. `unpack_frame` reads both, and nothing that could run code: it is safe for untrusted frames. PNG and JPEG grow
-a thousandfold when they are decoded, so a server leaves them encoded (`unpack(frame, decode=False)`), and decodes only
-the images that its policy uses.
+a thousandfold, so a server decodes (`unpack(frame, decode=False)`) only those that its policy uses.
 """
 
 from __future__ import annotations

@@ -46,8 +46,7 @@ def resolve_checkpoint(
     name: str, wanted: Sequence[str] = WANTED, builtin: Path | None = None, download: bool = True
 ) -> Path:
     """Return the folder of a checkpoint given as `builtin:NAME`, a folder, or `OWNER/NAME[@REVISION]` of the hub. A hub
-    name is taken from the local cache, or downloaded into it (unless `download` is False). Raise CheckpointError if
-    it cannot be found.
+    name is taken from the local cache, or downloaded into it (unless `download` is False). Raise CheckpointError.
 
     Args:
         wanted: patterns of the files of a hub repository that are read; nothing else is downloaded.
@@ -68,8 +67,7 @@ def resolve_checkpoint(
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors in host memory as safetensors, with the mode of any new file; the library itself makes files
-    readable for the owner only."""
+    """Write host tensors as safetensors, with a new file's usual mode: the library's is for the owner only."""
     from safetensors.torch import save_file
 
     save_file(dict(tensors), file, metadata=None if metadata is None else dict(metadata))
@@ -122,8 +120,7 @@ def _from_hub(name: str, wanted: Sequence[str], download: bool) -> Path:
 
 
 def read_file(path: Path, reader: Callable[[Path], T]) -> T:
-    """Read a file of a checkpoint with `reader`. Raise CheckpointError that names the file, whatever is wrong with
-    it."""
+    """Read a file of a checkpoint with `reader`. Raise CheckpointError naming it, whatever is wrong."""
     if not path.is_file():
         clause = describe_unfinished(path.parent) or _suggest_subfolders(path)
         raise CheckpointError(f"{path.parent} is not a complete checkpoint: it has no {path.name}{clause}")
@@ -136,8 +133,7 @@ def read_file(path: Path, reader: Callable[[Path], T]) -> T:
 
 
 def read_keys(path: Path) -> Record:
-    """A JSON object whose values are checked as they are asked for. Raises CheckpointError for a file that is missing
-    or holds none."""
+    """A JSON object, checked as its values are asked for. Raises CheckpointError for a file that lacks one."""
     return read_file(path, lambda file: read_record(file, CheckpointError))
 
 
@@ -229,8 +225,7 @@ def find_tokenizer(folder: Path, named: str | None) -> Path:
 
 
 def check_tokenizer(folder: Path | None, named: str | None) -> None:
-    """Raise Problems unless there is a tokenizer.json where `find_tokenizer` looks. `folder`: None for a hub name,
-    whose files are not at hand."""
+    """Raise Problems without a tokenizer.json where `find_tokenizer` looks. `folder`: None for a hub name."""
     with at("checkpoint" if named is None else "tokenizer"):
         if folder is not None or named is not None:
             find_tokenizer(folder or Path(), named)
@@ -238,8 +233,7 @@ def check_tokenizer(folder: Path | None, named: str | None) -> None:
 
 def read_tokenizer(path: Path) -> Tokenizer:
     """Read tokenizer.json, without truncation and padding, which transformers writes into it when a tokenizer is saved
-    that was called with either. Raises CheckpointError for a file that is missing or holds none.
-    """
+    that was called with either. Raises CheckpointError for a file that is missing or holds none."""
     from tokenizers import Tokenizer
 
     tokenizer: Tokenizer = read_file(path, lambda file: Tokenizer.from_file(str(file)))
@@ -329,8 +323,7 @@ def as_they_are(names: Collection[str]) -> Mapping[str, str]:
 
 
 def find_weights(folder: Path, open_names: Callable[[Collection[str]], Mapping[str, str]] = as_they_are) -> WeightFiles:
-    """Read the headers of a folder's weight files, not their tensors. Raise CheckpointError for files that are missing,
-    truncated or unreadable.
+    """Read weight files' headers. Raise CheckpointError for files that are missing, truncated or unreadable.
 
     Args:
         open_names: names of all tensors in the files -> their public names; tensors that it leaves out are not read.

@@ -54,8 +54,7 @@ def choose_cameras(
 
 
 def check_camera_count(trained: Sequence[str], chosen: Sequence[str]) -> None:
-    """Raise MismatchError if the policy would see fewer or more cameras than in training (`trained` is empty if
-    unknown)."""
+    """Raise MismatchError if the policy would see fewer or more cameras than in training (`trained`: () if unknown)."""
     if trained and len(trained) != len(chosen):
         raise MismatchError(
             f"the checkpoint was trained with {len(trained)} cameras ({', '.join(trained)}), the policy would see "
@@ -70,8 +69,7 @@ def require_state(env: EnvInfo, key: str) -> None:
 
 
 def check_action_dim(trained: str, dim: int, env: EnvInfo) -> None:
-    """Raise MismatchError if the simulator has another action dimension. `trained` begins the message, such as "FOLDER
-    was trained"."""
+    """Raise MismatchError for another action dimension. `trained` begins the message, such as "FOLDER was trained"."""
     if dim != env.action_dim:
         raise MismatchError(f"{trained} for {dim}-dimensional actions, the simulator takes {env.action_dim}")
 
@@ -91,8 +89,7 @@ def check_action_range(
 
     Args:
         source: such as "statistics 'KEY' of FOLDER".
-        ranges: lowest and highest number of each dimension in the simulator's units, also of dimensions that are not
-            scaled.
+        ranges: lowest and highest number of each dimension in the simulator's units, scaled or not.
         gripper: the model's setting that turns 0 and 1 of the last dimension into -1 and 1, if it has one.
         converts: that setting is on: the last dimension's range is not compared.
         remedy: what to set if statistics are another robot's.
@@ -141,8 +138,7 @@ def choose_references(config: Any, env: EnvInfo, recorded: References | None = N
 
 def _check_agreement(setting: RelativeActions | str | None, env: EnvInfo, recorded: References, source: str) -> None:
     """Raise MismatchError where the spec asks for other relative numbers than a folder's statistics are of, or names
-    other numbers of the state. Names that the simulator does not know, but the data of the folder's training did, are
-    not compared."""
+    other numbers of the state. Names that the simulator does not know, but the folder's data did, are not compared."""
     if setting is None:
         return
     relative = {number: index for number, index in enumerate(recorded) if index is not None}
@@ -191,8 +187,7 @@ def check_state_dim(trained: str, dim: int, env: EnvInfo) -> None:
 
 
 def check_horizon(folder: Path | str | None, horizon: int, chunk: int) -> None:
-    """Raise MismatchError for chunks longer than those of training. For shorter ones the model's first actions are
-    executed."""
+    """Raise MismatchError for chunks longer than those of training. Of shorter ones the first actions are executed."""
     if chunk > horizon:
         raise MismatchError(
             f"{folder} was trained for chunks of {horizon} actions, the spec asks for {chunk}; "

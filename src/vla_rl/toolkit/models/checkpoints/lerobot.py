@@ -63,8 +63,7 @@ class FeatureScale:
     margin: float = 0.0
     """Added to the width of a range in both directions (openpi's quantiles)."""
     flat: bool = False
-    """A dimension with an empty range is normalised to 0, and any number is restored to that range (GR00T), instead of
-    using eps."""
+    """A dimension with an empty range is normalised to 0 and restored to that range (GR00T), without eps."""
     clip: bool = False
     """Numbers outside the range are clipped to it, in both directions (GR00T N1.7)."""
     by_step: tuple[tuple[tuple[float, ...], ...], ...] = ()
@@ -184,21 +183,18 @@ def read_horizon(raw: Record) -> int:
 
 
 def read_executed(raw: Record) -> int | None:
-    """Return how many actions of a chunk lerobot executes before the next one, by config.json; None: it does not say.
-    Raise CheckpointError."""
+    """Return how many actions of a chunk lerobot executes, by config.json; None: unknown. Raise CheckpointError."""
     return raw.get_integer(EXECUTED, 1, MAX_CHUNK) if raw.has_value(EXECUTED) else None
 
 
 def read_steps(folder: Path) -> list[Record]:
-    """Return the steps of lerobot's pre-processing, in order. Raise CheckpointError for a file that is missing or
-    damaged."""
+    """Return the steps of lerobot's pre-processing, in order. Raise CheckpointError for a missing or damaged file."""
     refuse_old_statistics(folder)
     return read_keys(folder / PREPROCESSOR).list_of_records("steps", [])
 
 
 def refuse_old_statistics(folder: Path) -> None:
-    """Raise CheckpointError for a folder of lerobot before 0.4 (October 2025), which kept statistics among the weights;
-    the message has the command that migrates it."""
+    """Raise CheckpointError, with the command that migrates it, for a folder of lerobot before 0.4 (October 2025)."""
     if (folder / PREPROCESSOR).is_file() or not (folder / WEIGHTS).is_file():
         return
     old = [name for name in find_weights(folder).shapes if OLD_STATISTICS.search(name)]
@@ -291,8 +287,7 @@ def _read_flag(record: Record, key: str) -> bool:
 def model_config(
     statistics: Statistics, cameras: Sequence[str], pixels: int, horizon: int, **own: Any
 ) -> dict[str, Any]:
-    """Return config.json for a network that did not come from lerobot's layout; `own` has the model's keys, including
-    `type`."""
+    """Return config.json for a network from another layout; `own` has the model's keys, including `type`."""
     inputs: dict[str, Any] = {f"{IMAGES}{name}": {"type": "VISUAL", "shape": [3, pixels, pixels]} for name in cameras}
     modes = {"VISUAL": "IDENTITY", "ACTION": statistics.action.mode}
     if statistics.state is not None:
@@ -340,8 +335,7 @@ def _relative_keys(kind: Any, references: References, names: Any) -> dict[str, A
 
 
 def by_place(references: References) -> bool:
-    """Return whether each relative number belongs to the state's number at the same place, the only case that lerobot
-    has."""
+    """Return whether each relative number belongs to the state's number at the same place, as lerobot needs."""
     return all(place in (None, number) for number, place in enumerate(references))
 
 

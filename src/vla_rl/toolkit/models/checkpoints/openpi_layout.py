@@ -38,8 +38,7 @@ PRECISIONS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 def write_openpi(folder: Path, target: Path, asset_id: str) -> None:
     """Write `target` from `folder`, so that actions are normalised to the same numbers. Raise UserError for another
-    model, an asset id that leads out of the folder, and what openpi cannot express; raise CheckpointError for files
-    that are missing or unreadable."""
+    model, an asset id that leads out of the folder, and what openpi cannot express; CheckpointError for files."""
     raw = read_json(folder / "config.json")
     if raw.get("type") not in MODELS:
         kind = raw.get("type", raw.get("model_type"))
@@ -84,16 +83,14 @@ def has_padded_state(folder: Path) -> bool:
 
 
 def read_references(raw: Record) -> References | None:
-    """Return what actions are relative to by config.json in openpi's layout; None: it does not say, as those that
-    openpi wrote. Raise CheckpointError."""
+    """Return what actions are relative to by openpi's config.json; None: it does not say. Raise CheckpointError."""
     if not raw.has_value(RELATIVE):
         return None
     return tuple(None if place < 0 else place for place in raw.get_sizes(RELATIVE, -1, MAX_SIZE))
 
 
 def rename_tensors(source: Path, target: Path) -> str:
-    """Copy a weight file without lerobot's prefix, and return the precision of most of its numbers. Raise
-    CheckpointError."""
+    """Copy a weight file without lerobot's prefix, and return most numbers' precision. Raise CheckpointError."""
     if not source.is_file():
         raise CheckpointError(f"{source.parent} is not a complete checkpoint: it has no {source.name}")
     with source.open("rb") as file:

@@ -81,15 +81,13 @@ class TrainedParts:
     vlm: nn.Module
     """Vision-language model, frozen with `train_expert_only`."""
     language: Any = None
-    """The model's language part, whose layers without influence are frozen otherwise. A critic that reads its output
-    makes all of it matter."""
+    """The language part, whose layers without influence are frozen unless a critic reads its output."""
     state: Tensor | None = None
     """Weight of the state, which is frozen where the state is fed as zeros."""
 
 
 class FlowBuilder(ABC):
-    """Builds the policy of a spec. Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not
-    fit."""
+    """Builds a spec's policy. Raises CheckpointError or MismatchError if checkpoint, spec and simulator do not fit."""
 
     policy: type[FlowPolicy]
     prompts: type[PaddedPrompts]
@@ -241,8 +239,7 @@ class FlowBuilder(ABC):
         return module
 
     def _build_network(self, checkpoint: FlowCheckpoint) -> nn.Module:
-        """Return the network on the device, in the spec's precision. Where a file describes its sizes, they are
-        compared with the weights before memory is allocated."""
+        """Return the network on the device in the spec's precision. A file's sizes are compared with weights first."""
         weights, device = checkpoint.weights, self.device
         if weights is not None and (weights.folder / ARCHITECTURE).is_file():
             with torch.device("meta"):
@@ -267,8 +264,7 @@ class FlowBuilder(ABC):
         return derived_seed(self.context.seed, f"{self.policy.name}/{part}")
 
     def _choose_trained(self, network: nn.Module, head: nn.Module | None, blind: bool) -> None:
-        """Freeze what the spec does not train and what has no influence, then insert adapters if the spec asks for
-        them."""
+        """Freeze what the spec does not train or has no influence, then insert adapters if the spec asks for them."""
         parts = self.find_parts(network)
         if self.config.train_expert_only:
             parts.vlm.requires_grad_(False)
@@ -280,8 +276,7 @@ class FlowBuilder(ABC):
             insert_adapters(network, self.config.lora, self._derive_seed("lora"))
 
     def _make_heads(self, checkpoint: FlowCheckpoint) -> Heads:
-        """Return the critic and Flow-Noise's network that algorithm and spec need, as saved with the checkpoint or
-        new."""
+        """Return the critic and Flow-Noise network that algorithm and spec need, as the checkpoint has them or new."""
         config, context, options = self.config, self.context, self.config.value_head
         expert_width, prefix_width = self.head_widths(checkpoint.sizes)
         value_head: HorizonValueHead | PrefixValueHead | None = None
@@ -304,8 +299,7 @@ class FlowBuilder(ABC):
     def _make_steering_head(self, checkpoint: FlowCheckpoint) -> SteeringHead | None:
         """Return the head that was saved with the checkpoint, or a new one that the spec asks for, else None.
 
-        Raises CheckpointError for a damaged file, and MismatchError where the spec asks for another head than the
-        saved.
+        Raises CheckpointError for a damaged file, MismatchError where the spec asks for another head than saved.
         """
         path = None if checkpoint.folder is None else checkpoint.folder / STEERING_HEAD
         saved = None if path is None or not path.is_file() else read_file(path, load_file)

@@ -135,8 +135,7 @@ def fit_checkpoint(
 def demonstration_statistics(
     context: ModelContext, quantiles: bool = False, by_step: bool = False
 ) -> Statistics | None:
-    """Return the statistics of the demonstrations if the run normalises by them, else None: z-scores, or quantiles from
-    the 1st to the 99th percentile.
+    """Return the demonstrations' statistics if the run normalises by them: z-scores, or 1st to 99th percentile.
 
     Args:
         by_step: scale relative actions by their range at each step of a chunk, as GR00T N1.7 does.

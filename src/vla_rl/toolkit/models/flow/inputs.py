@@ -69,8 +69,7 @@ class FlowInputs(VLAModel, Compilable):
         module.eval()  # checkpoints have no dropout; adapters use it in `imitation_loss` only
 
     def _encode_prompts(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the prompts' token ids and mask (False at padding), [B, L]; `state` [B, S], normalised and padded, is
-        for prompts that contain it."""
+        """Return prompts' token ids and mask (False: padding), [B, L]. `state` [B, S], normalised: for prompts."""
         return self.prompts.token_rows(obs.instructions)
 
     def _encode_inputs(self, inputs: Mapping[str, Tensor]) -> BackboneFeatures:
@@ -126,8 +125,7 @@ class FlowInputs(VLAModel, Compilable):
         return as_tensor(take_offsets(obs.state, self._references), self._device)[:, None]
 
     def _restore_actions(self, x: Tensor, offset: Tensor | None) -> Tensor:
-        """Return the actions [B, C, A] of denoised chunks in the simulator's units and range. `offset`: as
-        `_read_offsets` returns it."""
+        """Return denoised chunks' actions [B, C, A] in the simulator's units. `offset`: of `_read_offsets`."""
         actions = self._actions.restore_units(x[:, : self._chunk])
         return (actions if offset is None else actions + offset).clamp(self._low, self._high)
 

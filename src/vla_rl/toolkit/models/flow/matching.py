@@ -47,8 +47,7 @@ class FlowSchedule:
         self.drift = drift.float().to(device)
 
     def step_mean(self, x: Tensor, velocity: Tensor, index: Tensor, noisy: Tensor | None) -> Tensor:
-        """Return the mean of step `index` (int64 [B]) from x [B, H, D]; samples where `noisy` (bool [B]) get the
-        drift."""
+        """Return the mean of step `index` (int64 [B]) from x [B, H, D]; `noisy` (bool [B]) ones get the drift."""
         mean = x - self.delta * velocity
         if noisy is None:
             return mean
@@ -79,8 +78,7 @@ def training_times(rng: np.random.Generator, count: int) -> np.ndarray[tuple[int
 
 
 def log_density(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Return the log-density of each element of x under N(mean, std); 0 where std is 0, since that step is
-    deterministic."""
+    """Return the log-density of each element of x under N(mean, std); 0 where std is 0, a deterministic step."""
     safe = torch.where(std > 0, std, 1.0)
     density = -0.5 * ((x - mean) / safe) ** 2 - safe.log() - 0.5 * math.log(2 * math.pi)
     return torch.where(std > 0, density, 0.0)

@@ -1,5 +1,4 @@
-"""Parts of networks that denoise an action chunk given a prefix (images, instruction, state), which is computed once
-and reused in every denoising step."""
+"""Parts of networks that denoise a chunk given a prefix (images, instruction, state), computed once for all steps."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ VALID, PAIRS, HIDDEN = RECORDED = ("backbone_valid", "backbone_pairs", "backbone
 
 
 class TimeEmbedding(nn.Module):
-    """Sines and cosines of the time in float64, as in openpi and lerobot. transformers' own are float32, which moves
-    samples by 1e-4."""
+    """Sines and cosines of time in float64, as openpi and lerobot: in float32 (transformers) samples move by 1e-4."""
 
     def __init__(self, width: int, low: float, high: float) -> None:
         super().__init__()
@@ -52,8 +50,7 @@ def mean_over(hidden: Tensor, counted: Tensor) -> Tensor:
 
 
 def freeze_unused(language: Any) -> None:
-    """Freeze the parts of a language model after its last keys and values. They are computed but do not influence the
-    expert."""
+    """Freeze the parts of a language model after its last keys and values. They do not influence the expert."""
     last = language.layers[-1]
     for part in (last.self_attn.q_proj, last.self_attn.o_proj, last.mlp, last.post_attention_layernorm, language.norm):
         part.requires_grad_(False)
@@ -158,8 +155,7 @@ class FlowModule(nn.Module, ABC):
 
     @abstractmethod
     def build_prefix(self, seen: BackboneFeatures, state: Tensor) -> Any:
-        """Return the expert's inputs that do not change with time, from `run_backbone`'s result and the normalised
-        state [B, S]."""
+        """Return the expert's inputs that do not change with time, of `run_backbone`'s result and the state [B, S]."""
 
     def prepare_steps(self, prefix: Any, times: Tensor) -> Sequence[Any]:
         """Return the prefix for each pass of a decision, whose times are [K]; a network may compute there what depends

@@ -36,8 +36,7 @@ NOWHERE = -1
 
 
 class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable):
-    """A flow-matching policy: a subclass defines what `save` writes, and the `blocks` that are compiled.
-    `flow_variants` has what settings add."""
+    """A flow-matching policy; subclasses define `save` and `blocks`, `flow_variants` has what settings add."""
 
     exact_time = False
     """The network receives exact times (lerobot), instead of float32 times by repeated addition (openpi)."""
@@ -154,8 +153,7 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         """Score recorded chunks. This takes one pass of the expert if one step was stochastic, K passes if all were,
-        and those of the critic; the vision-language model runs once, or not at all where its output was recorded
-        (`reuse_prefix`)."""
+        and those of the critic; the vision-language model runs once, or not at all (`reuse_prefix`)."""
         prefix, state = self._encode_observation(obs, seen=BackboneFeatures.unpack(chunk.extras, self._device))
         chain, step = (as_tensor(chunk.extras[name], self._device) for name in ("chain", "step"))
         rows = torch.arange(len(step), device=self._device)
@@ -201,8 +199,7 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
         return self._restore_actions(x, offset)
 
     def policy_features(self, obs: Observation) -> Tensor:
-        """Return the mean over the horizon of the expert's output for the mean noise (x = 0 at t = 1), and the
-        normalised state, float32 [B, D]."""
+        """Return the expert's mean output over the horizon for x = 0 at t = 1, and the state, float32 [B, D]."""
         return self._compute_features(*self._encode_observation(obs))
 
     @torch.no_grad()
@@ -240,8 +237,7 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
     # ------------------------------------------------------------------------------------------------ one step
 
     def _begin_denoising(self, start: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the number of the stochastic step, int64 [B], and log-probs of 0 for each action. Without uniform
-        numbers no step is stochastic."""
+        """Return the stochastic step's number, int64 [B], and log-probs of 0 an action. Without uniforms: none."""
         log_probs = start.new_zeros(len(start), self._chunk, 1, dtype=torch.float32)
         if uniforms is None:
             return torch.full((len(start),), NOWHERE, device=self._device), log_probs
@@ -291,8 +287,7 @@ class FlowPolicy(FlowInputs, HasCritic, HasFeatures, ContinuesChunks, Capturable
         return actions, torch.stack(list(chain), dim=1)
 
     def _compute_transition(self, hidden: Tensor, x: Tensor, index: Tensor, noisy: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean [B, H, A] and standard deviation ([B, H, A] or [B, 1, 1]) of step `index` from x, for the
-        expert's output; 0 where not noisy."""
+        """Return mean [B, H, A] and std ([B, H, A] or [B, 1, 1]; 0: not noisy) of a step from x and expert's output."""
         velocity = self.module.project_velocity(hidden)
         if self.module.noise_head is None:
             mean, std = self._schedule.step_mean(x, velocity, index, noisy), self._schedule.std[index][:, None, None]

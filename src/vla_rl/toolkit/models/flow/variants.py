@@ -31,8 +31,7 @@ def choose_class(policy: type[P], config: FlowConfig, module: FlowModule) -> typ
 
 
 class SteeredFlow(FlowPolicy, Steerable):
-    """A frozen policy, denoised by the ODE from the initial noise that a trained head chooses (DSRL). The score of a
-    chunk is that of its initial noise."""
+    """A frozen policy, denoised by the ODE from noise that a trained head chooses (DSRL), whose score it has."""
 
     extra_names = (STEERING,)
 

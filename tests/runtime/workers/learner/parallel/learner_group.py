@@ -24,7 +24,7 @@ from vla_rl.core.spec.spec import make_component
 from vla_rl.core.trainers import ImitationStep, ModelInputs
 from vla_rl.runtime.messages.learning import SampleBatch, ScoreRequest
 from vla_rl.runtime.workers.learner.learner import Learner
-from vla_rl.runtime.workers.precision import Autocast
+from vla_rl.runtime.workers.models import Autocast
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.algorithms.statistics import read_all

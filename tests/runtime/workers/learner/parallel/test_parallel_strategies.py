@@ -20,7 +20,7 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.workers.learner.parallel.fsdp import FullyShardedParallel
-from vla_rl.runtime.workers.precision import Autocast
+from vla_rl.runtime.workers.models import Autocast
 from vla_rl.testing import synthetic
 
 CLOSE = {"rtol": 0, "atol": 1e-5}

@@ -64,8 +64,7 @@ class FullyShardedParallel(ParallelStrategy):
     def prepare_model(self, model: VLAModel, info: EnvInfo) -> ModelInputs:
         """Shard the model, as the base class says.
 
-        Blocks may be compiled before: FSDP's hooks run around the compiled code. What happens here stays in eager mode,
-        since this batch does not come again.
+        Blocks may be compiled before: FSDP's hooks run around them. This stays eager: the batch does not come again.
         """
         obs, chunk = dummy_sample(model, info)
         passes: list[Callable[[], Any]] = []
@@ -87,8 +86,7 @@ class FullyShardedParallel(ParallelStrategy):
         return ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras)
 
     def shard_module(self, module: nn.Module, blocks: Iterable[nn.Module]) -> None:
-        """Shard a module. Raises UserError for a block whose trainable weights differ in type, and for a torch that
-        cannot shard."""
+        """Shard a module. Raises UserError for a block with trainable weights of several types, and an old torch."""
         problem = sharding_problem()
         if problem is not None:
             raise UserError(f"train.sharding: full {problem}")
@@ -111,8 +109,7 @@ class FullyShardedParallel(ParallelStrategy):
         self.root.set_reduce_scatter_unused_params(True)
 
     def _shard_unit(self, unit: nn.Module) -> Any:
-        """Shard what no earlier unit has. Frozen weights that are wider than the trained ones stay whole on every rank,
-        because a unit is gathered in one type."""
+        """Shard what no earlier unit has. Frozen weights wider than the trained stay whole: a unit has one type."""
         own = [p for p in unit.parameters() if not isinstance(p, DTensor) and p not in self._whole]
         narrow = [p for p in own if p.requires_grad and is_narrow(p.dtype)]
         if not narrow:
@@ -148,8 +145,7 @@ class FullyShardedParallel(ParallelStrategy):
 
     @contextmanager
     def full_weights(self) -> Iterator[None]:
-        """Context in which the module's parameters are plain full tensors, outside of FSDP: `state_dict` finds them,
-        and NumPy may share their memory."""
+        """Context in which parameters are plain full tensors, outside of FSDP, for `state_dict` and NumPy."""
         modules = list(self.root.modules())
         sharded = [(module, name, p) for module in modules for name, p in module.named_parameters(recurse=False)]
         full: dict[int, nn.Parameter] = {}
@@ -170,8 +166,7 @@ class FullyShardedParallel(ParallelStrategy):
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
     def local_shard(self, tensor: Any, like: torch.Tensor) -> Any:
-        """Return this rank's shard as FSDP2 cuts it: in chunks of the first dimension, of which the last ranks may have
-        fewer rows."""
+        """Return this rank's shard as FSDP2 cuts it: in chunks of the first dimension, shorter on last ranks."""
         if not isinstance(tensor, torch.Tensor) or not tensor.dim():
             return tensor
         assert isinstance(like, DTensor)
@@ -206,8 +201,7 @@ def _check_types(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
 
 @contextmanager
 def collect_called_blocks(model: VLAModel) -> Iterator[list[nn.Module]]:
-    """Context that collects the blocks of `find_blocks` that are called in it, and the critic. Blocks of the critic
-    are left out."""
+    """Context that collects the called blocks of `find_blocks`, and the critic, without blocks of the critic."""
     critic = [model.critic] if isinstance(model, HasCritic) and model.critic is not None else []
     in_critic = {id(part) for critic_module in critic for part in critic_module.modules()}
     classes = model.blocks if isinstance(model, Compilable) else ()
