@@ -103,6 +103,46 @@ def test_a_page_says_what_was_changed_of_the_benchmark(tmp_path):
     )
 
 
+def test_groups_of_suites_have_means_which_the_mean_is_of(tmp_path):
+    file = tmp_path / "mine.yaml"
+    text = (
+        "title: Mine\nenv: tabletop\nsuites: {Put: {env.tasks: [put_red]}, Red: {env.tasks: [pick_red]}, Blue: "
+        "{env.tasks: [pick_blue]}}\ngroups: {Pick: [Red, Blue]}\nmean: [Put, Pick]\n"
+        "published: [{policy: other, rates: {Put: 90, Pick: 60}, source: a paper}]\n"
+    )
+    file.write_text(text)
+    said = vla_rl("eval", EXAMPLE, *SHORT, "--benchmark", str(file), "--folder", str(tmp_path / "results"))
+    rates = {
+        name: 100 * json.loads((tmp_path / "results" / f"{name}.json").read_text())["success"]["rate"]
+        for name in ("put", "red", "blue")
+    }
+    pick = (rates["red"] + rates["blue"]) / 2
+    assert f"mean of Put, Pick: {(rates['put'] + pick) / 2:.1f} %" in said
+    page = (tmp_path / "results" / "index.html").read_text()
+    assert "<th>Blue</th><th>Pick</th><th>mean</th>" in page and f"<td>{pick:.1f}</td>" in page
+    assert "<td>90.0</td><td>–</td><td>–</td><td>60.0</td><td>75.0</td>" in page
+    file.write_text(text.replace("[Red, Blue]", "[Red, Green]"))
+    assert "names a suite 'Green' that it does not have: Put, Red, Blue" in refusal(
+        "eval", EXAMPLE, *SHORT, "--benchmark", str(file)
+    )
+
+
+def test_rl4vlas_protocol_has_fifteen_sub_settings_in_three_groups():
+    benchmark = load_benchmark("maniskill_ood")
+    assert {name: len(suites) for name, suites in benchmark.groups.items()} == {
+        "Vision": 5,
+        "Semantics": 7,
+        "Execution": 3,
+    }
+    played = [suite for suites in benchmark.groups.values() for suite in suites]
+    assert sorted([*played, "In distribution"]) == sorted(benchmark.suites)
+    sets = [(keys["env.task"], keys["env.kwargs"]["obj_set"]) for keys in benchmark.suites.values()]
+    assert len(set(sets)) == 16
+    assert benchmark.suite_keys("Vision: table")["env.eval_states"] == 256
+    (best,) = [figures for figures in benchmark.published if figures.policy == "OpenVLA, RLinf's PPO"]
+    assert mean_of(best.rates, benchmark.mean) == pytest.approx(best.mean, abs=0.01), "theirs is that of the groups"
+
+
 def test_success_is_shown_by_category_where_tasks_have_any(tmp_path, monkeypatch):
     """LIBERO-Plus has thousands of tasks: the terminal and the page show its dimensions and levels instead."""
     task_info = TaskInfo

@@ -171,6 +171,8 @@ def test_fixed_placements_are_split() -> None:
     assert [state.id for state in evaluation] == [2_000_000 + i for i in range(0, 24, 3)]
     assert sorted(state.id for state in train + evaluation) == [2_000_000 + i for i in range(24)]
     assert len(states_of("train", 0, "Put", 5, 24)) == 5
+    drawn = {split: [state.id for state in states_of(split, 1, "Pick", 256, 0)] for split in ("train", "eval")}
+    assert drawn == {"train": list(range(1_001_000, 1_001_256)), "eval": list(range(1_000_000, 1_000_256))}
 
 
 @pytest.mark.sim

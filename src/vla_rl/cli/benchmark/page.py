@@ -28,11 +28,15 @@ def render_benchmark(benchmark: Benchmark, policy: str, results: Mapping[str, Re
 
 
 def _success_table(benchmark: Benchmark, policy: str, results: Mapping[str, Result]) -> str:
-    order = [name for name in benchmark.suites if name in results or any(name in p.rates for p in benchmark.published)]
+    rates = benchmark.with_groups({name: 100 * result["success"]["rate"] for name, result in results.items()})
+    named = (*benchmark.suites, *benchmark.groups)
+    order = [name for name in named if name in rates or any(name in p.rates for p in benchmark.published)]
     means = ["mean"] if benchmark.mean else []
     head = "".join(f"<th>{escape(name)}</th>" for name in ("policy", *order, *means, "source"))
-    rates = {name: 100 * result["success"]["rate"] for name, result in results.items()}
-    cells = [_format_measured(results[name]["success"]) if name in results else "–" for name in order]
+    cells = [
+        _format_measured(results[name]["success"]) if name in results else _format_percent(rates.get(name))
+        for name in order
+    ]
     mean = mean_of(rates, benchmark.mean)
     changes = "; ".join(_list_changes(benchmark, results))
     source = f"measured here{', changed (below)' if changes else ''}"

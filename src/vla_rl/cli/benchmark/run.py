@@ -95,8 +95,8 @@ def evaluate_suite(
             say(describe_missing(record))
         with explain_path_errors("--folder", folder):
             write_whole(folder / "index.html", render_benchmark(benchmark, policy, results))
-    means = {name: 100 * result["success"]["rate"] for name, result in results.items()}
-    mean = mean_of(means, benchmark.mean)
+    rates = benchmark.with_groups({name: 100 * result["success"]["rate"] for name, result in results.items()})
+    mean = mean_of(rates, benchmark.mean)
     if mean is not None:
         say(f"mean of {', '.join(benchmark.mean)}: {mean:.1f} %")
     say(f"wrote {folder / 'index.html'}")

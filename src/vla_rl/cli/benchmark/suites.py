@@ -8,6 +8,7 @@ A benchmark is a YAML file; those of this package go by their names, and any oth
     change: {env.tasks: null}                    # keys of the spec that are set for every suite ...
     suites:
       Spatial: {env.suite: libero_spatial}       # ... and for this one
+    groups: {Easy: [Spatial]}                    # means of some suites, which `mean` and `rates` may name
     mean: [Spatial]                              # of which the mean is reported; left out: none
     optional: []                                 # left out, with the reason, where the simulator refuses them
     published:
@@ -49,6 +50,7 @@ class Benchmark:
     suites: dict[str, Keys]
     about: str = ""
     change: Keys = field(factory=dict)
+    groups: dict[str, tuple[str, ...]] = field(factory=dict)
     mean: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     published: tuple[PublishedFigures, ...] = ()
@@ -60,6 +62,11 @@ class Benchmark:
     def suite_overrides(self, suite: str) -> list[str]:
         """Return the overrides of a spec for one suite, in the command line's form."""
         return [f"{key}={json.dumps(value)}" for key, value in self.suite_keys(suite).items()]
+
+    def with_groups(self, rates: Mapping[str, float]) -> dict[str, float]:
+        """Return the rates of suites, and the means of the groups whose suites are all there."""
+        means = {group: mean_of(rates, names) for group, names in self.groups.items()}
+        return {**{group: mean for group, mean in means.items() if mean is not None}, **rates}
 
     def choose_suites(self, names: list[str] | None) -> list[str]:
         """Suites in the benchmark's order. Raises UserError for a name that it does not have."""
@@ -73,9 +80,12 @@ class Benchmark:
 def load_benchmark(name: str) -> Benchmark:
     """Load a benchmark by name or path. Raises UserError if it does not exist, or if the file does not hold one."""
     benchmark, _ = parse_file(read_named("benchmark", name, PACKAGE, "libero.yaml"), name, Benchmark)
-    for suite in (*benchmark.mean, *benchmark.optional, *(suite for p in benchmark.published for suite in p.rates)):
-        if suite not in benchmark.suites:
-            raise UserError(f"{name}: names a suite {suite!r} that it does not have: {', '.join(benchmark.suites)}")
+    suites, groups = benchmark.suites, benchmark.groups
+    reported = (*benchmark.mean, *(suite for p in benchmark.published for suite in p.rates))
+    played = (*benchmark.optional, *(suite for names in groups.values() for suite in names))
+    for suite in (*played, *(one for one in reported if one not in groups)):
+        if suite not in suites:
+            raise UserError(f"{name}: names a suite {suite!r} that it does not have: {', '.join(suites)}")
     return benchmark
 
 

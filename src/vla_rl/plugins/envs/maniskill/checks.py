@@ -61,14 +61,15 @@ def check_task(task: str, imports: Sequence[str] = ()) -> None:
     registry = registered_tasks(imports)
     if task not in registry:
         raise unknown_task_error(task, registry)
-    missing = missing_assets(registry[task].asset_download_ids or ())
+    groups = registry[task].asset_download_ids or ()
+    missing = missing_assets(groups)
     if missing:
         from mani_skill import ASSET_DIR
 
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
         raise UserError(
             f"ManiSkill's {task} needs files that are not in {ASSET_DIR}: {', '.join(missing[:SHOWN])}{more}\n"
-            f"  download them with: {download_command(task)}\n"
+            f"  download them with: {'; '.join(map(download_command, groups))}\n"
             f"  or point MS_ASSET_DIR to the folder that holds data/"
         )
 

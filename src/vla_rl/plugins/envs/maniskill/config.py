@@ -72,6 +72,8 @@ class ManiSkillConfig:
     """Step limit of every task, 1 to 10,000,000 actions; null: ManiSkill's own."""
     train_states: int = field(default=1000, validator=[validators.ge(1), validators.le(900_000)])
     """Number of initial states per task in the train split, 1 to 900,000."""
+    eval_states: int = field(default=100, validator=[validators.ge(1), validators.le(1000)])
+    """Number of initial states per task in the eval split, 1 to 1000."""
     show_goals: bool = True
     """Draw goal markers that ManiSkill hides from cameras (PickCube's green sphere): without them a policy cannot know
     where to go. false: the pixels of ManiSkill's own benchmarks."""

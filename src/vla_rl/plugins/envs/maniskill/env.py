@@ -233,8 +233,9 @@ def _build_info(tasks: Sequence[TaskProperties]) -> EnvInfo:
 
 
 def _list_states(split: str, config: ManiSkillConfig, tasks: Sequence[TaskProperties]) -> list[ResetState]:
+    count = config.eval_states if split == "eval" else config.train_states
     return [
         state
         for index, task in enumerate(tasks)
-        for state in states_of(split, index, task.info.name, config.train_states, task.recipe.placements)
+        for state in states_of(split, index, task.info.name, count, task.recipe.placements)
     ]
