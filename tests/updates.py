@@ -13,6 +13,7 @@ from attrs import frozen
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.randomness import generator
 from vla_rl.core.run.selection import take_columns
+from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import ModelInputs, UpdateMetrics
 from vla_rl.core.types import Array, EnvInfo, Rollout
 from vla_rl.plugins.trainers.behaviour_cloning.impl import BehaviourCloning
@@ -101,6 +102,7 @@ def update_of(
     world: int = 1,
     micro_batch: int,
     global_batch: int | None = None,
+    mini_batches: int | None = None,
     lopsided: bool = False,
 ) -> Update:
     """One update on this rollout, of which the algorithm keeps what it wants; images and tokens are random.
@@ -129,8 +131,12 @@ def update_of(
         world=world,
         seed=0,
         step=rollout.step,
-        epochs=1,
-        global_batch=global_batch,
-        micro_batch=micro_batch,
+        train=TrainSpec(
+            steps=1,
+            lr=1e-4,
+            global_batch=global_batch,
+            mini_batches=mini_batches,
+            micro_batch=min(micro_batch, global_batch or micro_batch),
+        ),
     )
     return Update(heavy=heavy, light=light, shares=shares)

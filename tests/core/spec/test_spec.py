@@ -263,6 +263,12 @@ def test_every_error_of_a_file_at_once():
             "spec.yaml:10: train.global_batch: 2 is less than micro_batch 4",
         ),
         (
+            "micro_batch: 4",
+            "micro_batch: 4, global_batch: 8, mini_batches: 2",
+            "spec.yaml:10: train.mini_batches: 2 says the number of optimiser steps, and global_batch their size: give one of "
+            "them",
+        ),
+        (
             "hooks: [{type: toy, where: here}]",
             "hooks: {type: toy}",
             "spec.yaml:11: hooks: expected a list such as [{type: ...}], got a mapping",

@@ -362,6 +362,9 @@ class TrainSpec(RateSchedule):
     """Samples (chunks) of one forward and backward pass."""
     global_batch: int | None = field(default=None, validator=v.optional(number_between(1, UPDATES)))
     """Samples of one optimiser step, over all learners; none: the whole rollout."""
+    mini_batches: int | None = field(default=None, validator=v.optional(number_between(1, UPDATES)))
+    """Optimiser steps of an epoch, which share its samples evenly, in place of global_batch: shorter episodes make
+    steps smaller, not fewer."""
     epochs: int = field(default=1, validator=number_between(1, 10_000))
     """Passes over a rollout."""
     max_grad_norm: float | None = field(default=1.0, validator=v.optional(positive_between(1e-9, 1e6)))  # type: ignore[arg-type]
@@ -398,6 +401,18 @@ class TrainSpec(RateSchedule):
     def _global_batch(self, attribute: Any, value: int | None) -> None:
         if value is not None and value < self.micro_batch:
             raise ValueError(f"{value} is less than micro_batch {self.micro_batch}")
+
+    @mini_batches.validator
+    def _mini_batches(self, attribute: Any, value: int | None) -> None:
+        if value is not None and self.global_batch is not None:
+            raise ValueError(
+                f"{value} says the number of optimiser steps, and global_batch their size: give one of them"
+            )
+
+    def optimizer_steps(self, samples: int) -> int:
+        """Return how many optimiser steps an epoch over these samples, 1 or more, has."""
+        steps = self.mini_batches or -(-samples // (self.global_batch or samples))
+        return min(steps, samples)
 
 
 @frozen(kw_only=True)

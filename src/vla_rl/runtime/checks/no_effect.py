@@ -176,7 +176,7 @@ def _transition_warnings(spec: Spec) -> Iterator[Item]:
     if not trains_on_transitions(spec):
         return
     train = spec.train
-    for key in ("epochs", "global_batch"):
+    for key in ("epochs", "global_batch", "mini_batches"):
         if getattr(train, key) != fields_dict(TrainSpec)[key].default:
             text = f"has no effect: trainer {spec.trainer.type!r} draws its own batches (trainer.batch); leave it out"
             yield ("train", key), text

@@ -382,12 +382,12 @@ def _streaming_problems(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
         why = algorithm.scope_reason or "its advantage_scope is STEP; choose another"
         text = f"algorithm {spec.algorithm.type!r} needs the whole step before learners can begin: {why}"
         yield ("asynchrony", "streaming_update"), f"{text}, or asynchrony.streaming_update: false"
-    if spec.train.global_batch is not None:
+    for key in [key for key in ("global_batch", "mini_batches") if getattr(spec.train, key) is not None]:
         text = (
             "with asynchrony.streaming_update an optimiser step has all samples of its training step: those of a "
             "smaller one are drawn from all; remove it, or set asynchrony.streaming_update: false"
         )
-        yield ("train", "global_batch"), text
+        yield ("train", key), text
     if spec.asynchrony.replay is not None:
         text = (
             "learners cannot begin with a part of what is trained on again; leave out asynchrony.replay, or set "

@@ -249,7 +249,7 @@ def _update_seconds(
         seconds = max(seconds, gathered)
         guesses.append(f"weights of sharded layers travel at {gpu.link_gb_per_s:g} GB/s while others compute")
     passes = train.epochs * math.ceil(share / train.micro_batch)
-    optimizer_steps = train.epochs * math.ceil(samples / (train.global_batch or samples))
+    optimizer_steps = train.epochs * train.optimizer_steps(math.ceil(samples))
     each = optimizer_seconds(memory.gradients / (ranks if train.sharding == "full" else 1), gpu)
     if ranks > 1 and train.sharding != "full":
         # An all-reduce sums the parts and then distributes the sums: each gradient travels twice.

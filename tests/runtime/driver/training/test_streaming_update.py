@@ -224,6 +224,7 @@ def test_ahead_and_streamed(train, tmp_path):
         ),
         ({"algorithm": {"type": "explained"}}, "'explained' needs the whole step .*: all scores are ranked, or asynch"),
         ({"train": {"global_batch": 16}}, "train.global_batch: with asynchrony.streaming_update .* remove it, or"),
+        ({"train": {"mini_batches": 2}}, "train.mini_batches: with asynchrony.streaming_update .* remove it, or"),
         ({"runtime": {"backend": "ray"}}, "learners share workers with .*use `placement: {type: disaggregated}`"),
         ({"placement": {"type": "collocated", "offload": {"learner": True}}}, "leave out placement.offload, or"),
     ],

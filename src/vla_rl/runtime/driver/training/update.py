@@ -10,6 +10,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from vla_rl.core.randomness import generator
+from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.trainers import OptimizerStep, UpdateMetrics
 from vla_rl.core.types import Advantages, Array, Rollout
@@ -89,9 +90,7 @@ class StepUpdate:
             world=len(learner_workers),
             seed=self.spec.seed,
             step=step,
-            epochs=train.epochs,
-            global_batch=train.global_batch,
-            micro_batch=train.micro_batch,
+            train=train,
         )
         pending = []
         for learner, shard in zip(self.fleet.learners, shards, strict=True):
@@ -145,9 +144,7 @@ def split_into_minibatches(
     world: int,
     seed: int,
     step: int,
-    epochs: int,
-    global_batch: int | None,
-    micro_batch: int,
+    train: TrainSpec,
 ) -> list[RankShard]:
     """Split the samples into the optimiser steps of one iteration.
 
@@ -158,8 +155,9 @@ def split_into_minibatches(
         order: int64 [S], sort key of a sample within its rank.
         fields: batch fields of the samples, [S, ...], with their counts.
     """
-    count = len(ranks)
-    size = global_batch or count
+    count, micro_batch = len(ranks), train.micro_batch
+    optimizer_steps = train.optimizer_steps(count)
+    size = train.global_batch or count / optimizer_steps
     counts = fields["counts"]
     value_counts = fields["value_counts"]
     assert counts is not None and value_counts is not None
@@ -169,10 +167,10 @@ def split_into_minibatches(
     position = np.zeros(count, np.int64)
     for shard in shards:
         position[shard.samples] = np.arange(len(shard.samples))
-    for epoch in range(epochs):
+    for epoch in range(train.epochs):
         shuffled = generator(seed, "mini-batches", step, epoch).permutation(count)
-        for start in range(0, count, size):
-            members = shuffled[start : start + size]
+        for index in range(optimizer_steps):
+            members = shuffled[round(index * size) : round((index + 1) * size)]
             # In lockstep the others make up the difference to the rank with most samples by dummy batches.
             passes = -(-int(np.bincount(ranks[members]).max()) // micro_batch)
             for rank, shard in enumerate(shards):
