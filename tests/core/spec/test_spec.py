@@ -265,8 +265,7 @@ def test_every_error_of_a_file_at_once():
         (
             "micro_batch: 4",
             "micro_batch: 4, global_batch: 8, mini_batches: 2",
-            "spec.yaml:10: train.mini_batches: 2 says the number of optimiser steps, and global_batch their size: give one of "
-            "them",
+            "spec.yaml:10: train.mini_batches: 2 is given besides global_batch; give one of them",
         ),
         (
             "hooks: [{type: toy, where: here}]",

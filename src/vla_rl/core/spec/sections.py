@@ -405,9 +405,7 @@ class TrainSpec(RateSchedule):
     @mini_batches.validator
     def _mini_batches(self, attribute: Any, value: int | None) -> None:
         if value is not None and self.global_batch is not None:
-            raise ValueError(
-                f"{value} says the number of optimiser steps, and global_batch their size: give one of them"
-            )
+            raise ValueError(f"{value} is given besides global_batch; give one of them")
 
     def optimizer_steps(self, samples: int) -> int:
         """Return how many optimiser steps an epoch over these samples, 1 or more, has."""
