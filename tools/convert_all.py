@@ -22,7 +22,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.checks.run import check_spec
 
-TOKENIZERS = ("paligemma", "eagle")
+TOKENIZERS = ("paligemma", "eagle", "cosmos")
 ASSETS = "RoboTwin's assets are not there"
 
 

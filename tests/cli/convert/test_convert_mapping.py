@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vla_rl.cli.convert.convert import Conversion, convert_source
-from vla_rl.cli.convert.mapping import load_mapping
+from vla_rl.cli.convert.mapping import _MISSING, load_mapping
 from vla_rl.cli.convert.sources import SourceKeys, SourceValue
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import parse_spec
@@ -160,6 +160,22 @@ def test_every_key_has_a_kind(changes: dict[str, Any], key: str, kind: str) -> N
     assert kind_of(convert(**changes), key) == kind
 
 
+def test_optimiser_steps_are_as_many_as_there() -> None:
+    """Padded chunks count in RLinf's global batch."""
+    train = convert().spec["train"]
+    assert train["mini_batches"] == 64 * 8 * 48 // 2048 and "global_batch" not in train
+    train = convert(env__train__auto_reset=True).spec["train"]
+    assert train["global_batch"] == 2048 and "mini_batches" not in train
+    assert convert(actor__optim__critic_warmup_steps=96).spec["train"]["critic_warmup_steps"] == 2
+
+
+def test_a_list_that_two_keys_share_is_written_twice() -> None:
+    steered = {"actor.model.openpi.use_dsrl": True, "actor.model.openpi.dsrl_hidden_dims": [128, 128]}
+    converted = convert(base={**PPO, "algorithm.loss_type": "embodied_sac", **steered})
+    assert converted.spec["trainer"]["hidden"] == converted.spec["model"]["steering"]["hidden"] == [128, 128]
+    assert "&id" not in converted.text
+
+
 def test_an_unknown_key_is_named_in_the_head_and_in_the_account() -> None:
     converted = convert(algorithm__brand_new=3)
     assert "`algorithm.brand_new: 3` (mine.yaml:7) is left out" in " ".join(converted.text.replace("\n#  ", "").split())
@@ -209,3 +225,95 @@ def test_placements_keep_the_groups() -> None:
                          "offload": {"learner": True}}  # fmt: skip
     apart = convert(algorithm__loss_type="decoupled_actor_critic").spec["placement"]
     assert apart == {"type": "disaggregated", "sim": "0-1", "policy": "2-3", "learner": "4-7"}
+
+
+def numbers_in(value: Any) -> list[float]:
+    """Return the numbers of plain data, in order."""
+    if isinstance(value, dict):
+        return [number for pair in value.items() for part in pair for number in numbers_in(part)]
+    if isinstance(value, list):
+        return [number for part in value for number in numbers_in(part)]
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+def numbers_of(project: str) -> dict[str, list[float]]:
+    """Return key of the source, or of ours that its code sets -> the numbers in its rules."""
+    mapping = load_mapping(project)
+    found: dict[str, list[float]] = {}
+    for key, rules in mapping.keys.items():
+        for rule in rules:
+            parts = [part for part in (rule.value, rule.values, rule.default, rule.when) if part is not _MISSING]
+            found.setdefault(key, []).extend(numbers_in(parts))
+    for fact in mapping.code:
+        for key, value in fact.get("set", {}).items():
+            found.setdefault(f"code: {key}", []).extend(numbers_in(value))
+    return {key: numbers for key, numbers in found.items() if numbers}
+
+
+NUMBERS = {
+    "rlinf": {
+        "algorithm.entropy_type": [0],
+        "algorithm.entropy_bonus": [0],
+        "algorithm.critic_subsample_size": [2],
+        "algorithm.target_update_freq": [1],
+        "algorithm.train_actor_steps": [10, 10],
+        "env.train.group_size": [1, 1, 1],
+        "env.train.specific_reset_id": [0, 0],
+        "rollout.sampling_params.temperature_eval": [-1, 0],
+        "rollout.sampling_params.top_k": [-1, 0],
+        "rollout.sampling_params.top_p": [1.0],
+        "rollout.sampling_params.repetition_penalty": [1.0],
+        "actor.optim.num_cycles": [0.5],
+        "actor.model.openpi.config_name": [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12],
+        "actor.model.precision": [32],
+        "runner.weight_sync_interval": [1],
+        "code: algorithm.value_coef": [1.0],
+        "code: env.settle_steps": [15, 15],
+        "code: env.corner2_position": [0.75, 0.075, 0.7],
+        "code: env.cameras": [480],
+        "code: model.steering.range": [1.0],
+        "code: trainer.target_critics": [2],
+        "code: train.weight_decay": [0.01],
+    },
+    "simplevla": {
+        "data.num_trials_per_task": [50],
+        "data.oversample_factor": [1],
+        "actor_rollout_ref.model.lora_rank": [0],
+        "actor_rollout_ref.model.lora_alpha": [0],
+        "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": [0.0],
+        "actor_rollout_ref.rollout.num_images_in_input": [1],
+        "actor_rollout_ref.rollout.top_k": [-1, 0],
+        "actor_rollout_ref.rollout.top_p": [1],
+        "algorithm.kl_ctrl.kl_coef": [0],
+        "code: env.cameras": [256],
+        "code: train.weight_decay": [0.01],
+    },
+    "siirl": {
+        "algorithm.gamma": [1.0],
+        "algorithm.embodied_sampling.oversample_factor": [1],
+        "actor_rollout_ref.actor.clip_ratio_c": [10000.0],
+        "actor_rollout_ref.embodied.num_images_in_input": [1],
+        "actor_rollout_ref.embodied.env.max_steps": [512],
+        "actor_rollout_ref.embodied.env.num_trials_per_task": [50],
+        "code: env.cameras": [256],
+        "code: algorithm.dual_clip": [3.0],
+        "code: train.weight_decay": [0.01],
+        "code: train.micro_batch": [16],
+    },
+    "lerobot": {
+        "policy.empty_cameras": [0],
+        "dataset.eval_split": [0.0],
+        "eval_steps": [0],
+        "code: rollout.episodes": [64],
+        "code: rollout.group_size": [8],
+        "code: train.steps": [0],
+        "code: train.micro_batch": [8],
+    },
+}
+"""Project -> key of the source, or of ours that its code sets -> the numbers in its rules, as read at `at`."""
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_numbers_of_the_mapping_are_those_that_were_read(project: str) -> None:
+    """A number that a source's key has seldom is in no recipe."""
+    assert numbers_of(project) == NUMBERS[project]

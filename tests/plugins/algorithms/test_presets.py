@@ -29,18 +29,22 @@ def spec(algorithm):
     }
 
 
-# what facts and public code say of each recipe, apart from what all of them share
+RLINF_CRITIC = {
+    "gamma": 0.99,
+    "lam": 0.95,
+    "normalize_advantages": "unbiased",
+    "value_clip": 0.2,
+    "huber_delta": 10.0,
+    "entropy_coef": 0.0,
+}
+GAE = {"gamma": 0.99, "lam": 0.95}
+CLIP = {"clip_low": 0.2, "clip_high": 0.28, "entropy_coef": 0.0}
+# what facts and public code say of each recipe
 WANTED = {
-    ("ppo", "paper"): {"advantage": "action", "log_prob": "token", "dual_clip": None, "gamma": 0.99, "lam": 0.95},
-    ("ppo", "rlinf"): {
-        "advantage": "action",
-        "dual_clip": None,
-        "value_coef": 1.0,
-        "value_clip": 0.2,
-        "huber_delta": 10.0,
-        "normalize_advantages": "unbiased",
-    },
+    ("ppo", "paper"): {**RLINF_CRITIC, **CLIP, "advantage": "action", "log_prob": "token", "dual_clip": None},
+    ("ppo", "rlinf"): {**RLINF_CRITIC, **CLIP, "advantage": "action", "dual_clip": None, "value_coef": 1.0},
     ("ppo", "rlinf-async"): {
+        **RLINF_CRITIC,
         "advantage": "action",
         "log_prob": "action",
         "clip_low": 0.3,
@@ -50,25 +54,21 @@ WANTED = {
         "value_coef": 1.0,
     },
     ("ppo", "rlinf-flow"): {  # libero_spatial_ppo_openpi.yaml:40-70; env_worker.py:739, losses.py:227 and 420
+        **RLINF_CRITIC,
         "advantage": "chunk",
         "log_prob": "chunk",
         "clip_low": 0.2,
         "clip_high": 0.2,
         "dual_clip": None,
-        "gamma": 0.99,
-        "lam": 0.95,
-        "normalize_advantages": "unbiased",
-        "value_clip": 0.2,
-        "huber_delta": 10.0,
         "value_coef": 1.0,
         "time_limit": "terminal",
         "aggregation": "rlinf",
-        "entropy_coef": 0.0,
     },
-    ("grpo", "paper"): {"aggregation": "trajectory-mean", "dual_clip": None, "clip_low": 0.2, "clip_high": 0.28},
-    ("grpo", "rlinf"): {"aggregation": "rlinf", "dual_clip": None},
-    ("grpo", "simplevla"): {"aggregation": "trajectory-mean", "dual_clip": None},  # dp_rob.py:440, 511-513
+    ("grpo", "paper"): {**CLIP, "aggregation": "trajectory-mean", "dual_clip": None},
+    ("grpo", "rlinf"): {**CLIP, "aggregation": "rlinf", "dual_clip": None},
+    ("grpo", "simplevla"): {**CLIP, "aggregation": "trajectory-mean", "dual_clip": None},  # dp_rob.py:440, 511-513
     ("gipo", "paper"): {
+        **GAE,
         "sigma": 0.5,
         "behaviour_kl_coef": 0.0,
         "time_limit": "bootstrap",
@@ -77,22 +77,29 @@ WANTED = {
         "recompute_values": True,
     },
     ("gipo", "accerl-minimal"): {
+        **GAE,
         "sigma": 0.5,
         "behaviour_kl_coef": 0.0,
         "time_limit": "terminal",
+        "value_coef": 1.0,
         "entropy_coef": 0.01,
         "normalize_advantages": "population",
         "recompute_values": False,
     },
     ("gipo", "accerl-full"): {
+        **GAE,
         "sigma": 1.0,
         "behaviour_kl_coef": 0.1,
         "time_limit": "terminal",
+        "value_coef": 1.0,
         "entropy_coef": 0.0,
         "normalize_advantages": "population",
         "recompute_values": False,
     },
     ("srpo", "siirl-srpo"): {
+        **CLIP,
+        "image_size": 384,  # run_openvla_oft_libero_long.sh:168
+        "cluster_eps": 0.5,
         "aggregation": "trajectory-mean",  # siirl/engine/actor/embodied_actor.py:417, 480; params/model_args.py:278
         "dual_clip": None,  # clip_ratio_c=10000.0, run_openvla_oft_libero_long.sh:144
         "frames": 64,
@@ -105,7 +112,7 @@ WANTED = {
 def test_a_preset_is_its_published_recipe(name, preset):
     found = config(name, preset=preset, **REQUIRED.get(name, {}))
     assert {key: getattr(found, key) for key in WANTED[name, preset]} == WANTED[name, preset]
-    if name == "grpo":
+    if name in ("grpo", "srpo"):
         assert (found.filter.lower, found.filter.upper) == (0.1, 0.9)
 
 

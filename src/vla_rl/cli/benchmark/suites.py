@@ -82,8 +82,8 @@ def load_benchmark(name: str) -> Benchmark:
     benchmark, _ = parse_file(read_named("benchmark", name, PACKAGE, "libero.yaml"), name, Benchmark)
     suites, groups = benchmark.suites, benchmark.groups
     reported = (*benchmark.mean, *(suite for p in benchmark.published for suite in p.rates))
-    played = (*benchmark.optional, *(suite for names in groups.values() for suite in names))
-    for suite in (*played, *(one for one in reported if one not in groups)):
+    evaluated = (*benchmark.optional, *(suite for names in groups.values() for suite in names))
+    for suite in (*evaluated, *(one for one in reported if one not in groups)):
         if suite not in suites:
             raise UserError(f"{name}: names a suite {suite!r} that it does not have: {', '.join(suites)}")
     return benchmark

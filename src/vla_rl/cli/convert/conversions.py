@@ -56,9 +56,15 @@ def steps_of_run(value: Any, values: Values) -> Any:
     return epochs if steps < 0 else min(epochs, steps)
 
 
+def mini_batches_of_chunks(value: Any, values: Values) -> Any:
+    """Optimiser steps of an epoch: all chunks of the training step, padded ones too, divided by the global batch."""
+    return max(1, episodes_of_step(None, values) * _chunks(values) // value)
+
+
 def training_steps_of_warmup(value: Any, values: Values) -> Any:
     """Optimiser steps of the critic's warm-up, in training steps, rounded up."""
-    return math.ceil(value / _optimiser_steps(values)) if value > 0 else 0
+    steps = mini_batches_of_chunks(values["actor.global_batch_size"], values) * values.get("algorithm.update_epoch", 1)
+    return math.ceil(value / steps) if value > 0 else 0
 
 
 def episodes_of_evaluation(value: Any, values: Values) -> Any:
@@ -159,9 +165,9 @@ def samples_of_prompt(value: Any, values: Values) -> Any:
     return values.get("data.n_samples", values.get("actor_rollout_ref.rollout.n", 1))
 
 
-def chunks_of_trajectories(value: Any, values: Values) -> Any:
-    """Trajectories as chunks, at the step limit."""
-    return value * _chunks_of_script(values)
+def mini_batches_of_trajectories(value: Any, values: Values) -> Any:
+    """Optimiser steps of an epoch, of this many trajectories each."""
+    return max(1, trajectories_of_step(None, values) // value)
 
 
 def chunks_of_prompts(value: Any, values: Values) -> Any:
@@ -244,13 +250,6 @@ def _rollout_epochs(values: Values) -> int:
 def _chunks(values: Values) -> int:
     """Chunks of an env in a rollout epoch."""
     return int(values["env.train.max_steps_per_rollout_epoch"]) // int(values["actor.model.num_action_chunks"])
-
-
-def _optimiser_steps(values: Values) -> float:
-    """Optimiser steps of a training step."""
-    samples = episodes_of_step(None, values) * _chunks(values)
-    steps = samples / values["actor.global_batch_size"] * values.get("algorithm.update_epoch", 1)
-    return float(max(1.0, steps))
 
 
 def _devices(text: str | None) -> range:

@@ -170,7 +170,7 @@ def _wrap(label: str, text: str) -> list[str]:
 
 
 def _ordered(value: Any) -> Any:
-    """Return plain data with `type` before the other keys."""
+    """Return plain data with `type` before the other keys, in which no list stands twice (YAML would refer to it)."""
     if not isinstance(value, Mapping):
-        return value
+        return list(value) if isinstance(value, list) else value
     return {key: _ordered(value[key]) for key in sorted(value, key=lambda key: key != "type")}
