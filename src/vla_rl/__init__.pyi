@@ -8,6 +8,7 @@ from .cli.commands import evaluate as evaluate
 from .cli.commands import examples as examples
 from .cli.commands import export as export
 from .cli.commands import fit_rewards as fit_rewards
+from .cli.commands import identify as identify
 from .cli.commands import inspect_data as inspect_data
 from .cli.commands import install_gl as install_gl
 from .cli.commands import known_checkpoints as known_checkpoints
@@ -45,6 +46,8 @@ from .core.contexts import ModelContext as ModelContext
 from .core.contexts import RewardModelContext as RewardModelContext
 from .core.contexts import WorldModelContext as WorldModelContext
 from .core.contexts import WorldModelTrainerContext as WorldModelTrainerContext
+from .core.conventions import Convention as Convention
+from .core.conventions import convention as convention
 from .core.declarations import AlgorithmPlugin as AlgorithmPlugin
 from .core.declarations import DataPlugin as DataPlugin
 from .core.declarations import EnginePlugin as EnginePlugin

@@ -225,6 +225,8 @@ def evaluate(
     folder: AnyPath | None = None,
     record: NewFolder = None,
     protocol: Annotated[str | None, typer.Option(metavar="NAME|FILE")] = None,
+    until: Annotated[str | None, typer.Option(metavar="RULE")] = None,
+    refute: bool = False,
     progress: Annotated[Callable[[str, int, int], None] | None, PYTHON_ONLY] = None,
     say: Say = print,
 ) -> dict[str, Any]:
@@ -242,6 +244,9 @@ def evaluate(
         folder: Of the benchmark's results; default: RUN/benchmarks/NAME. Suites there stay.
         record: Append the episodes to a data set in LeRobot's format.
         protocol: Measure as openvla, openvla_oft, openpi, lerobot, simplevla or rlinf does: states, steps, cameras.
+        until: End when this is known: "above 0.9", or "better than RUN" on the same states.
+        refute: Evaluate it without text, cameras, state and feedback too, each on a quarter of the states, to name what
+            its success does not depend on.
         progress: Called with the current phase ("eval", or what it waits for), the number done and the total; None: a
             line on stderr.
         say: Receives the lines of a benchmark's suites.
@@ -251,6 +256,7 @@ def evaluate(
     first episode; what could not be written at the end."""
     _leave_if_importing()
     from vla_rl.cli.evaluate import PlannedEvaluation, find_source
+    from vla_rl.cli.until import read_rule
     from vla_rl.core.errors import UserError
     from vla_rl.core.paths import check_folder
 
@@ -258,6 +264,8 @@ def evaluate(
         check_folder("--record", Path(record))
     if benchmark is None and (suites or folder):
         raise UserError("--suite and --folder are of a benchmark; name it: --benchmark libero")
+    if benchmark is not None and (until is not None or refute):
+        raise UserError("--until and --refute are for a single evaluation; a benchmark's suites are evaluated whole")
     if benchmark is not None and output is not None:
         raise UserError("--output is for a single evaluation; a benchmark's suites go to --folder, a file each")
     planned = PlannedEvaluation(
@@ -266,10 +274,57 @@ def evaluate(
         record=None if record is None else Path(record),
         protocol=protocol,
         progress=progress,
+        until=None if until is None else read_rule(until),
+        refute=say if refute else None,
     )
     if benchmark is None:
         return planned.evaluate_once(None if output is None else Path(output))
     return planned.evaluate_suites(benchmark, suites, None if folder is None else Path(folder), say)
+
+
+@command(show="identify.identify:print_findings", json=True)
+def identify(
+    what: Annotated[Spec | Mapping[str, Any] | AnyPath, typer.Argument(metavar="RUN|CHECKPOINT|SPEC")],
+    *,
+    overrides: Overrides = (),
+    data: NewFolder = None,
+    type: Annotated[str | None, typer.Option(metavar="PLUGIN")] = None,  # noqa: A002 - as `--type`
+    env: bool = False,
+    frames: Annotated[int, typer.Option(min=32, max=10_000)] = 64,
+    passes: Annotated[int, typer.Option(min=100)] = 3000,
+    episodes: Annotated[int, typer.Option(min=0)] = 0,
+    device: str | None = None,
+    say: Say = ignore,
+) -> dict[str, Any]:
+    """Find out with which conventions a policy was trained: under which keys of the spec it does what demonstrations
+    show. Without simulation, unless asked.
+
+    Args:
+        what: Folder of a run or a checkpoint, or a spec that names one.
+        overrides: Changes, such as model.checkpoint=FOLDER
+        data: Demonstrations: a data set of this robot.
+        type: Data plugin; default: the one that knows the files.
+        env: Let the simulator's scripted expert demonstrate.
+        frames: Frames of demonstrations.
+        passes: Most forward passes of a frame.
+        episodes: Confirm the best two answers in the simulator, on this many of the same states.
+        device: cpu, cuda, cuda:1; default: a GPU, if available.
+        say: Receives what it costs, before it starts.
+
+    Returns keys: of each convention given, found, status, others that are not told apart, and evidence; changed: the
+    keys to write; confidence; table: where the table of known checkpoints differs. Raises UserError."""
+    _leave_if_importing()
+    from vla_rl.cli.evaluate import find_source
+    from vla_rl.cli.identify.identify import confirm_in_simulator, identify_conventions, prepare_task
+    from vla_rl.runtime.start import evaluate as evaluate_spec
+
+    source = find_source(what, overrides, None, None)
+    folder = None if data is None else Path(data)
+    task = prepare_task(source.read_spec(()), source.checkpoint, folder, type, env, frames, passes, device)
+    result, best = identify_conventions(task, say)
+    if episodes and len(best) > 1 and result["better_than_random"]:
+        result["episodes"] = confirm_in_simulator(task.spec, best, episodes, evaluate_spec)
+    return result
 
 
 @command(show="benchmark.paired:print_comparison")

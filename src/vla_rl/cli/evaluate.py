@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import attrs
-from attrs import frozen
+from attrs import evolve, frozen
 
 from vla_rl.cli.benchmark.run import describe_missing, evaluate_suite, rate_line, write_result
 from vla_rl.cli.benchmark.suites import load_benchmark
 from vla_rl.cli.inputs import checkpoint_of, name_of, read_spec
 from vla_rl.cli.protocol.protocols import protocol_record, with_protocol
+from vla_rl.cli.refute import describe_simulator, keep_card, refute
+from vla_rl.cli.selection import describe_choice, describe_selection
+from vla_rl.cli.until import StoppingRule, describe_answer
 from vla_rl.core.paths import check_file
 from vla_rl.core.spec.spec import Component, Spec, make_component
+from vla_rl.core.types import Episode
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.status_line import StatusLine
 from vla_rl.runtime.driver.evaluation.checkpoint_evaluation import NotRecorded, Progress
@@ -50,6 +53,9 @@ class PlannedEvaluation:
     record: Path | None
     protocol: str | None
     progress: Progress | None
+    until: StoppingRule | None = None
+    refute: Callable[[str], object] | None = None
+    """Receives the lines of the card; None: there is none."""
 
     def evaluate_once(self, output: Path | None) -> dict[str, Any]:
         """Return the success, written to a file if one is given. Raises UserError with the result in `result` if that,
@@ -58,6 +64,8 @@ class PlannedEvaluation:
             check_file("--output", output)
         try:
             result = self.evaluate_spec(self.source.read_spec(()), self.checkpoint or self.source.checkpoint)
+            if self.refute is not None:
+                result["refute"] = self.make_card(result, self.refute)
         except NotRecorded as exc:
             if output is not None:
                 write_result("--output", output, exc.result)
@@ -65,6 +73,14 @@ class PlannedEvaluation:
         if output is not None:
             write_result("--output", output, result)
         return result
+
+    def make_card(self, result: Mapping[str, Any], say: Callable[[str], object]) -> dict[str, Any]:
+        """Return the card of an evaluation, which is kept in the run's results.json too."""
+        spec, checkpoint = self.source.read_spec(()), self.checkpoint or self.source.checkpoint
+        plain = evolve(self, record=None, until=None, protocol=None)
+        card = refute(spec, checkpoint, describe_simulator(checkpoint, spec), result, plain.evaluate_spec, say)
+        keep_card(self.source.run_folder, checkpoint, card)
+        return card
 
     def evaluate_suites(
         self, name: str, suites: Sequence[str], folder: Path | None, say: Callable[[str], object]
@@ -88,14 +104,33 @@ class PlannedEvaluation:
         line = StatusLine()
         hook = None if self.record is None else _recording_to(spec, self.record)
 
+        seen: Sequence[Episode] = ()
+        total = 0
+
+        def note_episodes(episodes: Sequence[Episode]) -> bool:
+            nonlocal seen
+            seen = episodes
+            return self.until is not None and self.until.is_answered(episodes)
+
+        def note_progress(phase: str, done: int, count: int) -> None:
+            nonlocal total
+            total = count if phase == "eval" else total
+            (self.progress or line.show_progress)(phase, done, count)
+
         def show_fault(text: str) -> None:
             line.clear()
             logger.warning("fault: %s", text)
 
         try:
-            result = evaluate(spec, checkpoint, self.progress or line.show_progress, hook, show_fault)
+            rule = None if self.until is None else note_episodes
+            result = evaluate(spec, checkpoint, note_progress, hook, show_fault, rule)
         finally:
             line.clear()
+        if self.until is not None:
+            result["until"] = self.until.summarise(seen, total)
+        selection = describe_selection(checkpoint, result) if spec.eval.split == "eval" else None
+        if selection is not None:
+            result["selection"] = selection
         return result if self.protocol is None else {**result, "protocol": protocol_record(self.protocol, spec)}
 
 
@@ -135,6 +170,12 @@ def print_result(result: dict[str, Any], given: Any) -> None:
         print(rate_line(name, rate, max(map(len, rows))))
     if interventions is not None:
         print(f"interventions in {interventions['rate']:.1%} of all steps")
+    for shortcut in result.get("refute", {}).get("shortcuts", ()):
+        print(f"the card says: {shortcut}")
+    if "selection" in result:
+        print(describe_choice(result["selection"]))
+    if "until" in result:
+        print(describe_answer(result["until"]))
     if result.get("missing"):
         print(describe_missing(result))
 
@@ -144,4 +185,4 @@ def _recording_to(spec: Spec, folder: Path) -> Component:
     own = next(
         (hook for hook in spec.hooks if isinstance(hook.config, RecordSettings)), make_component("hook", "lerobot")
     )
-    return attrs.evolve(own, config=attrs.evolve(own.config, folder=folder, what="evaluation", every=0))
+    return evolve(own, config=evolve(own.config, folder=folder, what="evaluation", every=0))

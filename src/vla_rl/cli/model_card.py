@@ -110,7 +110,25 @@ def _success_text(run: ReportData, eval_result: Mapping[str, Any]) -> str:
     repeats = section.get("repeats", 1)
     each = "one episode of each" if repeats == 1 else f"{repeats} episodes of each"
     protocol = f"States of the `eval` split, {each}; {acts}; {steps}."
-    return "\n".join([*table, "", protocol])
+    return "\n".join([*table, "", protocol, *_card_text(eval_result.get("refute"))])
+
+
+def _card_text(card: Mapping[str, Any] | None) -> list[str]:
+    """Return the lines about what the success depends on; none without `vla-rl eval --refute`."""
+    if not card:
+        return []
+    rows = [
+        f"| {_escape_markdown(e['name'])} | {e['success']['rate']:.1%} | {e['success']['n']} |" for e in card["entries"]
+    ]
+    findings = "; ".join(card["shortcuts"]) or "no shortcut was found"
+    return [
+        "",
+        f"What the success depends on: {findings}.",
+        "",
+        "| without | success | n |",
+        "| --- | --- | --- |",
+        *rows,
+    ]
 
 
 def _condition_text(suffix: str) -> str:

@@ -6,6 +6,8 @@ import json
 import sys
 from typing import Any
 
+from vla_rl.cli.identify.keys import list_conventions
+from vla_rl.core.catalogue import load
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.spec.known_checkpoints import FACTS, KnownCheckpoint, known_checkpoints
 from vla_rl.core.spec.yaml import dump_yaml
@@ -76,6 +78,12 @@ def _describe_entry(entry: dict[str, Any]) -> str:
     for heading, key in (("what it lacks, and you give", "required"), ("what no source gives, and you tell", "tell")):
         if entry[key]:
             lines += [heading, *(f"  {name}: {text}" for name, text in entry[key].items()), ""]
+    if entry["identify"]:
+        lines += [
+            "what `vla-rl identify` could confirm, with weights and demonstrations",
+            f"  {', '.join(entry['identify'])}",
+            "",
+        ]
     spec = {"model": {"type": entry["types"][0], "checkpoint": entry["name"]}}
     return "\n".join([*lines, "in a spec", *(f"  {line}" for line in dump_yaml(spec).splitlines())])
 
@@ -86,6 +94,12 @@ def _format_value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(str, value))}]"
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def _list_identifiable(row: KnownCheckpoint) -> list[str]:
+    """Return the keys of a row that `vla-rl identify` could confirm with the weights at hand."""
+    declared = {key.path for name in row.model_types for key in list_conventions(load("model", name).config)}
+    return sorted(declared & {*row.keys, *(key for keys in row.env_keys.values() for key in keys)})
 
 
 def _row_to_plain(row: KnownCheckpoint) -> dict[str, Any]:
@@ -101,5 +115,6 @@ def _row_to_plain(row: KnownCheckpoint) -> dict[str, Any]:
         "tell": dict(row.tell),
         "required": dict(row.required),
         "facts": plain_values(row.facts),
+        "identify": _list_identifiable(row),
         "table": row.location,
     }

@@ -22,6 +22,7 @@ from vla_rl.runtime.comm.backends.local import LocalBackend
 from vla_rl.runtime.comm.backends.ray import RayBackend
 from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.driver.evaluation import checkpoint_evaluation
+from vla_rl.runtime.driver.evaluation.evaluator import Enough
 from vla_rl.runtime.driver.measure import measure_profile
 from vla_rl.runtime.driver.training.part import StepPart
 from vla_rl.runtime.imagination.imagination import Imagination
@@ -64,6 +65,7 @@ def evaluate(
     progress: checkpoint_evaluation.Progress = lambda phase, done, total: None,
     record: Component | None = None,
     on_fault: checkpoint_evaluation.OnFault = lambda text: None,
+    enough: Enough | None = None,
 ) -> dict[str, Any]:
     """Evaluate a spec's model, with the weights of a run's checkpoint folder if one is given.
 
@@ -71,6 +73,7 @@ def evaluate(
         progress: called now and then with the phase ("eval", or what it waits for), the number done and the total.
         record: hook to record with, as `component("hook", "lerobot", folder="episodes")`, in place of the spec's.
         on_fault: called with a message about each fault that the evaluation survived.
+        enough: asked after each round over all envs whether to end; None: all states are evaluated.
     Raises CheckpointError when any of the checkpoint's files is damaged; UserError for an engine with its own policy.
     """
     if checkpoint is not None and has_own_policy(spec):
@@ -82,11 +85,9 @@ def evaluate(
         )
     check_spec(spec if record is None else evolve(spec, hooks=(record,)), training=False)
     spec = evolve(spec, hooks=() if record is None else (record,))
-    if checkpoint is None:
-        return checkpoint_evaluation.evaluate_checkpoint(spec, State(), None, start, progress, on_fault)
-    return checkpoint_evaluation.evaluate_checkpoint(
-        spec, read_state(checkpoint), checkpoint / "trainer", start, progress, on_fault
-    )
+    state = State() if checkpoint is None else read_state(checkpoint)
+    trainer = None if checkpoint is None else checkpoint / "trainer"
+    return checkpoint_evaluation.evaluate_checkpoint(spec, state, trainer, start, progress, on_fault, enough)
 
 
 def start(

@@ -46,6 +46,7 @@ def render_report(run: ReportData, video_bytes: int) -> str:
         _page_header(run, name),
         _success_section(run),
         _tasks_section(run),
+        _card_section(run),
         _learning_section(run),
         imagination_section(run),
         _time_section(run),
@@ -130,6 +131,17 @@ def _tasks_section(run: ReportData) -> str:
     if before and start:
         before = {"all": start, **before}
     return render_section("Tasks", interval_table("task", rows, before))
+
+
+def _card_section(run: ReportData) -> str:
+    card = run.results.get("refute")
+    if not card:
+        return ""
+    rows = {"as it is": run.results["success"], **{entry["name"]: entry["success"] for entry in card["entries"]}}
+    note = "; ".join(card["shortcuts"]) or "no shortcut was found"
+    return render_section(
+        "What success depends on", interval_table("without", rows) + f'<p class="note">{escape(note)}</p>'
+    )
 
 
 def _learning_section(run: ReportData) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vla_rl.core.interrupts import Interrupts
     from vla_rl.core.run.flow import Ticket
     from vla_rl.core.spec.spec import Spec
-    from vla_rl.core.types import Advantages, EnvInfo, Rollout
+    from vla_rl.core.types import Advantages, EnvInfo, Episode, Rollout
 
 Scaling = Mapping[str, Mapping[str, Sequence[float]]] | None
 
@@ -90,8 +90,9 @@ class Workers(Protocol):
             on_fault: called with a message about a fault that the run survived.
         """
 
-    def evaluate(self, step: int, frames: int) -> Evaluation:
-        """Evaluate every evaluation state once per repeat, and record camera frames of `frames` episodes."""
+    def evaluate(self, step: int, frames: int, enough: Callable[[Sequence[Episode]], bool] | None = None) -> Evaluation:
+        """Evaluate every evaluation state once per repeat, and record camera frames of `frames` episodes. `enough`:
+        asked after each round over all envs, in a fixed random order of the states, whether to end."""
 
     def describe_devices(self) -> str:
         """Describe the device of each role."""

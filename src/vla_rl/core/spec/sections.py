@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from attrs import validators as v
 
 from vla_rl.core import catalogue
 from vla_rl.core.augmentation import AugmentSpec
+from vla_rl.core.conventions import add_or_remove, convention, reorder_numbers
 from vla_rl.core.spec.structure import make_problem
 
 ENVS, EPISODES, STEPS, UPDATES, LAG = 100_000, 1_000_000, 10_000_000, 1_000_000_000, 1_000
@@ -75,6 +77,78 @@ class RewardsSpec(Component):
     evaluation: bool = False
     """Let it judge success in evaluations and in demonstrations of the simulator's expert too; false: there the
     simulator judges success."""
+
+
+@frozen(kw_only=True)
+class ConventionsSpec:
+    """What a policy was trained with, where that differs from what the simulator and `imitation.data` give: converted
+    on the way into the model, and its actions on the way back. `vla-rl identify` finds these keys."""
+
+    images: Literal["as_is", "rotated", "flipped", "mirrored"] = field(
+        default="as_is",
+        metadata=convention(
+            ("as_is", "rotated", "flipped", "mirrored"),
+            trades_with=("conventions.state_negated",),
+            evidence="text or gravity in a frame, the state, or episodes (--episodes)",
+        ),
+    )
+    """The policy's frames: as the simulator draws them, turned by 180 degrees (rotated), top to bottom (flipped), or
+    left to right (mirrored)."""
+    channels: Literal["rgb", "bgr"] = field(
+        default="rgb", metadata=convention(("rgb", "bgr"), evidence="tasks that name colours")
+    )
+    """Order of the colours in the policy's frames."""
+    instruction: Literal["as_is", "lower_case", "sentence", "underscores", "none"] = field(
+        default="as_is",
+        metadata=convention(
+            ("as_is", "lower_case", "sentence", "underscores"), evidence="several tasks in one scene, and their names"
+        ),
+    )
+    """Instructions that the policy reads: as the simulator gives them, in lower case, as a sentence (a capital letter
+    and a full stop), with underscores for blanks, or none."""
+    state_order: tuple[int, ...] = field(
+        default=(),
+        metadata=convention(
+            lambda config, info: reorder_numbers(config.state_order, info.state_dim),
+            evidence="demonstrations in which the numbers of the state differ",
+        ),
+    )
+    """The simulator's numbers of the state in the policy's order, such as [1, 0, 2]; empty: the same order."""
+    state_negated: tuple[int, ...] = field(
+        default=(),
+        metadata=convention(
+            lambda config, info: add_or_remove(config.state_negated, info.state_dim),
+            evidence="demonstrations far from the middle of the state's range",
+        ),
+    )
+    """Numbers of the simulator's state whose sign the policy has turned."""
+    action_order: tuple[int, ...] = field(
+        default=(),
+        metadata=convention(
+            lambda config, info: reorder_numbers(config.action_order, info.action_dim),
+            trades_with=("conventions.action_negated",),
+            of_actions=True,
+            evidence="demonstrations that move along one axis at a time",
+        ),
+    )
+    """The simulator's numbers of an action in the policy's order; empty: the same order."""
+    action_negated: tuple[int, ...] = field(
+        default=(),
+        metadata=convention(
+            lambda config, info: add_or_remove(config.action_negated, info.action_dim),
+            evidence="demonstrations in which these numbers move",
+            of_actions=True,
+        ),
+    )
+    """Numbers of the simulator's actions whose sign the policy has turned, such as a gripper's."""
+    action_scale: float = field(
+        default=1.0,
+        validator=positive_between(1e-3, 1e3),
+        metadata=convention(
+            (0.5, 1.0, 2.0), evidence="how far the robot moves, in episodes (--episodes)", of_actions=True
+        ),
+    )
+    """The policy's actions are this many times the simulator's."""
 
 
 WeightStrategy = Literal["shared", "ipc", "nccl", "host"]
@@ -414,6 +488,20 @@ class TrainSpec(RateSchedule):
 
 
 @frozen(kw_only=True)
+class AblationSpec:
+    """What evaluations take from the policy, to see what its success depends on."""
+
+    instructions: Mapping[str, str] = field(factory=dict)
+    """Instruction -> the one that the policy reads instead; "*": any other."""
+    black: tuple[str, ...] = ()
+    """Cameras whose frames are black."""
+    zero_state: bool = False
+    """The state is zeros."""
+    open_loop: bool = False
+    """The first chunk of an episode is executed again and again."""
+
+
+@frozen(kw_only=True)
 class EvalSpec:
     """Success on the evaluation states, which training never sees."""
 
@@ -427,6 +515,10 @@ class EvalSpec:
     """Act without sampling (for most models: the most likely actions), or sample as in training."""
     before: bool = True
     """Evaluate at step 0 too."""
+    split: Literal["eval", "train"] = "eval"
+    """Reset states that are evaluated: those that training never sees (eval), or those of training, to compare."""
+    ablate: AblationSpec | None = None
+    """What is taken from the policy in evaluations, as `vla-rl eval --refute` does; null: nothing."""
 
 
 @frozen(kw_only=True)

@@ -27,6 +27,7 @@ from vla_rl.core.spec.sections import (
     AsynchronySpec,
     BCWarmupSpec,
     Component,
+    ConventionsSpec,
     EnvSpec,
     EvalSpec,
     ImaginationSpec,
@@ -108,6 +109,7 @@ class Spec:
     that offer plugins or hooks without installation."""
     model: Component = field(metadata={"kind": "model"})
     env: EnvSpec = field(metadata={"kind": "env"})
+    conventions: ConventionsSpec = field(factory=ConventionsSpec)
     rewards: RewardsSpec | None = field(default=None, metadata={"kind": "reward_model"})
     rollout: RolloutSpec = field()
     asynchrony: AsynchronySpec = field(factory=AsynchronySpec)

@@ -10,12 +10,15 @@ from attrs import evolve
 
 from vla_rl.core.catalogue import build, load
 from vla_rl.core.contexts import EngineContext, ModelContext, Role
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm, PolicyEngine, VLAModel
 from vla_rl.core.manager import Named, hookimpl, wrap
+from vla_rl.core.spec.sections import ConventionsSpec
 from vla_rl.core.spec.spec import Spec, has_own_policy, suites_of
 from vla_rl.core.types import Chunk, EnvInfo, Scores
 from vla_rl.runtime.checks.run import check_critic, check_reference
 from vla_rl.runtime.placement.components import values_for
+from vla_rl.toolkit.models.conventions import Converter
 from vla_rl.toolkit.models.instructions import saved_suffix, with_suffix
 from vla_rl.toolkit.models.meta_device import device_autocast
 
@@ -43,7 +46,13 @@ def build_model(
         role: as in `PolicyContext`.
         imitation: True for `vla-rl sft`, where the trainer of `imitation` may choose the suffix.
     """
-    shared = _policy_arguments(spec, info, device, role)
+    plain = spec.conventions == ConventionsSpec()
+    converter = Converter(spec.conventions)
+    if not plain and scaling is not None:
+        raise UserError(
+            "imitation.statistics: data measures what `conventions` would then convert; leave one of them out"
+        )
+    shared = _policy_arguments(spec, converter.convert_info(info), device, role)
     context = ModelContext(**shared, values=values_for(algorithm), scaling=scaling)
     component: VLAModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
     plugin = load("model", spec.model.type, spec.plugins)
@@ -52,12 +61,14 @@ def build_model(
         check_critic(component, spec)
     narrow = [("train.precision", Autocast(device))] if spec.train.precision == "bf16" else []
     component.instruction_suffix = _instruction_suffix(spec, imitation)
+    conversions = {} if plain else converter.arguments
+    convert = conversions.get("obs", lambda obs: obs)
     model = wrap(
         "model",
         component,
         spec.model.type,
-        [*wrappers, *narrow],
-        {"obs": lambda obs: with_suffix(obs, component.instruction_suffix)},
+        [*([] if plain else [("conventions", converter)]), *wrappers, *narrow],
+        conversions | {"obs": lambda obs: with_suffix(convert(obs), component.instruction_suffix)},
     )
     if learns and algorithm.needs.reference:
         check_reference(model, spec)

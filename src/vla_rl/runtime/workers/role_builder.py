@@ -30,6 +30,7 @@ from vla_rl.runtime.workers.env.episodes import Bootstrap, RolloutObserver
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.learner.trainers import trainers_of
 from vla_rl.runtime.workers.models import build_engine, build_model, policy_name
+from vla_rl.runtime.workers.policy.ablation import Ablation
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
 from vla_rl.toolkit.models.acting.compilation import CompiledBlocks
 from vla_rl.toolkit.models.adapters import merge_mode
@@ -163,6 +164,7 @@ class RoleBuilder:
             embed=self.algorithm.features,
             on_version=on_version,
             between_requests=between_requests,
+            ablation=None if self.spec.eval.ablate is None else Ablation(self.spec.eval.ablate),
         )
 
     def make_learner(

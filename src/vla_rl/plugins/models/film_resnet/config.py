@@ -7,6 +7,8 @@ from typing import Any, Literal
 from attrs import Attribute, field, frozen
 from attrs.validators import and_, deep_iterable, ge, in_, le, min_len
 
+from vla_rl.core.conventions import CAMERA_EVIDENCE, convention, order_cameras
+
 DTYPES = ("float32", "bfloat16")
 GREEDY = ("mode", "median")
 GROUP = 8
@@ -82,7 +84,7 @@ class FilmResnetConfig:
     network: NetworkConfig | None = field(default=None)
     """Sizes of the network. Null: the checkpoint's, or the defaults; if given with a checkpoint they must be equal to
     its own."""
-    cameras: tuple[str, ...] | None = None
+    cameras: tuple[str, ...] | None = field(default=None, metadata=convention(order_cameras, evidence=CAMERA_EVIDENCE))
     """Cameras in the order in which the model sees them. Null: those of the checkpoint's training, else all."""
     use_state: bool | None = None
     """Feed the proprioceptive state. Null: as the checkpoint was trained, else if the simulator has one."""

@@ -21,7 +21,7 @@ from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, check_fit
 from vla_rl.plugins.models.openvla.checks import PART, TOKENIZER, find_part, find_tokenizer, read_config
 from vla_rl.plugins.models.openvla.config import FamilyConfig
 from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
-from vla_rl.plugins.models.openvla.locate import resolve_checkpoint
+from vla_rl.plugins.models.openvla.locate import STATISTICS, read_known, resolve_checkpoint
 from vla_rl.plugins.models.openvla.lora import (
     Adapter,
     AdapterBase,
@@ -31,7 +31,6 @@ from vla_rl.plugins.models.openvla.lora import (
     save_adapter,
 )
 from vla_rl.plugins.models.openvla.prompts import TOKENIZER_CONFIG
-from vla_rl.plugins.models.openvla.statistics import STATISTICS, read_known
 from vla_rl.toolkit.json_files import Record, encode_json
 from vla_rl.toolkit.models.adapter_files import save_apart
 from vla_rl.toolkit.models.checkpoints.files import (

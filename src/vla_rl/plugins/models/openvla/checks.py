@@ -16,8 +16,8 @@ from vla_rl.core.installation import pip_command
 from vla_rl.core.spec.structure import at
 from vla_rl.plugins.models.openvla.adapter_config import read_adapter_config
 from vla_rl.plugins.models.openvla.config import RANGES, FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
-from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG, BUILTIN, SENTENCEPIECE
-from vla_rl.plugins.models.openvla.statistics import check_suites, choose_range, choose_statistics, read_known
+from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG, BUILTIN, SENTENCEPIECE, read_known
+from vla_rl.plugins.models.openvla.statistics import check_suites, choose_range, choose_statistics
 from vla_rl.toolkit.json_files import LARGEST, Record
 from vla_rl.toolkit.models.checkpoints.files import (
     INDEX,

@@ -7,6 +7,8 @@ from typing import Any, Literal
 from attrs import Attribute, field, frozen
 from attrs.validators import and_, deep_iterable, ge, gt, in_, le, optional
 
+from vla_rl.core.conventions import CAMERA_EVIDENCE, GRIPPER_EVIDENCE, convention, order_cameras
+from vla_rl.core.types import EnvInfo
 from vla_rl.toolkit.models.adapters import FROZEN_WEIGHTS, LoRAConfig, check_frozen_weights
 from vla_rl.toolkit.models.checkpoints.fitting import one_source
 from vla_rl.toolkit.models.flow.config import for_checkpoints
@@ -21,6 +23,21 @@ DISTRIBUTIONS = ("laplace", "gaussian")
 SUPPORTS = ("action_tokens", "full_vocabulary")
 RANGES = {"q01_q99": ("q01", "q99"), "min_max": ("min", "max")}
 """Value of `statistics_range` -> the two statistics that are scaled to -1 and 1."""
+
+
+def _list_statistics(config: FamilyConfig, info: EnvInfo) -> list[str | None]:
+    """Return the names of the statistics in the checkpoint's folder."""
+    from vla_rl.plugins.models.openvla.locate import read_known, resolve_checkpoint
+    from vla_rl.toolkit.models.checkpoints.files import read_keys
+
+    if config.checkpoint is None:
+        return [None]
+    folder = resolve_checkpoint(config.checkpoint)
+    return list(read_known(folder, read_keys(folder / "config.json")).data)
+
+
+def _list_ranges(config: FamilyConfig, info: EnvInfo) -> list[str | None]:
+    return [None] if config.checkpoint is None else [*RANGES]
 
 
 def _no_dropout(config: FamilyConfig, attribute: Attribute[Any], value: str) -> None:
@@ -105,9 +122,14 @@ class FamilyConfig:
     preset: str | None = field(default=None, validator=[optional(in_(PRESETS)), one_source])
     """Random weights instead of a checkpoint: `tiny` (64 px, Llama 64x3) or `fast`, for tests; `small` (109M
     parameters, with the public model's image size and vocabulary) or `full` (its 7.5B), to measure machines."""
-    unnorm_key: str | None = None
+    unnorm_key: str | None = field(
+        default=None,
+        metadata=convention(_list_statistics, evidence="how far the robot moves, in episodes (--episodes)"),
+    )
     """Data set whose statistics scale actions and state. Null: the checkpoint's only one."""
-    gripper: str = field(default="keep", validator=in_(GRIPPERS))
+    gripper: str = field(
+        default="keep", validator=in_(GRIPPERS), metadata=convention(GRIPPERS, evidence=GRIPPER_EVIDENCE)
+    )
     """Conversion of an action's last number. `keep`: as the statistics scale it. `rlds`: the data set stores 0 closed,
     1 open (LIBERO, Bridge) and the simulator takes -1 open, +1 closed; the model's output is rounded to one of
     these. `widowx`: the same data, and the simulator takes -1 closed, +1 open (the WidowX of ManiSkill and SimplerEnv,
@@ -117,10 +139,12 @@ class FamilyConfig:
     save_lora: str = field(default="merged", validator=[in_(SAVES), _adapter_has_a_base])
     """Output of `save` with adapters: `merged` into all weights, or the `adapter` alone (peft's files), which needs its
     base, the `checkpoint`, when it is loaded."""
-    cameras: tuple[str, ...] | None = None
+    cameras: tuple[str, ...] | None = field(default=None, metadata=convention(order_cameras, evidence=CAMERA_EVIDENCE))
     """Cameras in the order in which the model sees them. Null: those of the checkpoint's training, else all (`openvla`:
     the first)."""
-    center_crop: bool = False
+    center_crop: bool = field(
+        default=False, metadata=convention((False, True), evidence="more frames, or episodes (--episodes)")
+    )
     """Crop the central 0.9 of the area, as evaluation does for models trained with random crops."""
     freeze_vision: bool = False
     """Do not train the two vision transformers."""
@@ -169,12 +193,18 @@ class OpenVLAOFTConfig(FamilyConfig):
     RL."""
     use_proprio: bool | None = None
     """Feed the state as one token. Null: as the checkpoint was trained; a preset does if the simulator has one."""
-    statistics_range: str | None = field(default=None, validator=[optional(in_(RANGES)), for_checkpoints])
+    statistics_range: str | None = field(
+        default=None,
+        validator=[optional(in_(RANGES)), for_checkpoints],
+        metadata=convention(_list_ranges, evidence="how far the robot moves, in episodes (--episodes)"),
+    )
     """Statistics that are scaled to -1 and 1 for actions and state. `q01_q99`: 1st and 99th percentile, as OpenVLA-OFT
     does for LIBERO and Bridge; `min_max`: minimum and maximum, as it does for ALOHA. Null: as the checkpoint was
     trained, if the folder says so, else q01_q99; for statistics of ALOHA, or of 14 numbers, the key is then
     required."""
-    append_stop_token: bool | None = None
+    append_stop_token: bool | None = field(
+        default=None, metadata=convention((False, True), evidence="more frames, or episodes (--episodes)")
+    )
     """End the sequence with `</s>`, as OpenVLA-OFT does. Null: as the checkpoint was trained, else true."""
 
 

@@ -8,25 +8,12 @@ from typing import Any
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.openvla.config import RANGES, FamilyConfig, OpenVLAOFTConfig
-from vla_rl.plugins.models.openvla.locate import BUILTIN, WANTED
+from vla_rl.plugins.models.openvla.locate import BUILTIN, STATISTICS, WANTED, read_known
 from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.checkpoints.files import read_keys
 from vla_rl.toolkit.models.checkpoints.fitting import MismatchError, known_number
 
-STATISTICS = "dataset_statistics.json"
-
-
 PARTS = ("action", "proprio")
-
-
-def read_known(folder: Path, raw: Record) -> Record:
-    """Statistics of all data sets, by name. Raises CheckpointError.
-
-    Args:
-        raw: config.json, which holds them where they have no file.
-    """
-    file = folder / STATISTICS
-    return read_keys(file) if file.is_file() else raw.get_section("norm_stats")
 
 
 def choose_statistics(folder: Path, records: Record, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import field, frozen
 from attrs.validators import in_, optional
 
+from vla_rl.core.conventions import convention
 from vla_rl.toolkit.models.checkpoints.fitting import one_source
 from vla_rl.toolkit.models.flow.config import FlowConfig, PrefixHeadConfig, ValueHeadConfig, for_checkpoints
 
@@ -48,7 +49,11 @@ class Pi05HeadConfig(PrefixHeadConfig):
 class Pi05Config(PiConfig):
     """Keys of `model:` in a spec with `type: pi05`."""
 
-    state_in_prompt: str | None = field(default=None, validator=optional(in_(STATE_KINDS)))
+    state_in_prompt: str | None = field(
+        default=None,
+        validator=optional(in_(STATE_KINDS)),
+        metadata=convention(STATE_KINDS, evidence="more frames, or episodes (--episodes)"),
+    )
     """Form of the state in the prompt. `exact`: for each dimension, its bin out of 256 on [-1, 1] (openpi's default,
     lerobot since 0.5); `padded`: the same with zeros up to the network's width (lerobot 0.4); `none`: no state
     (openpi's and RLinf's LIBERO checkpoints). Null: as lerobot's files say; required for openpi's files, which do not

@@ -18,6 +18,7 @@ from vla_rl.core.paths import error_reason
 from vla_rl.core.run.runtime import StartRuntime
 from vla_rl.core.run.state import State, summarise_evaluation
 from vla_rl.core.spec.spec import Spec, checkpoint_record
+from vla_rl.runtime.driver.evaluation.evaluator import Enough
 
 Progress = Callable[[str, int, int], None]
 OnFault = Callable[[str], None]
@@ -37,7 +38,13 @@ class NotRecorded(UserError):
 
 
 def evaluate_checkpoint(
-    spec: Spec, state: State, trainer: Path | None, start: StartRuntime, progress: Progress, on_fault: OnFault
+    spec: Spec,
+    state: State,
+    trainer: Path | None,
+    start: StartRuntime,
+    progress: Progress,
+    on_fault: OnFault,
+    enough: Enough | None = None,
 ) -> dict[str, Any]:
     """Evaluate a spec's model, with the weights of a checkpoint's trainer folder if one is given.
 
@@ -46,7 +53,7 @@ def evaluate_checkpoint(
     """
     with Interrupts() as interrupts:
         try:
-            return _evaluate_model(spec, state, trainer, start, progress, on_fault, interrupts)
+            return _evaluate_model(spec, state, trainer, start, progress, on_fault, interrupts, enough)
         except StopRequested:
             raise interrupts.stop_error("stopped before all episodes ended") from None
 
@@ -59,6 +66,7 @@ def _evaluate_model(
     progress: Progress,
     on_fault: OnFault,
     interrupts: Interrupts,
+    enough: Enough | None,
 ) -> dict[str, Any]:
     hooks = [(h.type, build("hook", h.type, h.config, None, spec.plugins)) for h in spec.hooks]
     events = broadcast(hooks, interrupts.stop_because)
@@ -85,7 +93,7 @@ def _evaluate_model(
         )
         with open_listeners(events, run_info):
             interrupts.check_stop()
-            evaluation = workers.evaluate(state.step, 0)
+            evaluation = workers.evaluate(state.step, 0, enough)
             result = {
                 **summarise_evaluation(evaluation),
                 "faults": workers.faults,

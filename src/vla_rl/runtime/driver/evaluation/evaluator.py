@@ -11,6 +11,7 @@ from attrs import define, field
 
 from vla_rl.core.errors import StopAndSave, UserError
 from vla_rl.core.events import EpisodeFrames, Evaluation, MissingEpisode, Rate, wilson_interval
+from vla_rl.core.randomness import generator
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, Episode, ResetState
 from vla_rl.runtime.comm.handles import Fleet, Handle
@@ -22,6 +23,8 @@ from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest
 from vla_rl.toolkit.data.episodes import format_numbers
 from vla_rl.toolkit.data.recording import settings_in
 
+Enough = Callable[[Sequence[Episode]], bool]
+"""Whether the episodes so far, in the order of their states, answer the question of an evaluation."""
 logger = logging.getLogger(__name__)
 
 
@@ -66,16 +69,20 @@ class Evaluator:
     solved: set[int] = field(factory=set)
     """Ids of states in which an episode succeeded with its first action, which were reported."""
 
-    def evaluate_states(self, step: int, frames: int, on_start: Callable[[int], object]) -> Evaluation:
+    def evaluate_states(
+        self, step: int, frames: int, on_start: Callable[[int], object], enough: Enough | None = None
+    ) -> Evaluation:
         """Roll out every evaluation state once for each repeat, and keep the frames of `frames` episodes. The result
         does not depend on which env runs which episode.
 
         Args:
             on_start: called with the number of episodes.
+            enough: called with the episodes after each round over all envs, whose states are in a fixed random order;
+                True ends the evaluation.
         """
         requests = evaluation_requests(self.spec, self.states, frames, step)
         on_start(sum(request.state.id not in self.given_up for request in requests))
-        evaluation = self.restarts.run_with_restarts(lambda: self._roll_out(step, requests))
+        evaluation = self.restarts.run_with_restarts(lambda: self._roll_out(step, requests, enough))
         immediate = evaluation.immediate_successes
         solved = {episode.state for episode in immediate}
         if solved - self.solved:
@@ -89,20 +96,27 @@ class Evaluator:
             )
         return evaluation
 
-    def _roll_out(self, step: int, requests: Sequence[EpisodeRequest]) -> Evaluation:
+    def _roll_out(self, step: int, requests: Sequence[EpisodeRequest], enough: Enough | None) -> Evaluation:
         start = perf_counter()
         fleet = self.restarts.fleet
         possible = [request for request in requests if request.state.id not in self.given_up]
-        shares = [(policy.worker_index, share) for policy, share in split_over_policies(fleet, possible)]
-        reports = fleet.get_all(
-            [
-                fleet.rollouts[worker].call(RolloutInterface.evaluate, share, self.spec.eval.greedy)
-                for worker, share in shares
-            ]
-        )
-        for report in reports:
-            self.fault_log.report_faults(report.faults)
-        trajectories = [trajectory.env_part for report in reports for trajectory in report.collected]
+        rounds = [possible] if enough is None else _split_rounds(possible, self.spec.env.num_envs)
+        shares: list[tuple[int, Sequence[EpisodeRequest]]] = []
+        trajectories: list[EnvTrajectory] = []
+        started: list[EpisodeRequest] = []
+        for part in rounds:
+            split = [(policy.worker_index, share) for policy, share in split_over_policies(fleet, part)]
+            greedy = self.spec.eval.greedy
+            calls = [fleet.rollouts[worker].call(RolloutInterface.evaluate, share, greedy) for worker, share in split]
+            reports = fleet.get_all(calls)
+            for report in reports:
+                self.fault_log.report_faults(report.faults)
+            trajectories += [trajectory.env_part for report in reports for trajectory in report.collected]
+            shares, started = [*shares, *split], [*started, *part]
+            if enough is not None and enough(_order_episodes(trajectories, started)):
+                break
+        if enough is not None:
+            requests = started
         trajectories.sort(key=lambda trajectory: (trajectory.episodes[0].episode, trajectory.number))
         episodes = [trajectory.episodes[0] for trajectory in trajectories]
         finished = {(episode.number, episode.episode) for episode in episodes}
@@ -153,6 +167,19 @@ def split_over_policies(
         for policy, start, end in zip(fleet.policies, [0, *ends], ends, strict=False)
         if end > start
     ]
+
+
+def _split_rounds(requests: Sequence[EpisodeRequest], size: int) -> list[list[EpisodeRequest]]:
+    """Return the episodes in a fixed random order, in rounds of this many."""
+    order = generator(0, "evaluation/order", len(requests)).permutation(len(requests)).tolist()
+    return [[requests[i] for i in order[start : start + size]] for start in range(0, len(order), size)]
+
+
+def _order_episodes(trajectories: Sequence[EnvTrajectory], started: Sequence[EpisodeRequest]) -> list[Episode]:
+    """Return the episodes that ended, in the order in which they were asked for."""
+    ended = {(one.episode, one.number): one for trajectory in trajectories for one in trajectory.episodes}
+    keys = [(request.episode, request.number) for request in started]
+    return [ended[key] for key in keys if key in ended]
 
 
 def _first_of_each_task(states: Sequence[ResetState], limit: int) -> list[ResetState]:

@@ -17,7 +17,7 @@ from vla_rl.runtime.comm.interfaces import HostInterface
 from vla_rl.runtime.comm.tracing import clock_ahead
 from vla_rl.runtime.driver.collecting.collector import Collector
 from vla_rl.runtime.driver.collecting.rollouts import SampleMemory
-from vla_rl.runtime.driver.evaluation.evaluator import Evaluator
+from vla_rl.runtime.driver.evaluation.evaluator import Enough, Evaluator
 from vla_rl.runtime.driver.reports.compilation_monitor import CompilationMonitor
 from vla_rl.runtime.driver.reports.faults import FaultLog
 from vla_rl.runtime.driver.reports.trace import Trace, traced
@@ -56,9 +56,11 @@ class RunWorkers:
         self._on_progress(phase, done, total)
 
     @traced
-    def evaluate(self, step: int, frames: int = 0) -> Evaluation:
+    def evaluate(self, step: int, frames: int = 0, enough: Enough | None = None) -> Evaluation:
         self.collector.wait_for_weights()
-        return self.evaluator.evaluate_states(step, frames, lambda episodes: self._on_progress("eval", 0, episodes))
+        return self.evaluator.evaluate_states(
+            step, frames, lambda episodes: self._on_progress("eval", 0, episodes), enough
+        )
 
     def describe_devices(self) -> str:
         calls = [worker.call(HostInterface.worker_device) for worker in self.fleet.workers]

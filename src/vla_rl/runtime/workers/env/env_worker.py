@@ -197,7 +197,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         return before
 
     def eval_states(self) -> tuple[ResetState, ...]:
-        return self._usable_states("eval")
+        return self._usable_states(self.spec.eval.split)
 
     def train_states(self) -> tuple[ResetState, ...]:
         return self.states

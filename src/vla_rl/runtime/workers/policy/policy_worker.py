@@ -25,6 +25,7 @@ from vla_rl.runtime.comm.weight_transfer.ends import WeightReceiver
 from vla_rl.runtime.messages.learning import SampleBatch
 from vla_rl.runtime.messages.requests import EnvTrajectory, PolicyMode, StepRequest
 from vla_rl.runtime.messages.weights import WeightTransfer, verify_checksums
+from vla_rl.runtime.workers.policy.ablation import Ablation
 from vla_rl.runtime.workers.policy.sample_store import SampleStore, select_observations
 from vla_rl.runtime.workers.policy.weight_versions import WeightVersions, load_trained
 
@@ -56,6 +57,9 @@ class PolicyWorker(PolicyInterface):
     """Called with the version of the weights that act from now on."""
     between_requests: AbstractContextManager[Any] = NO_LOCK
     """Lock that is held while the engine is used."""
+
+    ablation: Ablation | None = None
+    """What evaluations take from the policy."""
 
     def __attrs_post_init__(self) -> None:
         self.weights = WeightVersions(self.engine, self.lag)
@@ -122,7 +126,10 @@ class PolicyWorker(PolicyInterface):
     def _sample_chunks(self, mode: PolicyMode, requests: Sequence[StepRequest]) -> tuple[Chunk, Array]:
         """Sample chunks for the observations of all requests. Return them with the versions of the weights, int64."""
         obs = Observation.concat([request.obs for request in requests if request.obs is not None])
-        _, _, *keys, wanted = np.concatenate([request.asking for request in requests], axis=1)
+        _, numbers, *keys, wanted = np.concatenate([request.asking for request in requests], axis=1)
+        ablation = self.ablation if mode.purpose == "evaluation" else None
+        if ablation is not None:
+            obs = ablation.change_observation(obs)
 
         def sample_rows(rows: Array) -> Chunk:
             noise = Noise(self.seed, mode.purpose, *(key[rows] for key in keys))
@@ -132,7 +139,10 @@ class PolicyWorker(PolicyInterface):
         versions = np.empty(len(obs), np.int64)
         for rows, version, _ in parts:
             versions[rows] = version
-        return _join_chunks([(rows, part) for rows, _, part in parts]), versions
+        chunk = _join_chunks([(rows, part) for rows, _, part in parts])
+        if ablation is not None:
+            chunk = evolve(chunk, actions=ablation.change_actions(numbers, keys[1], keys[2], to_numpy(chunk.actions)))
+        return chunk, versions
 
     def _store_final_observations(self, requests: Sequence[StepRequest]) -> None:
         """Keep the last chunk step's final observations, with bootstrap values from one pass of those that need one."""

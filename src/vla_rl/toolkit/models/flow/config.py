@@ -7,6 +7,8 @@ from typing import Any, Literal
 from attrs import Attribute, field, frozen
 from attrs.validators import deep_iterable, ge, gt, in_, le
 
+from vla_rl.core.conventions import CAMERA_EVIDENCE, GRIPPER_EVIDENCE, convention, order_cameras
+from vla_rl.core.types import EnvInfo
 from vla_rl.toolkit.models.adapters import FROZEN_WEIGHTS, LoRAConfig, check_frozen_weights
 from vla_rl.toolkit.relative_actions import RelativeActions
 
@@ -19,6 +21,13 @@ def for_checkpoints(config: Any, attribute: Attribute[Any], value: Any) -> None:
     """Validate a key that a preset does not take (attrs validator)."""
     if value is not None and config.checkpoint is None:
         raise ValueError(f"`{attribute.name}` says how to read a checkpoint; a preset has its own")
+
+
+def _list_references(config: FlowConfig, info: EnvInfo) -> list[Any]:
+    """Return absolute actions, and actions relative to the numbers of the state at the same places."""
+    numbers = tuple(range(min(info.action_dim - 1, info.state_dim)))
+    relative = [RelativeActions(relative_to="state", dimensions=numbers)] if numbers else []
+    return [config.actions, "absolute", *relative]
 
 
 def _some_step_is_noisy(config: FlowConfig, attribute: Attribute[Any], value: FlowNoiseKind) -> None:
@@ -142,16 +151,23 @@ class FlowConfig:
     `OWNER/NAME` or `OWNER/NAME@REVISION`."""
     tokenizer: str | None = field(default=None, validator=for_checkpoints)
     """The language model's tokenizer.json, or a folder that holds it. None: in the checkpoint's folder."""
-    cameras: tuple[str, ...] | None = None
+    cameras: tuple[str, ...] | None = field(default=None, metadata=convention(order_cameras, evidence=CAMERA_EVIDENCE))
     """The simulator's cameras in the order of the model's images. None: those of the checkpoint's training, or all."""
-    actions: RelativeActions | Literal["absolute"] | None = None
+    actions: RelativeActions | Literal["absolute"] | None = field(
+        default=None,
+        metadata=convention(_list_references, evidence="demonstrations whose actions are far from the state"),
+    )
     """What the network predicts: actions as the simulator takes them (`absolute`), or differences to the state. It is
     saved with the model. None: as the checkpoint's folder says; absolute in a preset, and where the folder says
     nothing, as openpi's do not."""
-    gripper: str = field(default="as_is", validator=in_(GRIPPERS))
+    gripper: str = field(
+        default="as_is", validator=in_(GRIPPERS), metadata=convention(GRIPPERS, evidence=GRIPPER_EVIDENCE)
+    )
     """Conversion of an action's last number, 0 (closed) or 1 (open) as the data stores it. `as_is`: none; `libero`: +1
     and -1, as GR00T's models for LIBERO need; `widowx`: -1 and +1, as RLinf's models for ManiSkill's WidowX do."""
-    denoise_steps: int = field(default=4, validator=ge(1))
+    denoise_steps: int = field(
+        default=4, validator=ge(1), metadata=convention((4, 10), evidence="episodes (--episodes)")
+    )
     """K, steps from noise to actions: 4 in pi_RL's training recipes, 10 in the models' own inference."""
     noise: FlowNoiseKind = field(factory=FlowSDE, validator=_some_step_is_noisy)
     """Stochastic denoising, which gives a chunk a log-probability (pi_RL, section 4)."""
