@@ -20,9 +20,13 @@ from .cli.commands import recipes as recipes
 from .cli.commands import report as report
 from .cli.commands import run as run
 from .cli.commands import serve as serve
+from .cli.commands import why as why
 from .cli.convert.convert import Conversion as Conversion
 from .cli.run_record import RunRecord as RunRecord
 from .cli.serve import Served as Served
+from .cli.why.causes import Cause as Cause
+from .cli.why.causes import Diagnosis as Diagnosis
+from .cli.why.stages import Counterfactual as Counterfactual
 from .core.capabilities import ActionTokens as ActionTokens
 from .core.capabilities import Capturable as Capturable
 from .core.capabilities import Compilable as Compilable

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vla_rl.cli.convert.convert import Conversion
     from vla_rl.cli.run_record import RunRecord
     from vla_rl.cli.serve import Served
+    from vla_rl.cli.why.causes import Diagnosis
     from vla_rl.core.spec.spec import Spec
     from vla_rl.serving.policy import Policy
     from vla_rl.testing.common.findings import Findings
@@ -492,6 +493,29 @@ def report(
     from vla_rl.cli.report.write import write_report
 
     return write_report(Path(folder), None if output is None else Path(output), video_mb)
+
+
+@command(show="why.why:print_diagnosis", json=True)
+def why(
+    folder: Annotated[AnyPath, typer.Argument(metavar="RUN")],
+    *,
+    step: Annotated[int | None, typer.Option(min=1)] = None,
+    budget: str = "20%",
+    say: Say = ignore,
+) -> Diagnosis:
+    """Say why a run does not learn: its files first, then a training step, played again with one thing changed.
+
+    Args:
+        folder: Folder of a run, which may still be running; it is only read.
+        step: Training step that is played again; default: the newest with a checkpoint before it.
+        budget: Of time: a share of the run's own, such as 20%, or seconds, such as 90s.
+        say: Receives what will be done, and what it takes.
+
+    Returns causes with their evidence, or why there are none, and what was not looked at. Raises UserError."""
+    _leave_if_importing()
+    from vla_rl.cli.why.why import find_causes
+
+    return find_causes(Path(folder), step, budget, say)
 
 
 @command(show="check_env:print_findings")

@@ -1,0 +1,1 @@
+"""`vla-rl why`: why a run does not learn, in three stages of growing cost."""
