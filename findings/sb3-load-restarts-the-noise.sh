@@ -23,6 +23,7 @@
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+export TMPDIR=$work
 python3 -m venv "$work/venv"
 pip=("$work/venv/bin/pip" install -q --no-compile)
 { "${pip[@]}" torch==2.13.0 && "${pip[@]}" stable-baselines3==2.9.2 gymnasium==1.4.0 numpy==2.4.6; } >"$work/pip.log" 2>&1 ||

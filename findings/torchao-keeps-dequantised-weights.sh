@@ -21,6 +21,7 @@
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+export TMPDIR=$work
 python3 -m venv "$work/venv"
 pip=("$work/venv/bin/pip" install -q --no-compile)
 { "${pip[@]}" torch==2.13.0 && "${pip[@]}" torchao==0.18.0 numpy==2.4.6; } >"$work/pip.log" 2>&1 ||
