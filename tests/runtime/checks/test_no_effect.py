@@ -64,6 +64,8 @@ def test_what_has_an_effect_is_not_warned_of(caplog, overrides):
         (["rollout.lag=4"], "rollout.lag", "the weights that the run begins with act in all its 4 steps"),
         (["rollout.chunk=16"], "rollout.chunk", "16 actions are chosen at once, and an episode ends after 12"),
         (["plugins=[vla_rl.testing.scripted, os]"], "plugins.1", "module 'os' is imported, and nothing of it takes part"),
+        (["train.precision=bf16"], "train.precision", "adds up the gradients of LayerNorms"),
+        (["model={type: pi0, preset: tiny, dtype: bfloat16}"], "model.dtype", "adds up the gradients of LayerNorms"),
         (["runtime.restarts=1"], "runtime.restarts", "has no effect with backend: local"),
         (["runtime.deadline_s=9"], "runtime.deadline_s", "has no effect with backend: local"),
         (["runtime.address=here"], "runtime.address", "has no effect with backend: local"),

@@ -55,6 +55,20 @@ def transfer_warnings(spec: Spec, plan: Plan) -> Iterator[Item]:
         yield ("placement", "weight_transfer"), text
 
 
+def precision_warnings(spec: Spec, plan: Plan) -> Iterator[Item]:
+    """Yield bfloat16 where a CPU computes gradients: torch 2.13 adds up some of them in bfloat16 there."""
+    if not any(plan.slots[index].device == "cpu" for index in plan.hosting("learner")):
+        return
+    text = (
+        "on a CPU, torch adds up the gradients of LayerNorms, and of embeddings with bfloat16 weights, in bfloat16: "
+        "with more than some 256 rows in a micro-batch they are too small; use float32 there"
+    )
+    if spec.train.precision == "bf16":
+        yield ("train", "precision"), text
+    elif getattr(spec.model.config, "dtype", "") == "bfloat16":
+        yield ("model", "dtype"), text
+
+
 def _modules_warnings(spec: Spec) -> Iterator[Item]:
     for i, (name, module) in enumerate(hook_modules(spec.plugins)):
         hooks = any(isinstance(x, FunctionType) and hasattr(x, "vla_rl_impl") for x in vars(module).values())

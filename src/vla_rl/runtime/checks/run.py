@@ -41,7 +41,7 @@ from vla_rl.core.types import AdvantageScope, EnvInfo
 from vla_rl.runtime.checks.imagination import imagination_problems
 from vla_rl.runtime.checks.interpreter import interpreter_problems
 from vla_rl.runtime.checks.known_checkpoints import checkpoint_lines, checkpoint_problems, checkpoint_warnings
-from vla_rl.runtime.checks.no_effect import transfer_warnings, without_effect
+from vla_rl.runtime.checks.no_effect import precision_warnings, transfer_warnings, without_effect
 from vla_rl.runtime.checks.plan import compile_problems, plan_with_problems
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.placement.hardware import machine_resources
@@ -100,7 +100,7 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
         logger.warning("%s", line)
     warnings = [*checkpoint_warnings(spec), *without_effect(spec, training=training, imitation=imitation)]
     if plan is not None:
-        warnings += transfer_warnings(spec, plan)
+        warnings += [*transfer_warnings(spec, plan), *precision_warnings(spec, plan)]
     for text in format_problems(warnings, spec.source):
         logger.warning("warning: %s", text)
 
