@@ -161,6 +161,7 @@ def fill_network(
     if device.type == META:
         allocate_network(network, device, dtype, weights.folder, stays_float32)
         return
+    _refuse_tied(network)
     check_memory(sum(p.numel() for p in network.parameters()), dtype, device, weights.folder)
 
     def put_tensor(public: str, tensor: Tensor) -> None:
@@ -191,10 +192,20 @@ def allocate_network(
     stays_float32: Callable[[str], bool] = always_false,
 ) -> None:
     """Allocate a network's memory as in `fill_network`, all zeros. Raise CheckpointError if the memory is too small."""
+    _refuse_tied(network)
     check_memory(sum(p.numel() for p in network.parameters()), dtype, device, source)
     for name, p in list(network.named_parameters()):
         precision = torch.float32 if stays_float32(name) else dtype
         replace_parameter(network, name, torch.zeros(p.shape, device=device, dtype=precision))
+
+
+def _refuse_tied(network: nn.Module) -> None:
+    """Raise ValueError for a parameter with two names: each name would get a parameter of its own, as with torch's
+    `load_state_dict(assign=True)`."""
+    names: dict[nn.Parameter, str] = {}
+    for name, p in network.named_parameters(remove_duplicate=False):
+        if names.setdefault(p, name) != name:
+            raise ValueError(f"{names[p]} and {name} are one parameter; use one of them twice, or tie them afterwards")
 
 
 def replace_parameter(network: nn.Module, name: str, data: Tensor) -> None:
