@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from vla_rl.core.errors import SpecError
+from vla_rl.core.spec.source import apply_override, parse_yaml
 from vla_rl.core.spec.spec import Spec, find_missing_packages, load_spec, make_component, parse_spec
 
 TOY = """
@@ -357,6 +358,13 @@ def test_overrides():
     assert spec.env.num_envs == 4
     assert spec.bc_warmup is not None
     assert read(GOOD, "hooks=[]").hooks == ()
+
+
+@pytest.mark.parametrize("text", ["off", "no", "1:30", "012", "1e-4", "true", "null"])
+def test_an_override_means_what_the_line_in_a_file_means(text):
+    data: dict[str, Any] = {}
+    apply_override(data, f"key={text}")
+    assert repr(data) == repr(parse_yaml(f"key: {text}").data)
 
 
 @pytest.mark.parametrize(
