@@ -405,6 +405,18 @@ class AdapterWithoutGradient(LinearModel):
         return torch.nn.functional.linear(super()._compute_features(obs), weight)
 
 
+class AdapterInAFusedLayer(LinearModel):
+    """torch 2.13, eval mode: this layer's fused path reads the weights of linear layers and never calls them."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.module.encoder = torch.nn.TransformerEncoderLayer(4, 1, 8, dropout=0.0, batch_first=True).eval()
+        insert_adapters(self.module, LoRAConfig(rank=2), seed=0)
+
+    def _compute_features(self, obs):
+        return self.module.encoder(super()._compute_features(obs)[:, None])[:, 0]
+
+
 class ReferenceThatUnfreezes(AdaptedModel):
     """peft 0.21.2: turning adapters on again makes all of them trainable."""
 
@@ -429,6 +441,7 @@ def test_adapters_pass() -> None:
     [
         (AdapterWithoutGradient, "one in every trained parameter, got none in pooling.lora_A.default.weight"),
         (AdapterWithoutGradient, "leave layers without adapters whose adapters the network goes around"),
+        (AdapterInAFusedLayer, "one in every trained parameter, got none in encoder."),
         (ReferenceThatUnfreezes, "reference_log_probs: expected `requires_grad` that stays as it is, got a change"),
     ],
 )
