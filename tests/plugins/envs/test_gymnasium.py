@@ -90,6 +90,17 @@ class Dots(gymnasium.Env[Any, Any]):
         return {"pixels": pixels, "position": self._position, "observation": np.zeros((4, 4), np.uint8)}
 
 
+class ReusingDots(Dots):
+    """Environment that fills the same arrays in every step and reset."""
+
+    def _observation(self) -> dict[str, Array]:
+        observation = super()._observation()
+        self._kept = getattr(self, "_kept", None) or {name: array.copy() for name, array in observation.items()}
+        for name, array in observation.items():
+            self._kept[name][...] = array
+        return self._kept
+
+
 class LateDots(Dots):
     """Dots whose episode also ends below the corner, and that report success at ends alone."""
 
@@ -201,6 +212,7 @@ class Pad(gymnasium.Wrapper[Any, Any, Any, Any]):
 gymnasium.register("tests/TwoArms-v0", TwoArms, max_episode_steps=LIMIT)
 gymnasium.register("tests/Dots-v0", Dots, max_episode_steps=LIMIT)
 gymnasium.register("tests/Endless-v0", Dots)
+gymnasium.register("tests/ReusingDots-v0", ReusingDots, max_episode_steps=LIMIT)
 gymnasium.register("tests/LateDots-v0", LateDots, max_episode_steps=LIMIT)
 gymnasium.register("tests/ForgetfulDots-v0", ForgetfulDots, max_episode_steps=LIMIT)
 DOTS = {
@@ -383,6 +395,18 @@ def test_an_end_is_shown_and_nothing_happens_after_it() -> None:
     assert (solved.rewards[0, first + 1 :] == 0).all() and solved.rewards[0, first] > 2
     again = act(env, -0.5, -0.5)
     assert again.terminated.all() and not again.rewards.any() and np.array_equal(again.obs.state, solved.obs.state)
+
+
+def test_the_last_observation_outlives_a_reset_that_reuses_its_arrays() -> None:
+    """gymnasium's vector environments in SAME_STEP mode give the first observation of the next episode instead."""
+    env = make(id="tests/ReusingDots-v0")
+    start(env)
+    solved = act(env, 0.5, 0.5)
+    state, image = solved.obs.state.copy(), solved.obs.images["main"].copy()
+    assert solved.terminated.any() and state.min() > 1
+    start(env, number=1)
+    assert environment_of(env)._kept["position"].max() < 1
+    assert np.array_equal(solved.obs.state, state) and np.array_equal(solved.obs.images["main"], image)
 
 
 def test_the_time_limit_of_gymnasium_truncates() -> None:
