@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ Array = npt.NDArray[Any]
 SIDE = 64
 """Side of the network's image."""
 CPU = torch.device("cpu")
+SENTENCE = " Pick_up the RED cube.\n"
+"""An instruction with capitals, an underscore, a full stop, and white space at both ends."""
 Process = Callable[[Array], Tensor]
 """Images uint8 [B, H, W, 3] -> the network's input [B, 3, S, S] or more channels."""
 
@@ -88,19 +91,21 @@ def measure_crop(process: Process, shape: tuple[int, int]) -> str:
     return "none" if seen > 0.99 else f"the middle {seen:.2f} of each side"
 
 
-def list_geometries(images: Array) -> Iterator[tuple[str, Array, tuple[int, int], tuple[int, int]]]:
-    """Yield the ways to fit a frame into a square: name, what is scaled, its size then, and where it is put."""
+def list_geometries(images: Array) -> Iterator[tuple[str, Array, tuple[int, int], tuple[int, int], float]]:
+    """Yield the ways to fit a frame into a square: name, what is scaled, its size then, where it is put, and the level
+    around it."""
     height, width = images.shape[:2]
     ratio = max(height, width) / SIDE
     inner = int(height / ratio), int(width / ratio)
-    yield "stretched", images, (SIDE, SIDE), (0, 0)
+    yield "stretched", images, (SIDE, SIDE), (0, 0), 0.0
     if height != width:
         centre = (SIDE - inner[0]) // 2, (SIDE - inner[1]) // 2
-        yield "aspect kept, black around", images, inner, centre
-        yield "aspect kept, black on the left and top", images, inner, (SIDE - inner[0], SIDE - inner[1])
+        yield "aspect kept, black around", images, inner, centre, 0.0
+        yield "aspect kept, black on the left and top", images, inner, (SIDE - inner[0], SIDE - inner[1]), 0.0
+        yield "aspect kept, grey on the right and bottom", images, inner, (0, 0), 127.5
     high, wide = int(height * 0.95), int(width * 0.95)
     top, left = round((height - high) / 2), round((width - wide) / 2)
-    yield "stretched", images[top : top + high, left : left + wide], (SIDE, SIDE), (0, 0)
+    yield "stretched", images[top : top + high, left : left + wide], (SIDE, SIDE), (0, 0), 0.0
 
 
 def resize_by_pillow(kind: Image.Resampling) -> Callable[[Array, tuple[int, int]], Array]:
@@ -158,20 +163,24 @@ def list_filters() -> dict[str, Callable[[Array, tuple[int, int]], Array]]:
 
 
 def measure_resize(process: Process, shape: tuple[int, int]) -> str:
-    """Return the fit and the filter that come nearest to a model's, which is within half a level everywhere."""
+    """Return the fit and the filter that come nearest to a model's, and by how many levels they differ at most."""
     image = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
     black, white = measure_range(process, shape)
     output = process(image[None])[0, :3].permute(1, 2, 0).double().numpy()
     levels = (output - black[:3]) / (white[:3] - black[:3]) * 255
     found = {}
-    for geometry, scaled, size, (top, left) in list_geometries(image):
+    for geometry, scaled, size, (top, left), level in list_geometries(image):
         for name, resize in list_filters().items():
-            whole = np.zeros((SIDE, SIDE, 3))
+            whole = np.full((SIDE, SIDE, 3), level)
             whole[top : top + size[0], left : left + size[1]] = resize(scaled, size)
             text = f"{geometry}, {name}"
-            found[text] = min(np.abs(whole - levels).mean(), found.get(text, np.inf))
+            gaps = np.abs(whole - levels)
+            found[text] = min((gaps.mean(), gaps.max()), found.get(text, (np.inf, np.inf)))
     best = min(found, key=lambda text: found[text])
-    return best if found[best] < 0.2 else f"none of those that are tried ({best} is nearest)"
+    mean, most = found[best]
+    if mean > 0.2:
+        return f"none of those that are tried ({best} is nearest)"
+    return f"{best}, {'to the bit' if most < 0.01 else f'within {most:.1f} levels'}"
 
 
 def measure_scale(mode: str) -> str:
@@ -250,6 +259,39 @@ def measure_messages() -> dict[str, tuple[str, str]]:
     return texts
 
 
+def measure_sentences() -> dict[str, str]:
+    """Return model -> the text that its tokenizer gets for SENTENCE, without images."""
+    from vla_rl.plugins.models.gr00t.inputs import ChatPrompts
+    from vla_rl.plugins.models.openvla import prompts as openvla
+    from vla_rl.plugins.models.pi0 import prompts as pi0
+    from vla_rl.plugins.models.smolvla import policy as smolvla
+
+    letters = SimpleNamespace(encode=lambda text, **_: SimpleNamespace(ids=list(text)))
+    chat = SimpleNamespace(tokenizer=letters, image_token="", _formal=True, _words=1000, _before=[], _after=[])
+    formal, empty = ("".join(map(str, ChatPrompts.prompt_ids(chat, text))) for text in (SENTENCE, ""))  # type: ignore[arg-type]
+    return {
+        "openvla": repr(openvla.prompt_text(SENTENCE)),
+        "pi0": repr(pi0.prompt_text(SENTENCE)),
+        "pi0 in lerobot": repr(pi0.prompt_text(SENTENCE)),
+        "pi05 in lerobot": repr(pi0.state_text(SENTENCE, [128, 128])),
+        "smolvla": repr(smolvla.prompt_text(SENTENCE)),
+        "gr00t N1.7": f"{formal!r}; no instruction: {empty!r}",
+    }
+
+
+def measure_camera_order() -> str:
+    """Return in which order policies see cameras, whatever the order of an observation's."""
+    from vla_rl.core.types import EnvInfo
+    from vla_rl.toolkit.models.checkpoints.fitting import choose_cameras
+
+    env = EnvInfo(cameras={"a": (8, 8), "b": (8, 8)}, state_dim=0, action_low=(-1.0,), action_high=(1.0,), tasks=())
+    trained, others = (
+        choose_cameras("model", env, None, names, tuple(env.cameras)) for names in (("b", "a"), ("x", "y"))
+    )
+    assert (trained, others) == (("b", "a"), ("a", "b")), (trained, others)
+    return "that of training where its names are the simulator's, else the simulator's"
+
+
 def measure_models() -> Mapping[tuple[str, str], str]:
     """Return (subject, model or server) -> what ours does."""
     texts: dict[tuple[str, str], str] = {}
@@ -257,13 +299,19 @@ def measure_models() -> Mapping[tuple[str, str], str]:
         texts["resize", name] = measure_resize(process, shape)
         texts["crop", name] = measure_crop(process, shape)
         texts["normalisation", name] = measure_normalisation(process, shape)
-    texts["resize", "pi0, pi05 in lerobot"] = texts["resize", "pi0, pi05"]
+        for loader in ("pi0, pi05 in lerobot", "pi0 in transformers") if name == "pi0, pi05" else ():
+            texts |= {(subject, loader): texts[subject, name] for subject in ("resize", "crop", "normalisation")}
+    texts |= {("sentence", name): text for name, text in measure_sentences().items()}
+    order = measure_camera_order()
+    for name in ("openvla_oft", "pi0, pi05", "pi0, pi05 in lerobot", "smolvla", "gr00t"):
+        texts["order of cameras", name] = order
     for name, restore in list_grippers().items():
         texts["gripper", name] = measure_gripper(restore)
     texts["action order and bounds", "openvla"] = measure_openvla_scale()
     scales = {"pi0": "MEAN_STD", "pi05": "QUANTILES", "smolvla": "MEAN_STD", "gr00t": "MIN_MAX"}
     for name, mode in scales.items():
         texts["action order and bounds", name] = measure_scale(mode)
+    texts["action order and bounds", "pi0, pi05 in lerobot"] = measure_scale("QUANTILES") + " (QUANTILES)"
     for name, (message, played) in measure_messages().items():
         texts["message", name], texts["executed steps", name] = message, played
     return texts

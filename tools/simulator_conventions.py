@@ -68,6 +68,10 @@ class Truth(ABC):
         """Return the positions of movable things, float64 [things, 3], in metres."""
 
     @abstractmethod
+    def read_camera(self) -> str:
+        """Return where the camera hangs [m] and how many degrees high it sees."""
+
+    @abstractmethod
     def compare_drawing(self, image: Array) -> tuple[str, bool]:
         """Return how an image differs from what the camera sees (a key of FLIPS), and whether the camera itself hangs
         upside down."""
@@ -101,6 +105,14 @@ class Player(ABC):
     def read_state(self) -> Array | None:
         """Return the state that a policy sees; None: a package that leaves it to its user."""
         return None
+
+    def read_sentence(self) -> str:
+        """Return what a policy is told to do, and where that is written."""
+        return "none"
+
+    @abstractmethod
+    def list_cameras(self) -> str:
+        """Return the names of the cameras that an observation has by default, in their order."""
 
     def close(self) -> None:  # noqa: B027 - optional
         """Free the simulator."""
@@ -152,6 +164,10 @@ class MujocoTruth(Truth):
         starts = self.model.jnt_qposadr[free]
         return np.array([self.data.qpos[start : start + 3].copy() for start in starts]).reshape(-1, 3)
 
+    def read_camera(self) -> str:
+        height = self.model.cam(self._camera).fovy[0]
+        return describe_camera(self._camera, self.data.cam(self._camera).xpos, height)
+
     def compare_drawing(self, image: Array) -> tuple[str, bool]:
         import mujoco
 
@@ -189,6 +205,12 @@ class SapienTruth(Truth):
     def read_things(self) -> Array:
         return self._find_env().cube.pose.p.double().numpy().reshape(-1, 3).copy()
 
+    def read_camera(self) -> str:
+        parameters = self._find_env()._sensors[self.camera].get_params()
+        outside, inside = (parameters[name][0].double().numpy() for name in ("extrinsic_cv", "intrinsic_cv"))
+        height = np.degrees(2 * np.arctan(inside[1, 2] / inside[1, 1]))
+        return describe_camera(self.camera, -outside[:3, :3].T @ outside[:3, 3], height)
+
     def compare_drawing(self, image: Array) -> tuple[str, bool]:
         env = self._find_env()
         parameters = env._sensors[self.camera].get_params()
@@ -197,6 +219,12 @@ class SapienTruth(Truth):
         x, y = (seen[:2] / seen[2]).astype(int)
         redness = {name: float(undo(image)[y, x] @ np.array([1.0, -0.5, -0.5])) for name, undo in FLIPS.items()}
         return max(redness, key=lambda name: redness[name]), bool(-outside[1, 2] < 0)
+
+
+def describe_camera(name: str, position: Array, height: float) -> str:
+    """Return a camera's name, its place [m] and how many degrees high it sees."""
+    place = ", ".join(f"{round(float(number), 3) + 0.0:g}" for number in position)
+    return f"{name} at {place} m, {height:.0f} degrees high"
 
 
 def name_rotations(position: Array, quaternion: Array) -> dict[str, Array]:
@@ -229,6 +257,12 @@ def measure_images(player: Player) -> str:
     turned = ("upside down" in flip) != hangs
     mirrored = "mirrored" in flip
     return ", ".join(filter(None, ["upside down" if turned else "upright", "mirrored" if mirrored else ""]))
+
+
+def measure_camera(player: Player) -> str:
+    """Return where the first camera hangs."""
+    player.reset(0)
+    return player.truth.read_camera()
 
 
 def measure_gripper(player: Player) -> str:

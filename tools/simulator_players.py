@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ class PluginPlayer(Player):
         from vla_rl.core.contexts import EnvContext
 
         plugin = load("env", name)
+        self._config = plugin.config
         with keep_quiet():
             self.env: Any = plugin.build(plugin.config(**settings), EnvContext(num_envs=1, chunk=1))
         self.info = self.env.info
@@ -71,6 +73,19 @@ class PluginPlayer(Player):
 
     def read_state(self) -> Array:
         return np.asarray(self.inner.render().state)
+
+    def read_sentence(self) -> str:
+        self.reset(0)
+        (sentence,) = self.observation.instructions
+        varies = ", another one in each scene" if self.info.tasks[0].instruction_varies else ""
+        return f"{sentence!r}{varies}"
+
+    def list_cameras(self) -> str:
+        """Return the default of the setting `cameras`, or the cameras there are."""
+        from attrs import Factory, fields_dict
+
+        default = getattr(fields_dict(self._config).get("cameras"), "default", self.info.cameras)
+        return ", ".join(default.factory() if isinstance(default, Factory) else default)  # type: ignore[arg-type]
 
     def solve_task(self) -> Step:
         """Play the first state by the plugin's expert, or by the person who takes over."""
@@ -151,12 +166,14 @@ class GymPlayer(Player):
         image: Callable[[Any], Array],
         choose_action: Callable[[Any], Array],
         read_state: Callable[[Any], Array],
+        cameras: str = "one, by render()",
     ) -> None:
         """
         Args:
             success: key of the info that says whether the task is solved.
             choose_action: scripted policy that solves the task.
             read_state: what an observation says of the robot.
+            cameras: those of an observation, in their order.
         """
         self.env = env
         self._choose_action = choose_action
@@ -166,6 +183,7 @@ class GymPlayer(Player):
         self._success = success
         self._image = image
         self._read = read_state
+        self._cameras = cameras
         self.script: Any = None
         """Memory of `choose_action`."""
 
@@ -184,6 +202,14 @@ class GymPlayer(Player):
 
     def read_state(self) -> Array:
         return np.asarray(self._read(self.observation))
+
+    def read_sentence(self) -> str:
+        """Return what the environment offers a policy in words."""
+        names = [name for name in dir(self.env.unwrapped) if "instruction" in name or "language" in name]
+        return ", ".join(names) or "none"
+
+    def list_cameras(self) -> str:
+        return self._cameras
 
     def solve_task(self) -> Step:
         self.reset(0)
@@ -247,6 +273,17 @@ class LiberoPlayer(Player):
     def read_state(self) -> Array:
         names = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
         return np.concatenate([self.observation[name] for name in names])
+
+    def read_sentence(self) -> str:
+        benchmark = import_module("libero.libero.benchmark")
+        with keep_quiet():
+            task = benchmark.get_benchmark("libero_spatial")().get_task(0)
+        return f"{task.language!r}, from the file's name; the file says {self.env.language_instruction!r}"
+
+    def list_cameras(self) -> str:
+        """Return the default of the environment's argument."""
+        envs = import_module("libero.libero.envs.env_wrapper")
+        return ", ".join(signature(envs.ControlEnv.__init__).parameters["camera_names"].default)
 
     def solve_task(self) -> Step:
         """Play the actions of our plugin's expert, from the official start that both have."""
@@ -382,9 +419,9 @@ def open_maniskill() -> GymPlayer:
         render_backend="cpu",
         sensor_configs={"width": SIZE, "height": SIZE},
     )
-    return GymPlayer(
-        env, [0.0] * 6 + [1.0], SapienTruth(lambda: env.unwrapped), "success", draw_maniskill, pick_cube, join_maniskill
-    )
+    truth, cameras = SapienTruth(lambda: env.unwrapped), ", ".join(env.unwrapped._sensors)
+    still = [0.0] * 6 + [1.0]
+    return GymPlayer(env, still, truth, "success", draw_maniskill, pick_cube, join_maniskill, cameras)
 
 
 def join_maniskill(seen: Any) -> Array:
@@ -413,7 +450,11 @@ def open_gym_hil() -> GymPlayer:
     env = wrappers.EEActionWrapper(base, ee_action_step_size=dict.fromkeys("xyz", 0.025), use_gripper=True)
     inner = base.unwrapped
     truth = MujocoTruth(inner.model, inner.data, "front", HIL_HAND, HIL_FINGERS)
-    return GymPlayer(env, [0.0] * 3 + [1.0], truth, "succeed", draw_gym_hil, lift_cube, lambda seen: seen["agent_pos"])
+    seeing: Any = gymnasium.make("gym_hil/PandaPickCubeBase-v0", image_obs=True)
+    cameras = ", ".join(seeing.observation_space["pixels"])
+    seeing.close()
+    still = [0.0] * 3 + [1.0]
+    return GymPlayer(env, still, truth, "succeed", draw_gym_hil, lift_cube, lambda seen: seen["agent_pos"], cameras)
 
 
 def open_gym_hil_plugin() -> PluginPlayer:
@@ -430,7 +471,8 @@ def open_gym_hil_plugin() -> PluginPlayer:
 class TableTruth(Truth):
     """The scene of tabletop's first env, whose table is seen from above, x to the right and y upwards."""
 
-    def __init__(self, state: Mapping[str, Any]) -> None:
+    def __init__(self, state: Mapping[str, Any], image: Array) -> None:
+        self._image = image
         self._state = {name: np.asarray(numbers[0]) for name, numbers in state.items()}
 
     def read_hand(self) -> tuple[Array, Array]:
@@ -447,6 +489,9 @@ class TableTruth(Truth):
     def read_things(self) -> Array:
         return np.pad(self._state["position"], ((0, 0), (0, 1)))
 
+    def read_camera(self) -> str:
+        return "above, all of the table" if self.compare_drawing(self._image)[0] == "" else "otherwise"
+
     def compare_drawing(self, image: Array) -> tuple[str, bool]:
         """Look for the blocks in their colours where a camera above the table sees them."""
         from vla_rl.plugins.envs.tabletop.render import COLOURS
@@ -461,7 +506,9 @@ class TableTruth(Truth):
 def open_tabletop_plugin() -> BatchPlayer:
     settings = {"tasks": ("pick_red",), "image_size": SIZE}
     choose_action = lambda player: np.asarray(player.env.expert_chunk()[0, 0])  # noqa: E731
-    return BatchPlayer("tabletop", settings, [0.0, 0.0, 1.0], lambda env: TableTruth(env._state), choose_action)
+    player = BatchPlayer("tabletop", settings, [0.0, 0.0, 1.0], None, choose_action)
+    player._find_truth = lambda env: TableTruth(env._state, player.draw_image())
+    return player
 
 
 def open_libero_warp_plugin() -> BatchPlayer:
