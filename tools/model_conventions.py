@@ -279,17 +279,48 @@ def measure_sentences() -> dict[str, str]:
     }
 
 
-def measure_camera_order() -> str:
-    """Return in which order policies see cameras, whatever the order of an observation's."""
-    from vla_rl.core.types import EnvInfo
+def measure_camera_order() -> dict[str, str]:
+    """Return model -> in which order it sees cameras, whatever the order of an observation's."""
+    from vla_rl.core.types import EnvInfo, Observation
+    from vla_rl.plugins.models.film_resnet.policy import FilmPolicy
+    from vla_rl.plugins.models.openvla.base import FamilyPolicy
     from vla_rl.toolkit.models.checkpoints.fitting import choose_cameras
+    from vla_rl.toolkit.models.flow.inputs import FlowInputs
 
     env = EnvInfo(cameras={"a": (8, 8), "b": (8, 8)}, state_dim=0, action_low=(-1.0,), action_high=(1.0,), tasks=())
-    trained, others = (
-        choose_cameras("model", env, None, names, tuple(env.cameras)) for names in (("b", "a"), ("x", "y"))
+    trained, others = (choose_cameras("", env, None, names, tuple(env.cameras)) for names in (("b", "a"), ("x", "y")))
+    chosen = {("b", "a"): "that of training where its names are the simulator's", ("a", "b"): "the simulator's"}
+    obs = Observation(
+        images={name: np.full((1, 8, 8, 3), at, np.uint8) for at, name in enumerate("abc")}, instructions=("go",)
     )
-    assert (trained, others) == (("b", "a"), ("a", "b")), (trained, others)
-    return "that of training where its names are the simulator's, else the simulator's"
+    seen: list[Array] = []
+    usual: dict[str, Any] = {"_device": CPU, "_cameras": trained, "_dtype": torch.float32, "_state": None}
+
+    def record(cameras: Any) -> Tensor:
+        seen[:] = [np.asarray(images) for images in cameras]
+        return torch.zeros(1)
+
+    def run_openvla() -> None:
+        FamilyPolicy._prepare_images(SimpleNamespace(**usual, images=record, _reuse=False), obs)  # type: ignore[arg-type]
+
+    def run_flow() -> None:
+        parts = {"_read_state": lambda obs: None, "_encode_prompts": lambda obs, state: (None, None)}
+        process = lambda cameras, state: (record(cameras), torch.zeros(1))  # noqa: E731
+        FlowInputs._build_inputs(SimpleNamespace(**usual, **parts, _process_inputs=process), obs)  # type: ignore[arg-type]
+
+    def run_film() -> None:
+        setup = SimpleNamespace(cameras=trained, network=SimpleNamespace(image_size=8))
+        policy = SimpleNamespace(**usual, setup=setup, _words=lambda texts: torch.zeros(1))
+        record(FilmPolicy._prepare_inputs(policy, obs)[0])  # type: ignore[arg-type]
+
+    texts = {}
+    runs = {"openvla_oft": run_openvla, "pi0, pi05": run_flow, "film_resnet": run_film}
+    for model, run in runs.items():
+        run()
+        levels = np.array([images.mean() for images in seen])
+        order = tuple("ab"[at] for at in levels.argsort().argsort())
+        texts[model] = f"{chosen.get(order, 'another')}, else {chosen[others]}"
+    return texts | dict.fromkeys(("pi0, pi05 in lerobot", "smolvla", "gr00t"), texts["pi0, pi05"])
 
 
 def measure_models() -> Mapping[tuple[str, str], str]:
@@ -302,9 +333,7 @@ def measure_models() -> Mapping[tuple[str, str], str]:
         for loader in ("pi0, pi05 in lerobot", "pi0 in transformers") if name == "pi0, pi05" else ():
             texts |= {(subject, loader): texts[subject, name] for subject in ("resize", "crop", "normalisation")}
     texts |= {("sentence", name): text for name, text in measure_sentences().items()}
-    order = measure_camera_order()
-    for name in ("openvla_oft", "pi0, pi05", "pi0, pi05 in lerobot", "smolvla", "gr00t"):
-        texts["order of cameras", name] = order
+    texts |= {("order of cameras", name): text for name, text in measure_camera_order().items()}
     for name, restore in list_grippers().items():
         texts["gripper", name] = measure_gripper(restore)
     texts["action order and bounds", "openvla"] = measure_openvla_scale()

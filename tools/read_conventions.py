@@ -192,6 +192,7 @@ MODEL_ROWS = (
     ("order of cameras", "pi0, pi05 in lerobot", "that of config.json's input features, whatever the batch's", "", LEROBOT),
     ("order of cameras", "smolvla", "that of config.json's input features, whatever the batch's", "", LEROBOT),
     ("order of cameras", "gr00t", "video_keys of the embodiment", "", N1_5.at(50, "video_keys")),
+    ("order of cameras", "film_resnet", "ours alone", "", OURS_ALONE),
     ("state order", "openvla_oft on LIBERO", LIBERO_STATE, AS_LIBERO, OFT_EVALUATION.at(258, 'quat2axisangle(obs["robot0_eef_quat"]), obs["robot0_gripper_qpos"]')),
     ("state order", "pi0, pi05 on LIBERO", LIBERO_STATE, AS_LIBERO, OPENPI_LIBERO.at(136, '_quat2axisangle(obs["robot0_eef_quat"])')),
     ("state order", "smolvla on LIBERO", LIBERO_STATE, AS_LIBERO, LEROBOT),

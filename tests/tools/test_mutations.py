@@ -102,7 +102,7 @@ def test_swapped_conventions_can_be_planted_and_have_tests() -> None:
     entries = yaml.safe_load((ROOT / "tools" / "convention_faults.yaml").read_text("utf-8"))
     texts = {entry["file"]: (ROOT / entry["file"]).read_text("utf-8") for entry in entries}
     mutations = place_given(entries, texts)
-    assert len(mutations) == 20
+    assert len(mutations) == 45
     for mutation in mutations:
         ast.parse(mutation.apply_to(texts[mutation.file]))
         for test in mutation.tests:
