@@ -206,7 +206,7 @@ libero_warp, which is measured on Warp's CPU device, is that of libero.
 The left column is the code that public checkpoints were trained with or are evaluated with, ours is what the model
 plugin does to an image of 96 x 128 pixels (96 x 96 for N1.7). *executed steps*: how many actions of a chunk are played
 before the next inference; of servers, how many actions of a chunk of five an answer has. *sentence*: the text that the
-tokenizer gets for `' Pick_up the RED cube.\\n'`. *to the bit* means of a filter's own arithmetic.
+tokenizer gets for `' Pick_up the RED cube. '`. *to the bit* means of a filter's own arithmetic.
 """,
     DATA: """\
 What becomes of images, of the last steps of an episode (C is the chunk's length), and of the statistics of a data set

@@ -1,5 +1,7 @@
 """Measures what our models and servers do to images, numbers and frames. Only the parts that convert are built."""
 
+# ruff: noqa: SLF001 - what a policy makes of an observation has no public name
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +19,7 @@ Array = npt.NDArray[Any]
 SIDE = 64
 """Side of the network's image."""
 CPU = torch.device("cpu")
-SENTENCE = " Pick_up the RED cube.\n"
+SENTENCE = " Pick_up the RED cube. "
 """An instruction with capitals, an underscore, a full stop, and white space at both ends."""
 Process = Callable[[Array], Tensor]
 """Images uint8 [B, H, W, 3] -> the network's input [B, 3, S, S] or more channels."""
