@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -41,8 +41,8 @@ NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 class Target(Generic[T]):
-    """Attribute of a declaration that holds a class or a function, given as such or by name. A name is resolved at the
-    first access. Access raises PluginError if the module has no such attribute; errors of the import pass through."""
+    """Attribute of a declaration that holds a class, a function or a mapping, given as such or by name. A name is resolved
+    at the first access, which raises PluginError if the module has no such attribute; import errors pass through."""
 
     def __init__(self, *default: T) -> None:
         """`default`: none for an attribute that has to be given."""
@@ -66,9 +66,9 @@ class Target(Generic[T]):
         return value
 
     def __set__(self, instance: object, value: T | str) -> None:
-        """Raise TypeError for what is neither callable nor a name."""
+        """Raise TypeError for what is neither callable, a mapping nor a name."""
         named = isinstance(value, str) and NAME.fullmatch(value)
-        if not (named or callable(value) or value in self._default):
+        if not (named or callable(value) or isinstance(value, Mapping) or value in self._default):
             raise TypeError(
                 f"{self._name}={value!r:.80} of {type(instance).__name__} is neither a class or function nor the name "
                 f"of one; give its name as 'package.module:attribute'"
@@ -113,7 +113,7 @@ class Declaration:
     """What the plugin is, in one line."""
     extra: str | None = None
     """Extra of the distribution that installs what `build` imports."""
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    presets: Target[Mapping[str, Mapping[str, Any]] | None] = Target(None)
     """Named sets of keys: `preset: NAME` in a spec stands for them, and keys given with it take precedence. No key may
     be named `preset`."""
     check: Target[Callable[[Any, CheckContext], None] | None] = Target(None)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import yaml
 from attrs import field, frozen
 from attrs import validators as v
 
 from vla_rl.core.types import Requirements
 from vla_rl.toolkit.algorithms.checks import Deviation
 from vla_rl.toolkit.algorithms.policy_gradient import CriticSettings
+
+PRESETS = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text("utf-8"))
+"""Preset -> its keys, with their sources."""
 
 
 @frozen(kw_only=True)

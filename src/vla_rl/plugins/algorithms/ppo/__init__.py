@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import yaml
-
 from vla_rl.core.declarations import AlgorithmPlugin
 
 plugin = AlgorithmPlugin(
     config="vla_rl.plugins.algorithms.ppo.config:PPOConfig",
     build="vla_rl.plugins.algorithms.ppo.impl:PPO",
     summary="proximal policy optimisation with a critic",
-    presets=yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text("utf-8")),
+    presets="vla_rl.plugins.algorithms.ppo.config:PRESETS",
 )

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import yaml
-
 from vla_rl.core.declarations import AlgorithmPlugin, HookPlugin
 
 plugin = AlgorithmPlugin(
@@ -13,7 +9,7 @@ plugin = AlgorithmPlugin(
     build="vla_rl.plugins.algorithms.srpo.impl:SRPO",
     summary="GRPO with progress rewards of failures, measured by V-JEPA 2",
     extra="srpo",
-    presets=yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text("utf-8")),
+    presets="vla_rl.plugins.algorithms.srpo.config:PRESETS",
     preflight="vla_rl.plugins.algorithms.srpo.encoder:check_encoder",
 )
 srpo_report = HookPlugin(

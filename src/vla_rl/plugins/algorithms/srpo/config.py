@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
+import yaml
 from attrs import field, frozen
 from attrs import validators as v
 
@@ -16,6 +18,9 @@ from vla_rl.toolkit.algorithms.policy_gradient import (
     SuccessFilter,
     Truncated,
 )
+
+PRESETS = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text("utf-8"))
+"""Preset -> its keys, with their sources."""
 
 
 @frozen(kw_only=True, slots=False)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any, Literal
 
 from attrs import field, frozen, validators
 
 from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import UserError
-from vla_rl.core.installation import pip_command
 from vla_rl.plugins.envs.gymnasium.config import STATES, check_rate, no_duplicates
 from vla_rl.toolkit.envs.settings import LARGEST, SMALLEST, Processes
 
@@ -93,9 +91,3 @@ def check_device_sharing(config: GymHilConfig, context: CheckContext) -> None:
             f"person.type: {config.person.type} with {context.num_envs} envs, and a person holds one "
             "robot at a time; give env.num_envs: 1"
         )
-
-
-def find_missing() -> str | None:
-    """Return what is missing to use the plugin, or None."""
-    command = f"{pip_command('install')} --no-deps gym-hil"
-    return None if find_spec("gym_hil") else f"gym-hil: {command} (devices also need its dependencies)"

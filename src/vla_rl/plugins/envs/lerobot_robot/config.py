@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any, Literal
 
 from attrs import field, frozen
@@ -95,8 +94,3 @@ class LeRobotRobotConfig:
     """Numbers of the robot's observation that make the state, in this order; null: all of them."""
     eval_episodes: int = field(default=10, validator=[v.ge(1), v.le(10_000)])
     """Episodes of an evaluation for each task, unless `eval.episodes` says fewer; 1 to 10,000."""
-
-
-def find_missing() -> str | None:
-    """Return what is missing to use the plugin, or None."""
-    return None if find_spec("lerobot") else "lerobot, in this interpreter or in another one that env.python names"

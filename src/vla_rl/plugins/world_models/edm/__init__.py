@@ -3,15 +3,11 @@ docs/reference/world-models.md."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import yaml
-
 from vla_rl.core.declarations import WorldModelPlugin
 
 plugin = WorldModelPlugin(
     config="vla_rl.plugins.world_models.edm.config:EDMConfig",
     build="vla_rl.plugins.world_models.edm.model:EDM",
     summary="Experimental: frames by diffusion (DIAMOND)",
-    presets=yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text("utf-8")),
+    presets="vla_rl.plugins.world_models.edm.config:PRESETS",
 )
