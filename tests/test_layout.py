@@ -199,9 +199,9 @@ def test_no_import_circles():
 
 
 def test_a_plugin_declares_names():
-    """The module of an entry point imports the class of its declaration, and at most constants of its folder and what reads presets.yaml."""
+    """The module of an entry point imports the class of its declaration, and at most constants of its folder."""
     for file in FILES:
-        loaded = imports(file) - {"__future__", "pathlib", "yaml", "vla_rl.core.declarations"}
+        loaded = imports(file) - {"__future__", "vla_rl.core.declarations"}
         if name_of(file) not in FOLDERS or not loaded:
             continue
         for name in loaded:

@@ -41,8 +41,9 @@ NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 class Target(Generic[T]):
-    """Attribute of a declaration that holds a class, a function or a mapping, given as such or by name. A name is resolved
-    at the first access, which raises PluginError if the module has no such attribute; import errors pass through."""
+    """Attribute of a declaration that holds a class, a function or a mapping, given as such or by name. A name is
+    resolved at the first access, which raises PluginError if the module has no such attribute; import errors pass
+    through."""
 
     def __init__(self, *default: T) -> None:
         """`default`: none for an attribute that has to be given."""

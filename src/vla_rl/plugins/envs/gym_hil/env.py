@@ -10,13 +10,13 @@ import numpy as np
 from vla_rl.core.contexts import CheckContext, EnvContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
-from vla_rl.plugins.envs.gym_hil import find_missing
 from vla_rl.plugins.envs.gym_hil.config import (
     DeviceSettings,
     GymHilConfig,
     ScriptSettings,
     check_device_sharing,
 )
+from vla_rl.plugins.envs.gym_hil.interpreter import find_missing
 from vla_rl.plugins.envs.gym_hil.people import STEP, TakeoverWrapper
 from vla_rl.plugins.envs.gymnasium import single_env
 from vla_rl.plugins.envs.gymnasium.config import STATES, CameraSettings, GymnasiumConfig, InterventionSettings, Wrapper

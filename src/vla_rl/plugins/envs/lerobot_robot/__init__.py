@@ -3,20 +3,12 @@ docs/simulators/lerobot_robot.md."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from vla_rl.core.declarations import EnvPlugin
-
-
-def find_missing() -> str | None:
-    """Return what is missing to use the plugin, or None."""
-    return None if find_spec("lerobot") else "lerobot, in this interpreter or in another one that env.python names"
-
 
 plugin = EnvPlugin(
     config="vla_rl.plugins.envs.lerobot_robot.config:LeRobotRobotConfig",
     build="vla_rl.plugins.envs.lerobot_robot.env:make_env",
     summary="a real robot through lerobot's Robot and Teleoperator; in a separate interpreter (env.python)",
     preflight="vla_rl.plugins.envs.lerobot_robot.device_process:check_robot",
-    lacks=find_missing,
+    lacks="vla_rl.plugins.envs.lerobot_robot.interpreter:find_missing",
 )
