@@ -38,8 +38,8 @@ from vla_rl.plugins.models.pi0 import plugin as pi0
 from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.acting.compilation import CompiledBlocks
-from vla_rl.toolkit.models.adapter_casts import adapters_cast_once
 from vla_rl.toolkit.models.adapters import LoRAConfig, MergedAdapters
+from vla_rl.toolkit.trainers.trained_model import adapters_cast_once
 
 ROWS = 4
 BEFORE = {"oft_step": 1121, "oft_decision": 494, "oft_merged": 494, "pi0_decision": 918, "ar_action": 1234}

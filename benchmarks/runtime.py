@@ -39,7 +39,7 @@ from vla_rl.runtime.planning.forecast import forecast_job
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Cost, Profile
 from vla_rl.runtime.start import start
-from vla_rl.testing.latency import Latency
+from vla_rl.testing.linear import Latency
 
 STEPS, TAIL = 32, 0.7
 ONE_PROCESS = Plan(slots=(Slot(roles=("sim", "policy", "learner"), cpus=0.1),))

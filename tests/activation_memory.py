@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-from vla_rl.toolkit.models.live_memory import LiveMemory
+from vla_rl.runtime.gpu_memory.model_memory import LiveMemory
 
 
 def saved_bytes(forward: Callable[[], Any]) -> int:

@@ -32,8 +32,7 @@ from vla_rl.core.types import Observation
 from vla_rl.plugins.envs.tabletop import plugin as tabletop
 from vla_rl.plugins.envs.tabletop.config import TabletopConfig
 from vla_rl.plugins.envs.tabletop.render import WRIST_VIEW
-from vla_rl.plugins.envs.tabletop.scenes import THINGS, draw_scenes
-from vla_rl.plugins.envs.tabletop.simulator import Tabletop
+from vla_rl.plugins.envs.tabletop.simulator import THINGS, Tabletop, draw_scenes
 from vla_rl.plugins.envs.tabletop.tasks import COLOURS, TASKS
 from vla_rl.plugins.models.openvla import openvla_oft
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from vla_rl.cli.convert.mapping import KeyMapping, Rule, load_mapping
+from vla_rl.cli.convert.convert import KeyMapping, Rule, load_mapping
 
 PAGE = Path(__file__).parents[1] / "docs" / "coming-from.md"
 BLOCK = re.compile(r"(<!-- keys of (\w+), by tools/coming_from.py -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -27,10 +27,10 @@ Process = Callable[[Array], Tensor]
 
 def list_processors() -> dict[str, tuple[Process, tuple[int, int]]]:
     """Return model -> how it processes images, and the height and width of those it is tried with."""
-    from vla_rl.plugins.models.film_resnet.inputs import to_pixels
-    from vla_rl.plugins.models.gr00t.inputs import AreaImages
+    from vla_rl.plugins.models.film_resnet.builder import to_pixels
+    from vla_rl.plugins.models.gr00t.builder import AreaImages
     from vla_rl.plugins.models.openvla.architecture import preset_config
-    from vla_rl.plugins.models.openvla.images import OpenVLAImageProcessor
+    from vla_rl.plugins.models.openvla.base import OpenVLAImageProcessor
     from vla_rl.plugins.models.smolvla.builder import CornerImages as SmolVLAImages
     from vla_rl.toolkit.models.images import CroppedImages, ImageProcessor
 
@@ -264,6 +264,7 @@ def measure_messages() -> dict[str, tuple[str, str]]:
 def measure_sentences() -> dict[str, str]:
     """Return model -> the text that its tokenizer gets for SENTENCE, without images."""
     from vla_rl.plugins.models.gr00t.inputs import ChatPrompts
+
     from vla_rl.plugins.models.openvla import prompts as openvla
     from vla_rl.plugins.models.pi0 import prompts as pi0
     from vla_rl.plugins.models.smolvla import policy as smolvla
@@ -283,8 +284,9 @@ def measure_sentences() -> dict[str, str]:
 
 def measure_camera_order() -> dict[str, str]:
     """Return model -> in which order it sees cameras, whatever the order of an observation's."""
-    from vla_rl.core.types import EnvInfo, Observation
     from vla_rl.plugins.models.film_resnet.policy import FilmPolicy
+
+    from vla_rl.core.types import EnvInfo, Observation
     from vla_rl.plugins.models.openvla.base import FamilyPolicy
     from vla_rl.toolkit.models.checkpoints.fitting import choose_cameras
     from vla_rl.toolkit.models.flow.inputs import FlowInputs

@@ -24,11 +24,10 @@ from figures import report
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import Observation, to_numpy
-from vla_rl.plugins.algorithms.srpo.encoder import BUILTIN, Frames, frame_indices, preprocess_frames
+from vla_rl.plugins.algorithms.srpo.impl import BUILTIN, Frames, frame_indices, preprocess_frames
 from vla_rl.plugins.envs.tabletop import plugin as tabletop
 from vla_rl.plugins.envs.tabletop.config import TabletopConfig
-from vla_rl.plugins.envs.tabletop.scenes import draw_scenes
-from vla_rl.plugins.envs.tabletop.simulator import Tabletop
+from vla_rl.plugins.envs.tabletop.simulator import Tabletop, draw_scenes
 from vla_rl.plugins.envs.tabletop.tasks import COLOURS, TASKS
 
 OUT = BUILTIN / "tabletop"

@@ -33,8 +33,7 @@ from vla_rl.plugins.envs.libero.compiled import CompiledModels
 from vla_rl.plugins.envs.libero.expert import Expert, ExpertRecipe, find_recipe
 from vla_rl.plugins.envs.libero.scene import CACHE_BYTES, LiberoScene
 from vla_rl.plugins.envs.libero.suites import Suite
-from vla_rl.plugins.envs.libero.warp.goals import read_goal
-from vla_rl.plugins.envs.libero.warp.predicates import Predicate
+from vla_rl.plugins.envs.libero.warp.goals import Predicate, read_goal
 from vla_rl.plugins.envs.libero.warp.success import GoalKernels
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")

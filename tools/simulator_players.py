@@ -369,7 +369,7 @@ def pick_cube(player: Any) -> Array:
 
 def lift_cube(player: Any) -> Array:
     """Return the action of our scripted person in the player's scene."""
-    from vla_rl.plugins.envs.gym_hil.people import CLOSE, OPEN, ScriptedPerson
+    from vla_rl.plugins.envs.gym_hil.env import CLOSE, OPEN, ScriptedPerson
 
     if player.script is None or player.info.get("succeed") is None:
         player.script = ScriptedPerson(player.env.unwrapped, after=0, steps=None)

@@ -92,9 +92,9 @@ def test_a_name_that_something_has_is_refused(name: str, who: str, tmp_path: Pat
 
 
 def test_a_name_of_a_package_that_an_extra_installs_is_refused(tmp_path: Path, monkeypatch) -> None:
-    from vla_rl.cli import plugin_names
-
-    monkeypatch.setattr(plugin_names.metadata, "requires", lambda dist: ["simulator-of-an-extra>=3; extra == 'all'"])
+    monkeypatch.setattr(
+        "vla_rl.cli.new_plugin.metadata.requires", lambda dist: ["simulator-of-an-extra>=3; extra == 'all'"]
+    )
     with pytest.raises(UserError, match="it is a package that vla-rl or one of its extras installs"):
         new_plugin("env", "simulator-of-an-extra", tmp_path / "x")
 

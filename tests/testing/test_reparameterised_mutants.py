@@ -7,8 +7,8 @@ import torch
 
 from vla_rl.core.contexts import ModelContext
 from vla_rl.plugins.models.film_resnet import plugin
+from vla_rl.plugins.models.film_resnet.builder import GaussianFilmResnetPolicy
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, Gaussian, NetworkConfig
-from vla_rl.plugins.models.film_resnet.gaussian_policy import GaussianFilmResnetPolicy
 from vla_rl.testing import CheckFailed, synthetic
 from vla_rl.testing.common.findings import Findings
 from vla_rl.testing.model_case import ModelCase

@@ -14,8 +14,7 @@ import progress_encoder as tool
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.randomness import generator
 from vla_rl.plugins.algorithms.srpo.config import EncoderSettings, RewardSettings
-from vla_rl.plugins.algorithms.srpo.encoder import TrajectoryEncoder
-from vla_rl.plugins.algorithms.srpo.impl import progress_rewards
+from vla_rl.plugins.algorithms.srpo.impl import TrajectoryEncoder, progress_rewards
 from vla_rl.plugins.envs.tabletop import plugin as tabletop
 from vla_rl.plugins.envs.tabletop.config import TabletopConfig
 from vla_rl.plugins.envs.tabletop.tasks import TASKS

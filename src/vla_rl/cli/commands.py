@@ -155,8 +155,7 @@ def inspect_data(
     Returns folder, format, fps, episodes, frames, lengths, tasks, cameras, features, and findings: of each subject,
     message, remedy, episodes, and seconds within the first of them; uncompared: episodes that were not compared, in
     words. Raises UserError for a folder of no known format."""
-    from vla_rl.cli.inspect_data import describe_inspection, open_recordings
-    from vla_rl.cli.report.data_page import render_data_page
+    from vla_rl.cli.inspect_data import describe_inspection, open_recordings, render_data_page
     from vla_rl.core.paths import check_file
     from vla_rl.toolkit.data.inspection.report import inspect_recordings
 

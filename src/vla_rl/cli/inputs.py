@@ -20,8 +20,7 @@ CPUS_PER_DEVICE, MEMORY_PER_DEVICE = 16, 128 * GIB
 
 
 def read_spec(source: Spec | Mapping[str, Any] | str | Path, overrides: Sequence[str] = ()) -> tuple[Spec, Path | None]:
-    """A spec, plain data, a file, or the folder of a run. -> the spec, and the run folder when that was given. Raises
-    SpecError."""
+    """A spec, plain data, a file, or a run's folder. -> the spec, and the run folder if given. Raises SpecError."""
     if isinstance(source, Spec):
         return (parse_spec(source.to_dict(), overrides=overrides) if overrides else source), None
     if isinstance(source, Mapping):
@@ -55,8 +54,7 @@ def name_of(checkpoint: Path | None, what: object) -> str:
 def cluster_of(
     devices: int | None, cpus: float | None, memory: float | None, gpu_memory: float | None = None
 ) -> Cluster:
-    """Build a cluster of this many GPUs, CPUs and GiB of memory, also of each GPU. Defaults: this machine; GPUs are
-    assumed."""
+    """Build a cluster of these GPUs, CPUs and GiB of memory, also of each GPU. Defaults: this machine, assumed GPUs."""
     from vla_rl.runtime.placement.hardware import machine_resources
 
     local_machine = machine_resources()

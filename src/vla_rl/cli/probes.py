@@ -1,8 +1,6 @@
-"""Tries of what a driver or a runtime can break or hang: `python -m vla_rl.cli.probes egl`, one a process.
-
-Each prints what it found as one line, or fails. GL and Vulkan are asked through ctypes, so that no simulator has to be
-installed to know whether it could draw.
-"""
+"""Tries of what a driver or a runtime can break or hang: `python -m vla_rl.cli.probes egl`, one a process. Each prints
+what it found as one line, or fails. GL and Vulkan are asked through ctypes, so that no simulator has to be installed to
+know whether it could draw."""
 
 from __future__ import annotations
 

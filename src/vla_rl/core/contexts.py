@@ -1,8 +1,6 @@
-"""What core passes to a plugin's builder, `build(config, context)`: one small class a kind of plugin.
-
-Trainers get a `vla_rl.toolkit.trainers.context.TrainerContext`; hooks and placement strategies get nothing. `check` of
-every kind gets a `CheckContext`. Importing this module imports neither torch nor a simulator.
-"""
+"""What core passes to a plugin's builder, `build(config, context)`: one small class a kind of plugin. Trainers get a
+`vla_rl.toolkit.trainers.context.TrainerContext`; hooks and placement strategies get nothing. `check` of every kind gets
+a `CheckContext`. Importing this module imports neither torch nor a simulator."""
 
 from __future__ import annotations
 

@@ -74,7 +74,6 @@ class Slot:
 @frozen(kw_only=True)
 class Batching:
     """Dynamic batching of a policy worker: it infers once `max_batch` envs wait, or one has for `max_wait_s` seconds.
-
     `max_wait_s=None` waits for the batch; `max_batch=None` means all envs (with pipeline stages: one lane).
     `max_wait_s` needs policies that act for several lanes of other workers; otherwise it is refused."""
 

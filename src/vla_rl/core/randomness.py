@@ -103,11 +103,9 @@ def derived_seeds(seed: int, purpose: str, numbers: Sequence[int], episodes: Seq
 
 
 class Noise:
-    """Random numbers for B samples. Each sample draws from its own keyed stream, which calls continue.
-
-    Uniform numbers of many samples are computed at once. Otherwise one generator per thread takes each sample's state
-    in turn, and draws up to 1,000 numbers of earlier calls again, which is faster than reading its state.
-    """
+    """Random numbers for B samples. Each sample draws from its own keyed stream, which calls continue. Uniform numbers
+    of many samples are computed at once. Otherwise one generator per thread takes each sample's state in turn, and
+    draws up to 1,000 numbers of earlier calls again, which is faster than reading its state."""
 
     def __init__(self, seed: int, purpose: str, numbers: Sequence[int], episodes: Sequence[int], chunks: Sequence[int]):
         self._key = _philox_key(seed, purpose)

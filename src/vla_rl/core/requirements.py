@@ -1,7 +1,5 @@
-"""What distributions require, what of it is not installed, and the command that installs it.
-
-Everything is read from package metadata; nothing is imported.
-"""
+"""What distributions require, what of it is not installed, and the command that installs it. Everything is read from
+package metadata; nothing is imported."""
 
 from __future__ import annotations
 

@@ -32,12 +32,13 @@ from vla_rl.core.plan import Batching
 from vla_rl.core.requirements import install_command
 from vla_rl.core.types import Array, Observation, UnexecutedActions
 from vla_rl.serving.access import Access
-from vla_rl.serving.batching import Batcher, ClientGone
 from vla_rl.serving.clients import (
     GONE_S,
     IDLE_S,
     NEW_S,
+    Batcher,
     Client,
+    ClientGone,
     Traffic,
     address_of,
     make_connection_class,

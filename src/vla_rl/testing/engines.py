@@ -16,10 +16,9 @@ from vla_rl.core.hookspecs import PolicyEngine, VLAModel
 from vla_rl.core.manager import wrap
 from vla_rl.core.types import Chunk, EnvInfo
 from vla_rl.testing import synthetic
-from vla_rl.testing.acting import KERNELS, check_acting, check_continuing
 from vla_rl.testing.common.comparison import same_data
 from vla_rl.testing.common.findings import CheckFailed, Findings, build_component
-from vla_rl.testing.model_case import EngineCase, check_unchanged
+from vla_rl.testing.model_case import KERNELS, EngineCase, check_acting, check_continuing, check_unchanged
 from vla_rl.testing.policy_traces import check_call
 
 WARM_UP = "run batches alone there, without a gradient and without an optimiser"

@@ -1,22 +1,24 @@
-"""Shared parts of `check_model` and `check_engine`: what acts, an observation for it, and findings."""
+"""Shared parts of `check_model` and `check_engine`: what acts, its observation, findings, and checks of actions."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from attrs import frozen
 
-from vla_rl.core.capabilities import HasCritic
+from vla_rl.core.capabilities import ContinuesChunks, HasCritic
 from vla_rl.core.hookspecs import PolicyEngine, VLAModel
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Chunk, EnvInfo, Observation, ValueGranularity, to_numpy
+from vla_rl.core.types import Chunk, EnvInfo, Observation, UnexecutedActions, ValueGranularity, to_numpy
 from vla_rl.testing.common.comparison import same_data
 from vla_rl.testing.common.findings import Findings, check_array
+from vla_rl.testing.common.generators import expect_untouched, run_from
 
 
 def check_unchanged(f: Findings, obs: Observation, original: Observation) -> None:
@@ -136,3 +138,55 @@ class ModelCase(ActingCase):
         parameters = list(self.trained_parameters.values())
         gradients = torch.autograd.grad(total, parameters, allow_unused=True)
         return [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, parameters, strict=True)]
+
+
+def check_acting(case: ActingCase) -> None:
+    """Record findings on the actions of an engine: types, shapes, bounds, repeatability, and rows that know nothing of
+    each other. It may ignore `noise`."""
+    for where, greedy in (("act", False), ("act (greedy)", True)):
+        ran = run_from(11, partial(case.draw_chunks, greedy))
+        chunk = ran.result
+        if not case.is_array(chunk.actions, (case.row_count, case.chunk, case.env.action_dim), f"{where}: actions"):
+            return
+        case.within_bounds(chunk.actions, where)
+        expect_untouched(case.f, where, ran.changed_generators)
+        what, remedy = "the same chunk from the same noise", "draw from `noise` only"
+        case.expect_near(case.draw_chunks(greedy).actions, chunk.actions, where, what, remedy)
+        order = list(range(case.row_count))[::-1]
+        turned = case.choose_chunks(case.obs.take(np.array(order)), case.make_noise(order), greedy)
+        what, remedy = "a row's chunk wherever it stands in the batch", "use no statistics of the batch"
+        case.expect_near(to_numpy(turned.actions)[order], chunk.actions, where, what, remedy)
+
+
+def check_continuing(case: ActingCase, component: object) -> None:
+    """Record findings on the `continue_chunk` of a model or an engine that has it."""
+    if not isinstance(component, ContinuesChunks):
+        return
+    where, shape = "continue_chunk", (case.row_count, case.chunk, case.env.action_dim)
+    with case.f.section(where):
+        actions = to_numpy(case.draw_chunks().actions)
+        # a rest of another length, and another delay, for each row
+        starts = [row % case.chunk for row in range(case.row_count)]
+        previous = [
+            UnexecutedActions(actions=actions[row, start:].copy(), delay=row % (case.chunk - start + 1))
+            for row, start in enumerate(starts)
+        ]
+        for greedy in (False, True):
+            continued = component.continue_chunk(case.obs, case.make_noise(), greedy, previous)
+            if not case.is_array(continued, shape, where):
+                return
+            case.within_bounds(continued, where)
+            graph = isinstance(continued, torch.Tensor) and continued.requires_grad
+            case.f.expect(not graph, where, "no gradient", "a graph", "decorate it with torch.no_grad()")
+            again = component.continue_chunk(case.obs, case.make_noise(), greedy, previous)
+            case.expect_near(again, continued, where, "the same actions from the same noise", "draw from `noise` only")
+        order = list(range(case.row_count))[::-1]
+        turned = component.continue_chunk(
+            case.obs.take(np.array(order)), case.make_noise(order), True, [previous[row] for row in order]
+        )
+        what, remedy = "a row's actions wherever it stands in the batch", "use each row's own previous actions"
+        case.expect_near(to_numpy(turned)[order], continued, where, what, remedy, KERNELS)
+
+
+KERNELS = 10.0
+"""Times `atol`: batches in another order may run other kernels."""

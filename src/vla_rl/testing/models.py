@@ -20,11 +20,10 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Chunk, EnvInfo, ValueGranularity, pick_rows, to_numpy
 from vla_rl.testing import synthetic
-from vla_rl.testing.acting import check_continuing
 from vla_rl.testing.common.comparison import same_data
 from vla_rl.testing.common.findings import Findings, build_component, check_array
 from vla_rl.testing.common.generators import run_from
-from vla_rl.testing.model_case import ModelCase
+from vla_rl.testing.model_case import ModelCase, check_continuing
 from vla_rl.testing.policies import KERNELS, check_policy, check_temperature
 from vla_rl.testing.policy_inputs import check_inputs, check_other_bounds, check_tokenizer
 from vla_rl.testing.policy_traces import check_building, check_traces, other_seed

@@ -169,9 +169,8 @@ def _entries_apart(case: ModelCase, log_probs: Tensor) -> None:
 
 def _density_scale(case: ModelCase) -> None:
     """Log-probs of a distribution vary, near the weights that sampled, by twice as much as they fall on average
-    (Fisher's information, by its two definitions). Their mean over numbers, or twice their sum, do not.
-
-    One direction is enough for most models; where chance may have misled it, others are asked too."""
+    (Fisher's information, by its two definitions). Their mean over numbers, or twice their sum, do not. One direction
+    is enough for most models; where chance may have misled it, others are asked too."""
     if case.model.tokens_per_action >= case.env.action_dim:
         return
     with case.moved_weights(SCALES[0]):
@@ -257,10 +256,8 @@ def _greedy_likelihood(case: ModelCase) -> None:
 
 
 def _each_entry(case: ModelCase) -> None:
-    """Each row, each action of a chunk and each token has a gradient; one entry for each of them is looked at.
-
-    Each gradient has a separate forward pass, since selective recomputation allows one backward pass over a graph.
-    """
+    """Each row, each action of a chunk and each token has a gradient; one entry for each of them is looked at. Each
+    gradient has a separate forward pass, since selective recomputation allows one backward pass over a graph."""
     with case.moved_weights(0.02):
         chunk = case.draw_chunks()
         scores = case.model.chunk_log_probs(case.obs, chunk)

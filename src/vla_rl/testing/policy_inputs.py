@@ -125,8 +125,7 @@ def _each_row_its_value(case: ModelCase) -> None:
 
 
 def _check_extremes(case: ModelCase) -> None:
-    """Black and white images with a state of zeros: the first frame of many simulators, and of the runtime's own
-    stand-ins."""
+    """Black and white images with a state of zeros: the first frame of many simulators, and of our stand-ins."""
     for name, level in (("black", 0), ("white", 255)):
         images = {camera: np.full_like(np.asarray(frames), level) for camera, frames in case.obs.images.items()}
         state = None if case.obs.state is None else np.zeros_like(np.asarray(case.obs.state))

@@ -148,9 +148,8 @@ def rollout(
 
 
 def batch(rolled: Rollout, advantages: Advantages, info: EnvInfo | None = None, reference: bool = False) -> Batch:
-    """The samples of a rollout as one optimiser step, weights divided by their counts as the runtime does.
-
-    Observation, actions and replay are empty shells unless `info` is given: losses see neither."""
+    """The samples of a rollout as one optimiser step, weights divided by their counts as the runtime does. Observation,
+    actions and replay are empty shells unless `info` is given: losses see neither."""
     samples = rolled.samples
     size, chunk = int(samples.sum()), rolled.valid.shape[2]
     value_weights = advantages.value_weights

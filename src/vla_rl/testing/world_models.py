@@ -358,9 +358,8 @@ TURNED: dict[str, Callable[[Array], Array]] = {
 
 
 def _check_upright(case: _Case, after: Observation) -> None:
-    """What is imagined is like frames of the window as they are, not as they would be turned or from elsewhere.
-
-    Rows are compared by what they do not share, so that an image that nothing was learned from is like none."""
+    """What is imagined is like frames of the window as they are, not as they would be turned or from elsewhere. Rows
+    are compared by what they do not share, so that an image that nothing was learned from is like none."""
     at, recorded = case.mind.history, case.windows.images
     for camera, images in after.images.items():
         imagined = to_numpy(images)

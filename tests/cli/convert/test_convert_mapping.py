@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from vla_rl.cli.convert.convert import Conversion, convert_source
-from vla_rl.cli.convert.mapping import _MISSING, load_mapping
+from vla_rl.cli.convert.convert import _MISSING, Conversion, convert_source, load_mapping
 from vla_rl.cli.convert.sources import SourceKeys, SourceValue
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import parse_spec

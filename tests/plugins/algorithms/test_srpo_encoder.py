@@ -13,9 +13,9 @@ from test_srpo import array
 from transformers import VJEPA2Config, VJEPA2Model
 
 from vla_rl.core.randomness import generator
-from vla_rl.plugins.algorithms.srpo import encoder as module
+from vla_rl.plugins.algorithms.srpo import impl as module
 from vla_rl.plugins.algorithms.srpo.config import EncoderSettings
-from vla_rl.plugins.algorithms.srpo.encoder import (
+from vla_rl.plugins.algorithms.srpo.impl import (
     EncoderError,
     TrajectoryEncoder,
     check_encoder,

@@ -25,7 +25,7 @@ from vla_rl.core.spec.spec import make_component, parse_spec
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import ActionSource
 from vla_rl.plugins.envs.lerobot_robot import device_process, plugin
-from vla_rl.plugins.envs.lerobot_robot.targets import TargetLimits
+from vla_rl.plugins.envs.lerobot_robot.env import TargetLimits
 from vla_rl.runtime.driver.collecting.rollouts import StepRollouts
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_env
@@ -329,7 +329,7 @@ import numpy as np
 from vla_rl.core.spec.spec import make_component
 from vla_rl.core.contexts import EnvContext
 from vla_rl.plugins.envs.lerobot_robot import device_process, plugin
-from vla_rl.plugins.envs.lerobot_robot.targets import TargetLimits
+from vla_rl.plugins.envs.lerobot_robot.env import TargetLimits
 env = plugin.build(make_component("env", "lerobot_robot", **{settings_of(ports)!r}).config, EnvContext(num_envs=1, chunk=4))
 one = np.zeros(1, np.int64)
 env.reset(one, one, one)

@@ -17,7 +17,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero import plugin
 from vla_rl.plugins.envs.libero.config import LiberoConfig
-from vla_rl.plugins.envs.libero.egl import egl_device
+from vla_rl.plugins.envs.libero.drawing import egl_device
 
 pytest.importorskip("libero", reason="needs LIBERO: pip install -e '.[libero]'")
 

@@ -15,7 +15,7 @@ from attrs import evolve
 wp = pytest.importorskip("warp", reason="warp is not installed; make libero-warp runs this test")
 
 from vla_rl.plugins.envs.libero.warp.controller import make_controller  # noqa: E402
-from vla_rl.plugins.envs.libero.warp.predicates import GeomContacts, Predicate  # noqa: E402
+from vla_rl.plugins.envs.libero.warp.goals import GeomContacts, Predicate  # noqa: E402
 from vla_rl.plugins.envs.libero.warp.success import GoalKernels  # noqa: E402
 
 CONTROL = dict(np.load(Path(__file__).with_name("libero_control.npz")))

@@ -18,8 +18,8 @@ from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array, ChunkResult, Observation, to_numpy
 from vla_rl.plugins.envs.maniskill import plugin
-from vla_rl.plugins.envs.maniskill.batch import BatchEnv
 from vla_rl.plugins.envs.maniskill.config import ManiSkillConfig
+from vla_rl.plugins.envs.maniskill.env import BatchEnv
 from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SimulationDevices
 from vla_rl.plugins.envs.maniskill.tasks import states_of
 from vla_rl.testing import check_env

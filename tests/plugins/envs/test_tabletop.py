@@ -11,8 +11,7 @@ from vla_rl.core.contexts import EnvContext
 from vla_rl.core.types import ChunkResult, Observation
 from vla_rl.plugins.envs.tabletop import plugin
 from vla_rl.plugins.envs.tabletop.config import TabletopConfig
-from vla_rl.plugins.envs.tabletop.scenes import GAP, REACH, split_scenes
-from vla_rl.plugins.envs.tabletop.simulator import SPEED, TOLERANCE, Tabletop
+from vla_rl.plugins.envs.tabletop.simulator import GAP, REACH, SPEED, TOLERANCE, Tabletop, split_scenes
 from vla_rl.plugins.envs.tabletop.tasks import COLOURS, TASKS
 
 OPEN, CLOSED = -1.0, 1.0

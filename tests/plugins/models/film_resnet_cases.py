@@ -8,9 +8,8 @@ import numpy as np
 
 from vla_rl.core.contexts import ModelContext
 from vla_rl.core.types import EnvInfo, Observation
-from vla_rl.plugins.models.film_resnet.builder import build_policy
+from vla_rl.plugins.models.film_resnet.builder import FilmResnetPolicy, build_policy
 from vla_rl.plugins.models.film_resnet.config import Bins, FilmResnetConfig, NetworkConfig
-from vla_rl.plugins.models.film_resnet.policy import FilmResnetPolicy
 from vla_rl.testing import synthetic
 
 ENV = synthetic.env_info(bounds=((-1.0, 1.0),))

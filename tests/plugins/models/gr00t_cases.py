@@ -9,9 +9,8 @@ from typing import Any
 from pi0_cases import CHUNK, ENV
 
 from vla_rl.core.contexts import ModelContext
-from vla_rl.plugins.models.gr00t.builder import build_policy
+from vla_rl.plugins.models.gr00t.builder import GrootPolicy, build_policy
 from vla_rl.plugins.models.gr00t.config import GrootConfig
-from vla_rl.plugins.models.gr00t.policy import GrootPolicy
 
 METADATA = "experiment_cfg/metadata.json"
 PARTS = {

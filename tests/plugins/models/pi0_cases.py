@@ -14,10 +14,8 @@ from safetensors.torch import load_file, save_file
 from vla_rl.core.contexts import ModelContext
 from vla_rl.core.types import EnvInfo, Observation
 from vla_rl.plugins.models.pi0.architecture import PiSizes
-from vla_rl.plugins.models.pi0.builder import build_policy
+from vla_rl.plugins.models.pi0.builder import Pi0Policy, build_policy, prompt_text
 from vla_rl.plugins.models.pi0.config import Pi0Config
-from vla_rl.plugins.models.pi0.policy import Pi0Policy
-from vla_rl.plugins.models.pi0.prompts import prompt_text
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.prompts import train_tokenizer
 

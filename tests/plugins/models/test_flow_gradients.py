@@ -19,7 +19,7 @@ from reference_files import reference
 from vla_rl.core.contexts import ModelContext
 from vla_rl.plugins.models import pi0, smolvla
 from vla_rl.plugins.models.pi0.config import Pi05Config
-from vla_rl.plugins.models.pi0.layout import public_name
+from vla_rl.plugins.models.pi0.statistics import public_name
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.toolkit.models.flow.config import FlowCPS, FlowNoise, FlowSDE
 

@@ -196,7 +196,7 @@ def full_openvla(root: Path) -> tuple[str, Path]:
 
 
 def openpi(folder: Path, reference_folder: str, horizon: int, quantiles: bool) -> Path:
-    from vla_rl.plugins.models.pi0.prompts import prompt_text
+    from vla_rl.plugins.models.pi0.builder import prompt_text
 
     folder.mkdir(parents=True)
     keys = json.loads(reference(reference_folder, f"keys_{reference_folder}_full.json").read_text())

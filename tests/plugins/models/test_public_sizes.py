@@ -16,10 +16,9 @@ from vla_rl.plugins.models.pi0 import plugin as pi0
 from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
 from vla_rl.plugins.models.smolvla import plugin as smolvla
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
-from vla_rl.runtime.gpu_memory.model_memory import meta_observation
+from vla_rl.runtime.gpu_memory.model_memory import LiveMemory, meta_observation
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models import networks
-from vla_rl.toolkit.models.live_memory import LiveMemory
 from vla_rl.toolkit.models.meta_device import CudaSemantics
 
 

@@ -16,9 +16,15 @@ from vla_rl.core.trainers import DemonstrationsData
 from vla_rl.core.types import RecordedRewards
 from vla_rl.plugins.trainers.recap import plugin
 from vla_rl.plugins.trainers.recap.config import RecapConfig
-from vla_rl.plugins.trainers.recap.impl import Recap, condition_on_labels, positive_labels
+from vla_rl.plugins.trainers.recap.impl import (
+    Recap,
+    build_value_network,
+    categorical_targets,
+    condition_on_labels,
+    expected_values,
+    positive_labels,
+)
 from vla_rl.plugins.trainers.recap.label import NEGATIVE, POSITIVE
-from vla_rl.plugins.trainers.recap.value_network import build_value_network, categorical_targets, expected_values
 from vla_rl.testing import check_trainer, synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.data.samples import InMemoryDataset

@@ -27,7 +27,7 @@ from vla_rl.core.interrupts import RunStopped, StopRequested
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Advantages, ResetState
-from vla_rl.plugins.hooks.console.draw import step_line
+from vla_rl.plugins.hooks.console.screen import step_line
 from vla_rl.plugins.hooks.console.status import Status
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.driver.collecting.assembler import joined_advantages

@@ -15,9 +15,9 @@ from vla_rl.core.randomness import Noise
 from vla_rl.plugins.models.openvla import openvla_oft
 from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
 from vla_rl.testing import synthetic
-from vla_rl.toolkit.models.adapter_casts import adapters_cast_once
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.recompute import RECOMPUTE
+from vla_rl.toolkit.trainers.trained_model import adapters_cast_once
 
 ENV = synthetic.env_info(cameras=1)
 PASSES = 2

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from vla_rl.toolkit.models.live_memory import BLOCK, LiveMemory
+from vla_rl.runtime.gpu_memory.model_memory import BLOCK, LiveMemory
 from vla_rl.toolkit.models.meta_device import CudaSemantics, device_autocast, is_autocast_on, on_host
 
 META = torch.device("meta")

@@ -9,8 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vla_rl.toolkit.models.images import ImageProcessor, resize_with_pad
-from vla_rl.toolkit.models.resampling import KERNELS, Filter, resample_batch, resize_batch
+from vla_rl.toolkit.models.images import KERNELS, Filter, ImageProcessor, resample_batch, resize_batch, resize_with_pad
 
 SHAPES = [(256, 256), (96, 128), (480, 640), (37, 200), (64, 64), (64, 100), (65, 64), (300, 41)]
 

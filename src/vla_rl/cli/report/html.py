@@ -34,9 +34,8 @@ def render_name(name: str) -> str:
 def interval_table(
     what: str, rates: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping[str, Any]] | None = None
 ) -> str:
-    """Success of each `what`: rate, 95 % interval and n in words, and the rate as a bar with its interval.
-
-    With `before`, success before training, each has two bars."""
+    """Success of each `what`: rate, 95 % interval and n in words, and the rate as a bar with its interval. With
+    `before`, success before training, each has two bars."""
     body = ""
     for name, rate in rates.items():
         earlier = before.get(name) if before else None

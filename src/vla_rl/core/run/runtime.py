@@ -1,8 +1,6 @@
-"""Interface between a run and the runtime that executes it. `vla_rl.runtime` implements it; tests may use another.
-
-The loop talks to four parts of a runtime: rollouts, samples, learners and workers; and to parts of the training step
-that a run can do without.
-"""
+"""Interface between a run and the runtime that executes it. `vla_rl.runtime` implements it; tests may use another. The
+loop talks to four parts of a runtime: rollouts, samples, learners and workers; and to parts of the training step that a
+run can do without."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Common parts of all ways of training: the run folder, listeners, evaluations, checkpoints, resume and a clean stop.
-
-`core/run/loop.py` trains by reinforcement learning, `core/run/imitation.py` by behaviour cloning.
-"""
+`core/run/loop.py` trains by reinforcement learning, `core/run/imitation.py` by behaviour cloning."""
 
 from __future__ import annotations
 

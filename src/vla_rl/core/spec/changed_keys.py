@@ -1,7 +1,5 @@
-"""Keys that specs had before version 0.1, and what to write now.
-
-Only the message about an unknown key reads this table. It is deleted at 0.2, when no one has such a spec any more.
-"""
+"""Keys that specs had before version 0.1, and what to write now. Only the message about an unknown key reads this
+table. It is deleted at 0.2, when no one has such a spec any more."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The spec of a run: one file, read strictly, with every error reported at once as `file:line: path: message`.
-
-Core's sections are the classes of `core/spec/sections.py`. A `type:` names a plugin, whose own attrs class takes the
-other keys. Reading a spec imports only the plugins' declarations, not what their `build` imports.
-"""
+"""The spec of a run: one file, read strictly, with every error reported at once as `file:line: path: message`. Core's
+sections are the classes of `core/spec/sections.py`. A `type:` names a plugin, whose own attrs class takes the other
+keys. Reading a spec imports only the plugins' declarations, not what their `build` imports."""
 
 from __future__ import annotations
 

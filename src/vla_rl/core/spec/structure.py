@@ -1,8 +1,6 @@
-"""Structuring of plain data into attrs classes: strict, with every problem reported at once.
-
-cattrs chooses the hook for each type. The hooks are our own, because its defaults coerce (1.7 -> 1, true -> 1), stop at
-the first failing validator of a class and lose that validator's text.
-"""
+"""Structuring of plain data into attrs classes: strict, with every problem reported at once. cattrs chooses the hook
+for each type. The hooks are our own, because its defaults coerce (1.7 -> 1, true -> 1), stop at the first failing
+validator of a class and lose that validator's text."""
 
 from __future__ import annotations
 

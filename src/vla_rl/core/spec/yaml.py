@@ -1,8 +1,6 @@
-"""YAML reader of specs: line numbers for every key, duplicate keys refused, and YAML 1.2 scalars.
-
-PyYAML follows YAML 1.1, where `1e-6` is text, `off` is False, `010` is 8 and the last of two equal keys wins. Here
-`1e-6` is a float, only `true` and `false` are booleans, `010` is 10 and a second equal key is an error.
-"""
+"""YAML reader of specs: line numbers for every key, duplicate keys refused, and YAML 1.2 scalars. PyYAML follows YAML
+1.1, where `1e-6` is text, `off` is False, `010` is 8 and the last of two equal keys wins. Here `1e-6` is a float, only
+`true` and `false` are booleans, `010` is 10 and a second equal key is an error."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Checks for which a run is refused.
-
-`check_spec` finds all that shows before there are any processes, and is all of `vla-rl check`. The other checks are
-made on components once they are built, before the first step.
-"""
+"""Checks for which a run is refused. `check_spec` finds all that shows before there are any processes, and is all of
+`vla-rl check`. The other checks are made on components once they are built, before the first step."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Typed handles for the driver's calls to the workers of a run.
-
-`fleet.policies[0].call(PolicyInterface.take_samples, samples)` is type-checked like a call of the method itself.
-`Ref[T]` is a T that may still be on its way in another process.
-"""
+"""Typed handles for the driver's calls to the workers of a run. `fleet.policies[0].call(PolicyInterface.take_samples,
+samples)` is type-checked like a call of the method itself. `Ref[T]` is a T that may still be on its way in another
+process."""
 
 from __future__ import annotations
 
@@ -164,10 +162,8 @@ class Fleet:
         self.get_all([self.backend.connect_worker(a.index, a.peer_workers) for a in acting])
 
     def publish_weights(self, version: int, check: bool) -> list[Ref[Any]]:
-        """Publish the learners' weights as this version, with checksums if `check`.
-
-        Policies in a learner's process hold them already. Does not wait: policies load between two requests.
-        """
+        """Publish the learners' weights as this version, with checksums if `check`. Policies in a learner's process
+        hold them already. Does not wait: policies load between two requests."""
         self.version = version
         calls: list[Ref[Any]] = []
         if self.remote_policies:
@@ -190,11 +186,9 @@ class Fleet:
         self.get_all([policy.call(PolicyInterface.adopt_version, version) for policy in self.policies])
 
     def describe_progress(self, spec: Spec, info: EnvInfo, phase: str, done: int, total: int) -> tuple[str, int, int]:
-        """Return (title, done, total) of what the run is doing.
-
-        That is other work that takes long (loading the model, say), or else the phase: chunk steps of a rollout,
-        episodes of an evaluation or of the scripted expert, and for other phases `done` and `total` as given.
-        """
+        """Return (title, done, total) of what the run is doing. That is other work that takes long (loading the model,
+        say), or else the phase: chunk steps of a rollout, episodes of an evaluation or of the scripted expert, and for
+        other phases `done` and `total` as given."""
         collected = self.backend.read_progress([worker.worker_index for worker in self.workers])
         if work := merge_works(collected.works):
             return work.title, work.done, work.total

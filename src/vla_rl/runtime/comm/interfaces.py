@@ -1,8 +1,6 @@
-"""Remote methods of each role, as the driver and other workers call them.
-
-Workers implement these classes, handles (`handles.py`) are typed by them, and `@remote` declares the phase, the track
-in the trace and the concurrency group of each method once.
-"""
+"""Remote methods of each role, as the driver and other workers call them. Workers implement these classes, handles
+(`handles.py`) are typed by them, and `@remote` declares the phase, the track in the trace and the concurrency group of
+each method once."""
 
 from __future__ import annotations
 
@@ -405,7 +403,5 @@ class LearnerInterface(ABC):
     @remote(phase="learn")
     @abstractmethod
     def load(self, state_file: Path) -> int:
-        """Restore what `save` wrote; all ranks together. Return the version of the weights.
-
-        Raises UserError for the weights of another model.
-        """
+        """Restore what `save` wrote; all ranks together. Return the version of the weights. Raises UserError for the
+        weights of another model."""

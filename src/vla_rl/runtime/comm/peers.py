@@ -1,8 +1,6 @@
-"""Calls from a policy's worker to the workers of the simulators that it acts for.
-
-Workers of one machine talk through a Unix socket during a rollout, which takes a tenth of the time of a Ray call. Ray
-carries the calls to other machines, and says which worker died.
-"""
+"""Calls from a policy's worker to the workers of the simulators that it acts for. Workers of one machine talk through a
+Unix socket during a rollout, which takes a tenth of the time of a Ray call. Ray carries the calls to other machines,
+and says which worker died."""
 
 from __future__ import annotations
 
@@ -141,11 +139,8 @@ class RayPeers:
 
     @contextmanager
     def through_channels(self) -> Iterator[None]:
-        """Context in which calls go through the channels.
-
-        An error closes all channels, without waiting for the answers that are still to come: a later rollout counts its
-        calls from 0 again, and would take them for its own.
-        """
+        """Context in which calls go through the channels. An error closes all channels, without waiting for the answers
+        that are still to come: a later rollout counts its calls from 0 again, and would take them for its own."""
         self.clients = {worker: self._make_client(worker, channel) for worker, channel in self.channels.items()}
         try:
             yield
@@ -158,10 +153,8 @@ class RayPeers:
             self.clients = {}
 
     def call(self, worker: int, role: str, method: str, *arguments: Any) -> Any:
-        """Call a method of another worker. Return a reference.
-
-        Added envs have their own concurrency group ("background"), since a rollout may run at the same time.
-        """
+        """Call a method of another worker. Return a reference. Added envs have their own concurrency group
+        ("background"), since a rollout may run at the same time."""
         if role not in OWN_ROLES:
             options = {"concurrency_group": "background"}
         elif worker in self.clients:

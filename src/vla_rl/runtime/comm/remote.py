@@ -10,11 +10,9 @@ from attrs import frozen
 
 F = TypeVar("F", bound=Callable[..., Any])
 ConcurrencyGroup = Literal["call", "concurrent", "weights", "waiting", "background", "lane"]
-"""Concurrency group of a call. "call" runs one after another; other groups run in own threads beside it.
-
-"concurrent" is for short requests, "weights" for loading weights, "waiting" for calls that wait for finished tickets,
-"background" for roles that step parts add and rollouts in their envs, and "lane" has a thread a concurrent lane.
-"""
+"""Concurrency group of a call. "call" runs one after another; other groups run in own threads beside it. "concurrent"
+is for short requests, "weights" for loading weights, "waiting" for calls that wait for finished tickets, "background"
+for roles that step parts add and rollouts in their envs, and "lane" has a thread a concurrent lane."""
 Shows = Literal["own", "first", "last", "receiver", "background", "none"]
 OWN_ROLES = ("worker", "sim", "policy", "rollout", "learner")
 """Roles that this runtime builds; parts of the training step add others."""

@@ -1,8 +1,6 @@
-"""Shared memory for requests from a simulator's process to a policy's.
-
-Putting a 2 MB observation into Ray's object store takes milliseconds. A request has one reader, who answers before the
-next one is made: small requests go as one pickled string, arrays of larger ones through memory that both have mapped.
-"""
+"""Shared memory for requests from a simulator's process to a policy's. Putting a 2 MB observation into Ray's object
+store takes milliseconds. A request has one reader, who answers before the next one is made: small requests go as one
+pickled string, arrays of larger ones through memory that both have mapped."""
 
 from __future__ import annotations
 
@@ -30,10 +28,8 @@ LOOKS = 8
 
 def _references_to_an_unused_block() -> int:
     """Return the reference count of a block that only `Pool._find_unused_block` holds, taken in the same way as there.
-
     It is 2 on CPython 3.11 to 3.13 (the local variable, and the argument of `getrefcount`). CPython 3.14 may borrow the
-    argument's reference (LOAD_FAST_BORROW), which makes it one less.
-    """
+    argument's reference (LOAD_FAST_BORROW), which makes it one less."""
     blocks = deque([np.empty(1, np.uint8)])
     block = blocks.popleft()
     return getrefcount(block)

@@ -1,7 +1,5 @@
-"""Progress line on stderr for waits that nothing else shows.
-
-A terminal gets one line that is overwritten; elsewhere (a log file) there is a line at most every `EVERY_S` seconds.
-"""
+"""Progress line on stderr for waits that nothing else shows. A terminal gets one line that is overwritten; elsewhere (a
+log file) there is a line at most every `EVERY_S` seconds."""
 
 from __future__ import annotations
 

@@ -36,11 +36,9 @@ from vla_rl.runtime.planning.profile import Profile
 
 
 class Driver:
-    """Implementation of `core.run.runtime.Runtime` by workers on a backend.
-
-    It starts the workers and builds its parts around them: `rollouts` collect, `samples` are prepared and freed,
-    `learners` train, publish and save, and `workers` evaluate, report and end.
-    """
+    """Implementation of `core.run.runtime.Runtime` by workers on a backend. It starts the workers and builds its parts
+    around them: `rollouts` collect, `samples` are prepared and freed, `learners` train, publish and save, and `workers`
+    evaluate, report and end."""
 
     def __init__(
         self,

@@ -212,10 +212,8 @@ class Imagination(StepPart):
 
     @traced
     def follow_rollout(self, step: int) -> dict[str, float]:
-        """Fit the world model to the step's real rollout, and roll out the policy in it. Return metrics.
-
-        The newest version of the weights acts in imagination, however far rollouts run ahead.
-        """
+        """Fit the world model to the step's real rollout, and roll out the policy in it. Return metrics. The newest
+        version of the weights acts in imagination, however far rollouts run ahead."""
         batch = self.real_rollouts.current_batch
         self.collector.wait_for_weights()
         self.on_progress("imagination", 0, 0)

@@ -1,7 +1,5 @@
-"""Packed numbers: the identity of a sample, and ranges of numbers that must not overlap.
-
-No other module does arithmetic on ids.
-"""
+"""Packed numbers: the identity of a sample, and ranges of numbers that must not overlap. No other module does
+arithmetic on ids."""
 
 from __future__ import annotations
 
@@ -11,11 +9,9 @@ from vla_rl.core.types import Array
 
 
 class SampleId:
-    """Identity of a sample (one env's chunk step) among the samples of one policy worker.
-
-    An id is an int64 that holds the number of the inference that made the sample, and the sample's position in that
-    inference's batch. Ids ascend with the inferences, then with the positions.
-    """
+    """Identity of a sample (one env's chunk step) among the samples of one policy worker. An id is an int64 that holds
+    the number of the inference that made the sample, and the sample's position in that inference's batch. Ids ascend
+    with the inferences, then with the positions."""
 
     POSITIONS = 1 << 20
     """Positions of one inference: more envs than a policy acts for at once. 2^43 inferences are left in an int64."""

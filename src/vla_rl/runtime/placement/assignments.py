@@ -13,11 +13,9 @@ from vla_rl.core.types import Array
 
 
 def assign_workers(plan: Plan, num_envs: int, one_process: bool, adds_envs: bool = False) -> list[Assignment]:
-    """Return the lanes and ranks of every slot.
-
-    `one_process` puts all of the plan's lanes into a single worker. `adds_envs`: policies also act in envs that are not
-    simulators, such as those of a world model, in the first worker with simulators.
-    """
+    """Return the lanes and ranks of every slot. `one_process` puts all of the plan's lanes into a single worker.
+    `adds_envs`: policies also act in envs that are not simulators, such as those of a world model, in the first worker
+    with simulators."""
     sims, policies, learners = (plan.hosting(role) for role in ("sim", "policy", "learner"))
     count = len(sims) * plan.stages
     if num_envs % count:

@@ -101,11 +101,8 @@ class DeviceMemory:
 
     @property
     def peak(self) -> tuple[float, dict[int, str]]:
-        """Bytes, and the phase of each worker that counts.
-
-        PyTorch's allocator keeps what it once took, so that every process counts with its own peak, also in a phase in
-        which another one works. Only offload gives memory back.
-        """
+        """Bytes, and the phase of each worker that counts. PyTorch's allocator keeps what it once took, so that every
+        process counts with its own peak, also in a phase in which another one works. Only offload gives memory back."""
         choices = [{worker.worker: max(worker.phases, key=worker.bytes_in) for worker in self.workers}]
         if self.moved:
             choices = [dict.fromkeys((worker.worker for worker in self.workers), phase) for phase in (ACT, LEARN)]

@@ -150,10 +150,8 @@ def forecast_job(
 def forecast_spec(
     plan: Plan, spec: Spec, profile: Profile, max_lag: int | None = None, stream: bool | None = None
 ) -> Forecast:
-    """Forecast a spec's job under the plan; `max_lag` and `stream` replace the spec's. UserError for uneven lanes.
-
-    The local backend has one process whatever the plan says; this is what Ray would do.
-    """
+    """Forecast a spec's job under the plan; `max_lag` and `stream` replace the spec's. UserError for uneven lanes. The
+    local backend has one process whatever the plan says; this is what Ray would do."""
     rollout, envs, length = spec.rollout, spec.env.num_envs, profile.steady_profile.chunk_steps
     assert isinstance(length, int)
     streams = spec.asynchrony.streaming_update if stream is None else stream
@@ -221,10 +219,8 @@ def _offload_seconds(plan: Plan, assignments: Sequence[Assignment], profile: Pro
 
 
 def _device_bytes(plan: Plan, assignments: Sequence[Assignment], profile: Profile, sharded: bool) -> float | None:
-    """Return the bytes on the fullest device, in the phase that needs more; None: the model's size is not known.
-
-    With sharding a learner holds a part of everything, besides the gathered weights of a policy in its worker.
-    """
+    """Return the bytes on the fullest device, in the phase that needs more; None: the model's size is not known. With
+    sharding a learner holds a part of everything, besides the gathered weights of a policy in its worker."""
     if profile.parameters is None:
         return None
     weights = profile.parameters * profile.weight_bytes

@@ -1,7 +1,5 @@
-"""Reduction of a job to the part that has to be simulated.
-
-Of workers that do the same only some are simulated: one of each kind where nothing is drawn, else more.
-"""
+"""Reduction of a job to the part that has to be simulated. Of workers that do the same only some are simulated: one of
+each kind where nothing is drawn, else more."""
 
 from __future__ import annotations
 

@@ -33,10 +33,8 @@ def plan_for(
     acts_only: bool = False,
 ) -> Plan:
     """Ask the placement plugin for a plan. Simulators with a separate interpreter get separate slots; a run that only
-    acts (an evaluation, or an engine with its own policy) has no learners.
-
-    Raises DoesNotFit; MeasureFirst where the strategy plans by measured costs and there is no `measure`; NoCuda.
-    """
+    acts (an evaluation, or an engine with its own policy) has no learners. Raises DoesNotFit; MeasureFirst where the
+    strategy plans by measured costs and there is no `measure`; NoCuda."""
     if spec.runtime.require == "cuda" and not cluster.gpus:
         raise NoCuda(
             f"cuda is required, and there is no GPU: {format_count(cluster.cpus, 'CPU')} and 0 GPUs were found; "

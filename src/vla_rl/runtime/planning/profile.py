@@ -239,11 +239,9 @@ def _choosing_inferences(work: Sequence[Event]) -> list[Event]:
 def _without_resets(
     steps: tuple[float, ...], begins: tuple[float, ...], inside: float
 ) -> tuple[tuple[float, ...], float]:
-    """Remove the resets from the seconds of chunk steps; `inside`: number of lane resets in them.
-
-    The resets are in the longest chunk steps, so these are cut down to one level, but not below the median. Return
-    (seconds of the steps, seconds of a lane's reset).
-    """
+    """Remove the resets from the seconds of chunk steps; `inside`: number of lane resets in them. The resets are in the
+    longest chunk steps, so these are cut down to one level, but not below the median. Return (seconds of the steps,
+    seconds of a lane's reset)."""
     reset = _median_or_zero(begins)
     if inside <= 0 or not reset:
         return steps, reset

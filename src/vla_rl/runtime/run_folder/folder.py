@@ -79,11 +79,9 @@ class RunFolder:
             raise UserError(f"no run can be kept in {self.path}: {why}; choose another place with --folder") from exc
 
     def begin_run(self, spec: Spec, mode: str, resume: bool) -> tuple[State, Path | None]:
-        """Return what to start from: the state, and the trainer folder of its checkpoint, if any.
-
-        `mode` is as in `Run`. Raises UserError where the folder holds a run and `resume` is not asked for, or where
-        the run to resume is another one; CheckpointError when none of its checkpoints is sound.
-        """
+        """Return what to start from: the state, and the trainer folder of its checkpoint, if any. `mode` is as in
+        `Run`. Raises UserError where the folder holds a run and `resume` is not asked for, or where the run to resume
+        is another one; CheckpointError when none of its checkpoints is sound."""
         if not resume:
             self._refuse_to_overwrite()
             self.record_training(spec)

@@ -1,8 +1,6 @@
-"""Lanes (observe -> act -> chunk_step of a slice of the envs) and the dynamic batching of their requests.
-
-A policy's worker drives the lanes that it acts for. It calls simulators in the same process directly and the others
-through its peers, so observations and actions go from worker to worker, and lanes overlap by themselves.
-"""
+"""Lanes (observe -> act -> chunk_step of a slice of the envs) and the dynamic batching of their requests. A policy's
+worker drives the lanes that it acts for. It calls simulators in the same process directly and the others through its
+peers, so observations and actions go from worker to worker, and lanes overlap by themselves."""
 
 from __future__ import annotations
 

@@ -85,10 +85,8 @@ class _Batch:
 
 
 class TicketQueue:
-    """Queue of the tickets of one worker. One thread rolls them out; others add tickets and ask for reports.
-
-    `_changed` guards all state. No other lock is acquired under it, so it may be acquired under any of a worker.
-    """
+    """Queue of the tickets of one worker. One thread rolls them out; others add tickets and ask for reports. `_changed`
+    guards all state. No other lock is acquired under it, so it may be acquired under any of a worker."""
 
     def __init__(self, lanes: Sequence[LaneSlice], batches: Iterable[Sequence[EpisodeRequest]] = ()) -> None:
         """Create a queue that starts with `batches`, if any."""

@@ -23,9 +23,7 @@ Mode = Literal["off", "blocks", "graphs"]
 
 def compilation_mode(spec: Spec, device: str, role: Role, moves: bool = False) -> Mode | None:
     """Return how a worker's model is compiled; None: its layers decide. Arguments are those of `compilation_problem`.
-
-    Raises UserError for settings that contradict each other, the device or the placement.
-    """
+    Raises UserError for settings that contradict each other, the device or the placement."""
     problem = compilation_problem(spec, device, role, moves)
     if problem is not None:
         raise UserError(f"{dotted_path(problem[0])}: {problem[1]}")

@@ -1,7 +1,5 @@
-"""Construction of a worker's roles from the spec and the worker's assignment.
-
-Every process builds its components itself; live components are never pickled.
-"""
+"""Construction of a worker's roles from the spec and the worker's assignment. Every process builds its components
+itself; live components are never pickled."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Calls of the roles of one worker: each holds its role's lock, sends a heartbeat, and is recorded for the trace.
-
-The table at the top of `host.py` says which thread may hold which lock.
-"""
+"""Calls of the roles of one worker: each holds its role's lock, sends a heartbeat, and is recorded for the trace. The
+table at the top of `host.py` says which thread may hold which lock."""
 
 from __future__ import annotations
 
@@ -30,10 +28,8 @@ Activity = tuple[str, float]
 
 
 class Heartbeats:
-    """Heartbeats of all threads of one worker.
-
-    Each thread has an entry, as weights are published during a rollout, and writes it alone, so that no lock is needed.
-    """
+    """Heartbeats of all threads of one worker. Each thread has an entry, as weights are published during a rollout, and
+    writes it alone, so that no lock is needed."""
 
     def __init__(self, on_heartbeat: Callable[[], None] = lambda: None) -> None:
         """Create the heartbeats. `on_heartbeat` is called at each of them, in the thread that works."""

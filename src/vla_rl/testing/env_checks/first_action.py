@@ -1,8 +1,6 @@
-"""Comparison of observations after a reset and after the first action: units, colours, orientation, order.
-
-A simulator often has two statuses that make observations, one for resets and one for steps. What the two show of nearly
-the same scene differs by no more than what later actions change.
-"""
+"""Comparison of observations after a reset and after the first action: units, colours, orientation, order. A simulator
+often has two statuses that make observations, one for resets and one for steps. What the two show of nearly the same
+scene differs by no more than what later actions change."""
 
 from __future__ import annotations
 

@@ -334,8 +334,7 @@ class Player:
     def advance_episodes(
         self, traces: Mapping[int, EnvTrace], active: Array, width: int, keep_images: bool = True
     ) -> None:
-        """Play the next `width` actions of the scripts of active envs. Others get large ones, which they must not
-        take."""
+        """Play the next `width` actions of the scripts of active envs. Others must not take the large ones they get."""
         actions = np.tile(self.high, (len(self.env_ids), width, 1))
         chosen = [traces[int(env_id)] for env_id in np.flatnonzero(active)]
         for trace in chosen:

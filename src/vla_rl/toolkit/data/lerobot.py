@@ -1,8 +1,6 @@
-"""Writer of data sets in LeRobot's format 3.0, as lerobot 0.4 to 0.6 read it, one episode at a time.
-
-Each episode is its own Parquet file, with its images inside as PNG. Files are written atomically, the data before the
-lists that name them, so a folder opens up to the last finished episode whenever its writer is killed.
-"""
+"""Writer of data sets in LeRobot's format 3.0, as lerobot 0.4 to 0.6 read it, one episode at a time. Each episode is
+its own Parquet file, with its images inside as PNG. Files are written atomically, the data before the lists that name
+them, so a folder opens up to the last finished episode whenever its writer is killed."""
 
 from __future__ import annotations
 

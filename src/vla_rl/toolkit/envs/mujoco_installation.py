@@ -1,8 +1,6 @@
-"""Whether the installed MuJoCo is whole.
-
-Since MuJoCo 4.0 three distributions write one folder. When pip replaces one version by another, it removes files that
-a distribution of the same name or another one has just written, and says nothing; nor does `pip check`.
-"""
+"""Whether the installed MuJoCo is whole. Since MuJoCo 4.0 three distributions write one folder. When pip replaces one
+version by another, it removes files that a distribution of the same name or another one has just written, and says
+nothing; nor does `pip check`."""
 
 from __future__ import annotations
 

@@ -63,11 +63,9 @@ def repeat_for_heads(mask: Tensor, groups: int) -> Tensor:
 
 
 def attend_evenly(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    """Attend to all keys alike: return the mean of the values for each query, [B, heads, Q, D].
-
-    The gradient is that of a softmax at equal scores, as in the original code, whose scores are rounded away and still
-    reach query and key. It costs a D x D matrix for each head and no weights for each pair of tokens.
-    """
+    """Attend to all keys alike: return the mean of the values for each query, [B, heads, Q, D]. The gradient is that of
+    a softmax at equal scores, as in the original code, whose scores are rounded away and still reach query and key. It
+    costs a D x D matrix for each head and no weights for each pair of tokens."""
     groups = query.shape[1] // key.shape[1]
     mean = value.mean(2, keepdim=True, dtype=torch.float32)
     out = repeat_kv(mean, groups).expand(*query.shape[:3], -1)

@@ -113,11 +113,9 @@ PACK: Mapping[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
 
 
 class _Product(torch.autograd.Function):
-    """Product with a weight dequantised for it, and again for the input's gradient: only stored numbers are kept.
-
-    The compiler would find that both passes compute the same weight, and keep it from one to the other in full
-    precision, for all layers. So the backward pass dequantises by other operators with an equal result.
-    """
+    """Product with a weight dequantised for it, and again for the input's gradient: only stored numbers are kept. The
+    compiler would find that both passes compute the same weight, and keep it from one to the other in full precision,
+    for all layers. So the backward pass dequantises by other operators with an equal result."""
 
     @staticmethod
     def forward(

@@ -1,8 +1,6 @@
-"""Networks on the meta device, which has shapes and no memory: they run there as they would on a CUDA device.
-
-The meta device knows neither autocast nor fused attention. Both decide how many bytes a network needs, so that
-`CudaSemantics` does what PyTorch does on CUDA: the casts of autocast, and attention that keeps no matrix of weights.
-"""
+"""Networks on the meta device, which has shapes and no memory: they run there as they would on a CUDA device. The meta
+device knows neither autocast nor fused attention. Both decide how many bytes a network needs, so that `CudaSemantics`
+does what PyTorch does on CUDA: the casts of autocast, and attention that keeps no matrix of weights."""
 
 from __future__ import annotations
 
@@ -172,10 +170,8 @@ def _fused_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Attend as CUDA's kernels do: flash attention without a mask in half precision, else memory-efficient attention.
-
     Both keep their inputs, the output and a number a query for the backward pass. A mask of bools becomes numbers, one
-    for each pair of tokens, and rows of masks are padded to multiples of 8.
-    """
+    for each pair of tokens, and rows of masks are padded to multiples of 8."""
     aten: Any = torch.ops.aten
     tracked = torch.is_grad_enabled() and any(part.requires_grad for part in (query, key, value))
     if not query.is_meta:

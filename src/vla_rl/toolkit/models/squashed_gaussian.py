@@ -1,8 +1,6 @@
 """Squashed Gaussian: a normal distribution whose samples go through tanh into (-1, 1), for policies without bins.
-
-Haarnoja et al. 2018 (arXiv:1801.01290), appendix C: a = tanh(u) with u ~ N(mean, std) has the log-density
-log N(u) - log(1 - tanh(u)^2).
-"""
+Haarnoja et al. 2018 (arXiv:1801.01290), appendix C: a = tanh(u) with u ~ N(mean, std) has the log-density log N(u) -
+log(1 - tanh(u)^2)."""
 
 from __future__ import annotations
 

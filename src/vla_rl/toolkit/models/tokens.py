@@ -21,11 +21,9 @@ def choose_bins(log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
 
 
 def median_bins(log_probs: Tensor) -> Tensor:
-    """Return the median bin of [..., bins], int64 [...]: the first that, with those before, has over half.
-
-    The median is the policy's typical action. The mode is not, if probability is spread over neighbouring bins of which
-    reinforcement learning has raised one, far from the middle.
-    """
+    """Return the median bin of [..., bins], int64 [...]: the first that, with those before, has over half. The median
+    is the policy's typical action. The mode is not, if probability is spread over neighbouring bins of which
+    reinforcement learning has raised one, far from the middle."""
     return inverse_cdf(log_probs, log_probs.new_full(log_probs.shape[:-1], 0.5))
 
 

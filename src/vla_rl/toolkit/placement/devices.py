@@ -98,8 +98,7 @@ class OffloadSettings:
     policy: bool = False
     """Offload the weights of policies that share no worker with a learner, while the learners train."""
     learner: bool = False
-    """Offload optimiser state and gradients during rollouts, and the weights of learners that share no worker with a
-    policy."""
+    """Offload optimiser state and gradients in rollouts, and weights of learners that share no worker with a policy."""
 
     @property
     def offloaded_roles(self) -> frozenset[str]:

@@ -1,8 +1,6 @@
-"""Training of a success classifier from recorded episodes.
-
-A frame is positive where its row says that the episode succeeded (`labels`), and negative elsewhere. Half of each batch
-is positive, because an episode has one such frame and many others. Episodes are held out to measure the classifier.
-"""
+"""Training of a success classifier from recorded episodes. A frame is positive where its row says that the episode
+succeeded (`labels`), and negative elsewhere. Half of each batch is positive, because an episode has one such frame and
+many others. Episodes are held out to measure the classifier."""
 
 from __future__ import annotations
 

@@ -50,9 +50,8 @@ class CriticInputs:
 
 class Critic(nn.Module):
     """MLP on vectors [B, D] with one output, float32 [B]. Its weights depend on the seed alone and stay in float32.
-
-    `layer_norm` normalises hidden layers, which keeps values of unseen actions from growing (RLPD, Ball et al. 2023).
-    """
+    `layer_norm` normalises hidden layers, which keeps values of unseen actions from growing (RLPD, Ball et al.
+    2023)."""
 
     def __init__(self, inputs: int, hidden: Sequence[int], *, layer_norm: bool, seed: int) -> None:
         super().__init__()

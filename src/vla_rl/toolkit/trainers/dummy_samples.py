@@ -19,10 +19,8 @@ def dummy_observation(info: EnvInfo) -> Observation:
 
 
 def dummy_sample(model: VLAModel, info: EnvInfo) -> tuple[Observation, Chunk]:
-    """Return one sample with black images, and a chunk that the model samples for it, for dummy batches.
-
-    The chunk has the same fields as in a rollout, such as features, so that scoring runs the same code and `nbytes` is
-    that of a real sample.
-    """
+    """Return one sample with black images, and a chunk that the model samples for it, for dummy batches. The chunk has
+    the same fields as in a rollout, such as features, so that scoring runs the same code and `nbytes` is that of a real
+    sample."""
     obs = dummy_observation(info)
     return obs, model.sample_chunk(obs, Noise(0, "blank", [0], [0], [0]), greedy=False)

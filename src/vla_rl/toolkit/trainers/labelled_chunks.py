@@ -15,10 +15,8 @@ from vla_rl.toolkit.trainers.record_log import FILE_BYTES, RecordBuffer
 
 
 class LabelledChunks:
-    """The newest observations of a run that were labelled with a chunk of actions, up to a capacity.
-
-    Files hold these, those that the last two checkpoints need, and the rest of the files that they are in.
-    """
+    """The newest observations of a run that were labelled with a chunk of actions, up to a capacity. Files hold these,
+    those that the last two checkpoints need, and the rest of the files that they are in."""
 
     def __init__(self, folder: Path, info: EnvInfo, chunk: int, capacity: int, file_bytes: int = FILE_BYTES) -> None:
         """Create a store without samples; `load` continues from those of an earlier process.

@@ -20,11 +20,9 @@ def is_narrow(dtype: torch.dtype) -> bool:
 
 
 class MasterWeights:
-    """float32 masters of the narrow ones among some parameters of a network.
-
-    Gradients of such a parameter go to its master, in which micro-batches are summed in float32; the parameter keeps
-    none. A step of an optimiser on the masters is followed by `round_weights`.
-    """
+    """float32 masters of the narrow ones among some parameters of a network. Gradients of such a parameter go to its
+    master, in which micro-batches are summed in float32; the parameter keeps none. A step of an optimiser on the
+    masters is followed by `round_weights`."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Copy the narrow ones among these parameters (name -> parameter of the network)."""

@@ -30,10 +30,9 @@ class DeviceSamples:
 
 
 class DeviceCopies:
-    """Copies to one device. On a GPU they go through pinned memory, in a separate stream: the host does not wait,
-    and the device computes meanwhile. States and step counts stay on the host, where some models read them. On a CPU
-    all model inputs stay where they are.
-    """
+    """Copies to one device. On a GPU they go through pinned memory, in a separate stream: the host does not wait, and
+    the device computes meanwhile. States and step counts stay on the host, where some models read them. On a CPU all
+    model inputs stay where they are."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)

@@ -46,11 +46,9 @@ def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 class FiniteGuard:
-    """Guard that keeps the weights as they are from the first loss or gradient on that is not finite.
-
-    A fused optimiser skips its steps on the device, so that the host waits for nothing; `check_finite` then reads the
-    result once. Other optimisers are checked before each step.
-    """
+    """Guard that keeps the weights as they are from the first loss or gradient on that is not finite. A fused optimiser
+    skips its steps on the device, so that the host waits for nothing; `check_finite` then reads the result once. Other
+    optimisers are checked before each step."""
 
     def __init__(self, model: str) -> None:
         """Create the guard. `model` is the model's name, for messages."""

@@ -1,7 +1,5 @@
-"""Contract of parallel strategies, and the one of a single rank. `runtime/workers/learner/parallel` has the others.
-
-All give exact sums: gradients of ranks are added, never averaged, since a loss is divided by the counts of all ranks.
-"""
+"""Contract of parallel strategies, and the one of a single rank. `runtime/workers/learner/parallel` has the others. All
+give exact sums: gradients of ranks are added, never averaged, since a loss is divided by the counts of all ranks."""
 
 from __future__ import annotations
 

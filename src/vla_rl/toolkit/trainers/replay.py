@@ -1,8 +1,6 @@
-"""Replay of transitions for off-policy trainers, in append-only files of the run folder.
-
-Frames are kept once: a transition has the numbers of those before and after its chunk; or features in their place, if
-they never change. Records never move and choices are keyed, so a resumed run draws the same.
-"""
+"""Replay of transitions for off-policy trainers, in append-only files of the run folder. Frames are kept once: a
+transition has the numbers of those before and after its chunk; or features in their place, if they never change.
+Records never move and choices are keyed, so a resumed run draws the same."""
 
 from __future__ import annotations
 
@@ -40,10 +38,8 @@ class TransitionBatch(SampleRecord):
 
 
 class TransitionBuffer:
-    """The newest transitions of a run, up to a capacity.
-
-    Files hold the buffer's transitions, those that the last two checkpoints need, and what shares their files.
-    """
+    """The newest transitions of a run, up to a capacity. Files hold the buffer's transitions, those that the last two
+    checkpoints need, and what shares their files."""
 
     def __init__(
         self,

@@ -1,4 +1,9 @@
-"""The model of one learner rank, with its optimiser and its parallel strategy."""
+"""The model of one learner rank, with its optimiser and its parallel strategy.
+
+Adapters are cast to bfloat16 once for all passes of an optimiser step, which needs no peft. Autocast casts a float32
+weight wherever it is used, and again where activations are recomputed. For the hundreds of small adapters of a large
+network these casts are most of the launches that are not arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,8 @@ from typing import Any
 
 import torch
 from attrs import asdict
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from vla_rl.core.capabilities import HasCritic, HasFeatures, Reparameterised, Steerable, require_capability
 from vla_rl.core.errors import UserError
@@ -19,7 +25,7 @@ from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import Array, Batch, EnvInfo, Observation, Scores, Statistic
 from vla_rl.toolkit.algorithms.statistics import Mean
-from vla_rl.toolkit.models.adapter_casts import adapters_cast_once
+from vla_rl.toolkit.models.adapters import TRAINED
 from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.master_weights import MasterWeights
 from vla_rl.toolkit.trainers.parallel import ParallelStrategy, SingleRank
@@ -31,11 +37,9 @@ WIDTH_FACTORS = 2 * 3 * 5 * 7 * 11 * 13
 
 
 class ChangedWeights:
-    """Share of the trained weights that a training step changes, in the type that the policy acts with.
-
-    Weights are compared as they act, since a step that rounding hides changes no rollout, however large it is in the
-    optimiser. Of a rank with more than 2^20 trained weights every n-th is compared (at most 12 MiB).
-    """
+    """Share of the trained weights that a training step changes, in the type that the policy acts with. Weights are
+    compared as they act, since a step that rounding hides changes no rollout, however large it is in the optimiser. Of
+    a rank with more than 2^20 trained weights every n-th is compared (at most 12 MiB)."""
 
     def __init__(self, types: Mapping[str, torch.dtype]) -> None:
         """Create the metric. `types`: name of a trained weight -> its type where the policy acts."""
@@ -85,11 +89,9 @@ def coprime_stride(count: int) -> int:
 
 
 class TrainedModel:
-    """A model that one rank trains, together with the other ranks.
-
-    Whatever is trained has float32 weights and moments in the optimiser. Weights that act in a narrower type
-    (`model.dtype: bfloat16`) are the rounded values of float32 masters, or of float32 shards.
-    """
+    """A model that one rank trains, together with the other ranks. Whatever is trained has float32 weights and moments
+    in the optimiser. Weights that act in a narrower type (`model.dtype: bfloat16`) are the rounded values of float32
+    masters, or of float32 shards."""
 
     def __init__(
         self, model: VLAModel, train: TrainSpec, *, name: str, device: str, info: EnvInfo, acting: bool, world: int = 1
@@ -247,3 +249,59 @@ class TrainedModel:
     def check_finite(self) -> None:
         """Raises UserError if a loss or a gradient was not finite since the last call."""
         self._guard.check_finite()
+
+
+DTYPE = torch.bfloat16
+"""Type to which autocast casts."""
+
+
+class _CastAll(torch.autograd.Function):
+    """Casts many tensors at once, and their gradients back. It saves nothing: a cast serves several backward passes."""
+
+    @staticmethod
+    def forward(ctx: Any, *masters: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)  # a weight without gradient stays without one
+        return tuple(_cast_tensors(masters, DTYPE))
+
+    @staticmethod
+    @once_differentiable
+    def backward(_: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        wide = iter(_cast_tensors([gradient for gradient in gradients if gradient is not None], torch.float32))
+        return tuple(None if gradient is None else next(wide) for gradient in gradients)
+
+
+def _cast_tensors(tensors: Any, dtype: torch.dtype) -> list[Tensor]:
+    copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    if copies:
+        torch._foreach_copy_(copies, list(tensors))
+    return copies
+
+
+@contextmanager
+def adapters_cast_once(module: nn.Module) -> Iterator[None]:
+    """Context in which adapters that autocast would cast are used as one bfloat16 copy, with equal results and
+    gradients. The float32 weights stay the module's parameters and get the gradients; they may not change inside, and
+    backward passes belong inside too.
+
+    That holds for compiled layers too: the compiler makes a kernel of each weight's cast.
+    """
+    parts = list(_cast_parts(module))
+    copies = _CastAll.apply(*[part.weight for part in parts]) if parts else ()  # type: ignore[no-untyped-call]
+    try:
+        for part, copy in zip(parts, copies, strict=True):
+            part.__dict__["weight"] = copy  # found before the parameter of this name, which stays registered
+        yield
+    finally:
+        for part in parts:
+            part.__dict__.pop("weight", None)
+
+
+def _cast_parts(module: nn.Module) -> Iterator[Any]:
+    """Yield the linear layers of adapters whose float32 weights autocast casts: those that peft leaves to it."""
+    for module_part in module.modules():
+        layer: Any = module_part
+        if getattr(layer, "cast_input_dtype_enabled", True):
+            continue
+        for part in (layer.lora_A[TRAINED], layer.lora_B[TRAINED]):
+            if type(part.weight) is nn.Parameter and part.weight.dtype == torch.float32:  # no shard
+                yield part

@@ -1,8 +1,6 @@
 """Diffusion of frames as in EDM (Karras et al. 2022, arXiv 2206.00364) with the choices of DIAMOND (Alonso et al. 2024,
-arXiv 2405.12399; eloialonso/diamond 5bcd159): offset noise, clamped 8-bit predictions, few steps.
-
-A denoised frame is `c_skip x + c_out F(c_in x, c_noise, past)`, with noisy frame x and network F.
-"""
+arXiv 2405.12399; eloialonso/diamond 5bcd159): offset noise, clamped 8-bit predictions, few steps. A denoised frame is
+`c_skip x + c_out F(c_in x, c_noise, past)`, with noisy frame x and network F."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Quality measures of a world model on recorded episodes that it was not trained on, for any model.
-
-Episodes are given as windows of K frames, the last of which is the first of the episode, and the H chunks after it.
-Frames at step k are imagined from the model's own frames of the steps before, with the recorded actions.
-"""
+"""Quality measures of a world model on recorded episodes that it was not trained on, for any model. Episodes are given
+as windows of K frames, the last of which is the first of the episode, and the H chunks after it. Frames at step k are
+imagined from the model's own frames of the steps before, with the recorded actions."""
 
 from __future__ import annotations
 

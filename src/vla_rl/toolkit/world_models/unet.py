@@ -81,11 +81,9 @@ class UNetBlock(nn.Module):
 
 
 class UNet(nn.Module):
-    """UNet from [B, channels[0], H, W] and a condition [B, D] to [B, channels[0], H, W], for any H and W.
-
-    Level i has `depths[i]` blocks of `channels[i]` on the way down and one more on the way up. Between levels a strided
-    convolution halves the image; on the way up it is doubled and convolved. The two lowest blocks have attention.
-    """
+    """UNet from [B, channels[0], H, W] and a condition [B, D] to [B, channels[0], H, W], for any H and W. Level i has
+    `depths[i]` blocks of `channels[i]` on the way down and one more on the way up. Between levels a strided convolution
+    halves the image; on the way up it is doubled and convolved. The two lowest blocks have attention."""
 
     def __init__(self, channels: Sequence[int], depths: Sequence[int], condition: int) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ import numpy as np
 from vla_rl.plugins.envs.robotwin.config import RobotwinConfig
 from vla_rl.plugins.envs.robotwin.end_effector import move_to_poses
 from vla_rl.plugins.envs.robotwin.installation import Installation, find_installation
-from vla_rl.plugins.envs.robotwin.quiet import suppress_prints
+from vla_rl.plugins.envs.robotwin.patches import suppress_prints
 
 FILE = Path(__file__).parent / "answers.json"
 SEED, OTHER_SEED = 200_000, 200_001

@@ -19,8 +19,8 @@ from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.spec.structure import Problems, Structurer
 from vla_rl.core.types import Chunk, EnvInfo, Observation, to_numpy
 from vla_rl.plugins.models.film_resnet import plugin
+from vla_rl.plugins.models.film_resnet.builder import BinCodec, shift_images, target_distributions
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, FilmValueHeadConfig, Gaussian, NetworkConfig
-from vla_rl.plugins.models.film_resnet.inputs import BinCodec, shift_images, target_distributions
 from vla_rl.plugins.models.film_resnet.network import encode_waves, soft_argmax
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.bag_of_words import BagOfWords

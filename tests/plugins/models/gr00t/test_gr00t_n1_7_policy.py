@@ -23,9 +23,9 @@ from safetensors.torch import load_file, save_file
 from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.gr00t import plugin
+from vla_rl.plugins.models.gr00t.builder import resize_by_area
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.gr00t.folder import action_dim, check_checkpoint
-from vla_rl.plugins.models.gr00t.inputs import resize_by_area
 from vla_rl.plugins.models.gr00t.network import TIED
 from vla_rl.plugins.models.gr00t.processor import PROCESSOR, ROWS, SETTINGS, STATISTICS
 from vla_rl.testing import check_model, synthetic

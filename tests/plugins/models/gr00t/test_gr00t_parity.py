@@ -16,8 +16,8 @@ from vla_rl.plugins.models.gr00t.head import find_time_bucket
 from vla_rl.plugins.models.gr00t.network import TIED, EagleModule, GrootPrefix, empty_network, open_names, public_name
 from vla_rl.toolkit.models.checkpoints.files import find_weights
 from vla_rl.toolkit.models.flow.checkpoint import FlowShape
-from vla_rl.toolkit.models.flow.matching import FlowSchedule, log_density
 from vla_rl.toolkit.models.flow.network import BackboneFeatures
+from vla_rl.toolkit.models.flow.policy import FlowSchedule, log_density
 from vla_rl.toolkit.models.heads import PrefixValueHead
 from vla_rl.toolkit.models.networks import fill_network
 

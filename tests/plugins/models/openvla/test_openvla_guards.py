@@ -13,7 +13,7 @@ import torch
 from openvla_cases import ENV, policy
 
 from vla_rl.core.errors import CheckpointError
-from vla_rl.plugins.models.openvla.guards import GuardError, check_network
+from vla_rl.plugins.models.openvla.builder import GuardError, check_network
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction
 from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
 

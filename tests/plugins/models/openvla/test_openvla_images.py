@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageOps
 
 from vla_rl.plugins.models.openvla.architecture import preset_config
-from vla_rl.plugins.models.openvla.images import OpenVLAImageProcessor
+from vla_rl.plugins.models.openvla.base import OpenVLAImageProcessor
 
 CPU = torch.device("cpu")
 SHAPES = [(256, 256), (96, 128), (480, 640), (37, 200), (64, 64), (64, 100), (65, 64), (300, 41)]

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from reference_files import reference
 from vla_rl.plugins.models.openvla.architecture import preset_config
+from vla_rl.plugins.models.openvla.base import OpenVLAImageProcessor, center_crop
 from vla_rl.plugins.models.openvla.codec import ActionCodec, ActionScale, ActionScaler
-from vla_rl.plugins.models.openvla.images import OpenVLAImageProcessor, center_crop
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, hollow_model
 
 CPU = torch.device("cpu")

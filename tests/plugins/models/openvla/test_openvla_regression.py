@@ -18,7 +18,7 @@ from vla_rl.core.errors import CheckpointError, UserError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.plugins.models.openvla.checkpoint import read_part
 from vla_rl.plugins.models.openvla.heads import L1Head
-from vla_rl.plugins.models.openvla.regression import L1Policy
+from vla_rl.plugins.models.openvla.policy import L1Policy
 from vla_rl.runtime.start import run
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.checkpoints.fitting import MismatchError

@@ -16,9 +16,8 @@ from safetensors.torch import load_file, save_file
 from reference_files import reference
 from vla_rl.core.contexts import ModelContext
 from vla_rl.core.errors import CheckpointError, UserError
-from vla_rl.plugins.models.pi0.builder import build_policy
+from vla_rl.plugins.models.pi0.builder import build_policy, state_text
 from vla_rl.plugins.models.pi0.config import Pi05Config
-from vla_rl.plugins.models.pi0.prompts import state_text
 from vla_rl.toolkit.models.checkpoints.openpi_layout import rename_tensors, write_openpi
 from vla_rl.toolkit.models.prompts import train_tokenizer
 

@@ -15,13 +15,13 @@ from torch import Tensor
 from reference_files import reference
 from vla_rl.plugins.models.pi0.adaptive import Pi05Module, empty_adaptive
 from vla_rl.plugins.models.pi0.architecture import PiSizes, network_config
-from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names, public_name
+from vla_rl.plugins.models.pi0.builder import find_state_bins, prompt_text, state_text
 from vla_rl.plugins.models.pi0.network import PiPrefix
-from vla_rl.plugins.models.pi0.prompts import find_state_bins, prompt_text, state_text
+from vla_rl.plugins.models.pi0.statistics import HEAD, TIED, open_names, public_name
 from vla_rl.toolkit.models.checkpoints.files import find_weights
 from vla_rl.toolkit.models.checkpoints.lerobot import FeatureScale
 from vla_rl.toolkit.models.flow.checkpoint import FlowShape
-from vla_rl.toolkit.models.flow.matching import FlowSchedule
+from vla_rl.toolkit.models.flow.policy import FlowSchedule
 from vla_rl.toolkit.models.heads import PrefixValueHead
 from vla_rl.toolkit.models.networks import fill_network
 from vla_rl.toolkit.models.scaling import FeatureScaler

@@ -22,10 +22,8 @@ from reference_files import reference
 from vla_rl.core.contexts import CheckContext, ModelContext
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.pi0 import pi05
-from vla_rl.plugins.models.pi0.builder import build_policy
+from vla_rl.plugins.models.pi0.builder import Pi05Policy, build_policy, state_text
 from vla_rl.plugins.models.pi0.config import Pi05Config, Pi05HeadConfig
-from vla_rl.plugins.models.pi0.policy import Pi05Policy
-from vla_rl.plugins.models.pi0.prompts import state_text
 from vla_rl.plugins.models.pi0.statistics import action_dim, check_checkpoint
 from vla_rl.testing import check_model, synthetic
 from vla_rl.toolkit.models.adapters import LoRAConfig

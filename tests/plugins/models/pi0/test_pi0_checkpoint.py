@@ -21,10 +21,9 @@ from tokenizers import Tokenizer, models
 from reference_files import reference
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.spec.structure import Problems, Structurer
+from vla_rl.plugins.models.pi0.builder import PiPrompts, prompt_text
 from vla_rl.plugins.models.pi0.config import Pi0Config
-from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names
-from vla_rl.plugins.models.pi0.prompts import PiPrompts, prompt_text
-from vla_rl.plugins.models.pi0.statistics import action_dim
+from vla_rl.plugins.models.pi0.statistics import HEAD, TIED, action_dim, open_names
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
 from vla_rl.toolkit.models.checkpoints.lerobot import FeatureScale

@@ -17,10 +17,10 @@ from vla_rl.core.capabilities import HasReference
 from vla_rl.core.types import Chunk
 from vla_rl.plugins.models.pi0 import plugin
 from vla_rl.plugins.models.pi0.architecture import FlowShape, PiSizes, network_config
+from vla_rl.plugins.models.pi0.builder import Pi0Policy
 from vla_rl.plugins.models.pi0.config import Pi0Config
-from vla_rl.plugins.models.pi0.layout import LEROBOT, public_name
 from vla_rl.plugins.models.pi0.network import empty_network
-from vla_rl.plugins.models.pi0.policy import Pi0Policy
+from vla_rl.plugins.models.pi0.statistics import LEROBOT, public_name
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.adapters import LoRAConfig, insert_adapters
 from vla_rl.toolkit.models.flow.config import FlowNoise, FlowNoiseKind, FlowSDE

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from reference_files import reference
 from vla_rl.plugins.models.pi0.architecture import FlowShape, PiSizes, network_config
-from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix, empty_network
+from vla_rl.plugins.models.pi0.statistics import HEAD, TIED, open_names, public_name
 from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.checkpoints.files import find_weights
-from vla_rl.toolkit.models.flow.matching import FlowSchedule, gaussian_entropy, log_density
+from vla_rl.toolkit.models.flow.policy import FlowSchedule, gaussian_entropy, log_density
 from vla_rl.toolkit.models.networks import fill_network
 
 CPU = torch.device("cpu")

@@ -15,9 +15,8 @@ from pi0_cases import CHUNK, ENV, expert, flow_error, observation, policy
 
 from vla_rl.core.types import Chunk
 from vla_rl.plugins.models.pi0 import plugin
+from vla_rl.plugins.models.pi0.builder import Pi0Policy, PiPrompts
 from vla_rl.plugins.models.pi0.config import Pi0Config
-from vla_rl.plugins.models.pi0.policy import Pi0Policy
-from vla_rl.plugins.models.pi0.prompts import PiPrompts
 from vla_rl.testing import check_model, synthetic
 from vla_rl.toolkit.models.flow.config import FlowCPS, FlowNoise, FlowNoiseKind, FlowSDE, ValueHeadConfig
 

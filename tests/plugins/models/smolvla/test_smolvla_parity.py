@@ -16,7 +16,7 @@ from vla_rl.plugins.models.smolvla.network import SmolVLAModule, SmolVLAPrefix, 
 from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.checkpoints.files import find_weights
 from vla_rl.toolkit.models.flow.checkpoint import FlowShape
-from vla_rl.toolkit.models.flow.matching import FlowSchedule
+from vla_rl.toolkit.models.flow.policy import FlowSchedule
 from vla_rl.toolkit.models.heads import PrefixValueHead
 from vla_rl.toolkit.models.networks import fill_network
 

@@ -20,10 +20,9 @@ from safetensors.torch import load_file, save_file
 from vla_rl.core.contexts import CheckContext, ModelContext
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.smolvla import plugin
-from vla_rl.plugins.models.smolvla.builder import build_policy
+from vla_rl.plugins.models.smolvla.builder import SmolVLAPolicy, build_policy, prompt_text
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.plugins.models.smolvla.folder import action_dim, check_checkpoint
-from vla_rl.plugins.models.smolvla.policy import SmolVLAPolicy, prompt_text
 from vla_rl.testing import check_model, synthetic
 from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
 from vla_rl.toolkit.models.images import CornerImages

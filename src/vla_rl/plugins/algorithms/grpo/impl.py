@@ -25,13 +25,11 @@ class GRPO(PolicyGradientAlgorithm):
     config: GRPOConfig
 
     def select(self, rollout: Rollout) -> Tensor:
-        """Return which trajectories to train on: whole groups are dropped by success rate, equal scores or
-        truncation."""
+        """Return which trajectories to train on: groups are dropped by success rate, equal scores or truncation."""
         return select_groups(rollout, self.config)
 
     def advantages(self, rollout: Rollout) -> Advantages:
-        """Return one advantage per trajectory, its score relative to its group's, at every chunk step with a valid
-        action."""
+        """Return one advantage a trajectory, its score relative to its group's, at chunk steps with a valid action."""
         return group_relative_advantages(rollout, self.config)
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:

@@ -10,7 +10,7 @@ plugin = AlgorithmPlugin(
     summary="GRPO with progress rewards of failures, measured by V-JEPA 2",
     extra="srpo",
     presets="vla_rl.plugins.algorithms.srpo.config:PRESETS",
-    preflight="vla_rl.plugins.algorithms.srpo.encoder:check_encoder",
+    preflight="vla_rl.plugins.algorithms.srpo.impl:check_encoder",
 )
 srpo_report = HookPlugin(
     config="vla_rl.plugins.algorithms.srpo.config:ReportConfig",

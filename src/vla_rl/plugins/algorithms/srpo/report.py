@@ -44,8 +44,7 @@ class EmbeddingReport:
 
 
 def draw_rewards(path: Path, step: int, tasks: tuple[str, ...], success: Any, findings: dict[str, Any]) -> None:
-    """Plot the reward of failures against their distance to the successes of their task; successes are a line at reward
-    1."""
+    """Plot the reward of failures against their distance to successes of their task; successes are a line at 1."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")

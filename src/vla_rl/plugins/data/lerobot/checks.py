@@ -6,9 +6,8 @@ from vla_rl.core.contexts import CheckContext
 from vla_rl.core.spec.structure import at
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.plugins.data.lerobot.episode_list import read_meta
-from vla_rl.plugins.data.lerobot.folder import find_folder
 from vla_rl.plugins.data.lerobot.frames import SUCCESS, choose_episodes, read_rows, refuse_first, select_by_labels
-from vla_rl.plugins.data.lerobot.meta import find_feature_size, pixels_of
+from vla_rl.plugins.data.lerobot.meta import find_feature_size, find_folder, pixels_of
 from vla_rl.plugins.data.lerobot.video import find_clip_faults
 from vla_rl.toolkit.data.episodes import EpisodeFilter
 

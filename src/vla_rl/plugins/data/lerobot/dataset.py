@@ -20,7 +20,6 @@ from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, DataProperties, Observation, RecordedRewards
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.plugins.data.lerobot.episode_list import read_meta
-from vla_rl.plugins.data.lerobot.folder import find_folder
 from vla_rl.plugins.data.lerobot.frames import (
     SUCCESS,
     RecordedFrames,
@@ -30,7 +29,7 @@ from vla_rl.plugins.data.lerobot.frames import (
     refuse_first,
     select_by_labels,
 )
-from vla_rl.plugins.data.lerobot.meta import Meta, find_feature_size, pixels_of
+from vla_rl.plugins.data.lerobot.meta import Meta, find_feature_size, find_folder, pixels_of
 from vla_rl.plugins.data.lerobot.video import Videos, find_clip_faults
 from vla_rl.toolkit.data.episodes import EpisodeFilter
 from vla_rl.toolkit.data.idle_steps import choose_moving_steps

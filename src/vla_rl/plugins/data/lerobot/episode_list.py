@@ -23,8 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_meta(folder: Path) -> Meta:
-    """Read all of `meta/`. Raise UserError for a folder that is not a data set of a known version, and for invalid
-    lists."""
+    """Read all of `meta/`. Raise UserError for what is no data set of a known version, and for invalid lists."""
     info = read_info(folder)
     tasks, episodes = read_lists(info)
     if info.version == "v3" and len(episodes) < (info.total_episodes or 1):

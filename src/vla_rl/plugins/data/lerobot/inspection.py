@@ -15,7 +15,6 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
 from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.plugins.data.lerobot.episode_list import read_meta
-from vla_rl.plugins.data.lerobot.folder import INFO, find_folder
 from vla_rl.plugins.data.lerobot.frames import (
     INDEX_COLUMNS,
     RecordedFrames,
@@ -24,7 +23,7 @@ from vla_rl.plugins.data.lerobot.frames import (
     find_row_faults,
     read_columns,
 )
-from vla_rl.plugins.data.lerobot.meta import EpisodeMeta, Meta, check_files, pixels_of
+from vla_rl.plugins.data.lerobot.meta import INFO, EpisodeMeta, Meta, check_files, find_folder, pixels_of
 from vla_rl.plugins.data.lerobot.video import Videos, find_clip_faults, open_container
 from vla_rl.toolkit.data.arrow import arrow_name
 from vla_rl.toolkit.data.feature_statistics import QUANTILES
@@ -40,8 +39,7 @@ STATED = ("mean", "std", "min", "max", *QUANTILES)
 
 
 def open_recordings(folder: Path) -> RecordedData:
-    """Open a LeRobot folder, or a data set of the hub on this machine. Raise UserError if its `meta/` cannot be
-    read."""
+    """Open a LeRobot folder, or a data set of the hub on this machine. Raise UserError if `meta/` cannot be read."""
     folder = find_folder(folder)
     meta = read_meta(folder)
     findings: list[DataFinding] = []
@@ -202,8 +200,7 @@ def _compare_counts(folder: Path, meta: Meta, rows: RecordedFrames) -> Iterator[
 
 
 def _find_frame_faults(rows: RecordedFrames, fps: float, name: str) -> Iterator[DataFinding]:
-    """Yield clips that hold another number of frames than their episode, by the times in the file, which is not
-    decoded."""
+    """Yield clips with another number of frames than their episode, by the times in the file, which is not decoded."""
     times: dict[Path, Array] = {}
     different: dict[int, tuple[int, int]] = {}
     for episode, length in zip(rows.episodes, rows.episode_lengths.tolist(), strict=True):

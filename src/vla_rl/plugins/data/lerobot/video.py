@@ -19,8 +19,7 @@ OPEN_FILES = 32
 
 
 CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
-"""Containers that FFmpeg may open. Others are refused because some, such as playlists, would open further files by
-name."""
+"""Containers that FFmpeg may open. Others are refused: some, such as playlists, would open further files by name."""
 
 
 class Videos:

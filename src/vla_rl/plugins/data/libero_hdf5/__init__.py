@@ -10,6 +10,6 @@ plugin = DataPlugin(
     summary="LIBERO's demonstrations (HDF5)",
     extra="data",
     check="vla_rl.plugins.data.libero_hdf5.checks:check_folder",
-    inspect="vla_rl.plugins.data.libero_hdf5.inspection:open_recordings",
+    inspect="vla_rl.plugins.data.libero_hdf5.files:open_recordings",
     files=("**/*_demo.hdf5",),
 )

@@ -1,5 +1,5 @@
-"""Demonstrations in LIBERO's HDF5 files. Their images are stored as MuJoCo renders them, upside down and mirrored, and
-are turned upright when read."""
+"""Demonstrations in LIBERO's HDF5 files, also for `vla-rl data`. Their images are stored as MuJoCo renders them, upside
+down and mirrored, and are turned upright when read."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from vla_rl.plugins.data.libero_hdf5.config import LiberoHDF5Config
 from vla_rl.toolkit.data.episodes import EpisodeFilter, EpisodeLabels
 from vla_rl.toolkit.data.idle_steps import find_no_ops
 from vla_rl.toolkit.data.images import MAX_PIXELS, stack_images
+from vla_rl.toolkit.data.inspection.recorded import DataFinding, InspectedEpisode, RecordedData
 from vla_rl.toolkit.data.samples import (
     StepWindows,
     check_finite,
@@ -58,8 +59,7 @@ class LiberoFiles(Demonstrations):
     """Demonstrations of LIBERO's HDF5 files."""
 
     def __init__(self, config: LiberoHDF5Config, context: DataContext) -> None:
-        """Raise UserError for a folder that lacks tasks of the simulator, and for files that do not fit the
-        simulator."""
+        """Raise UserError for a folder that lacks tasks of the simulator, and for files that do not fit it."""
         self._chunk = context.chunk
         self._where = str(config.folder)
         env = check_fit(str(config.folder), context.env, ACTION_DIM, STATE_DIM)
@@ -207,8 +207,7 @@ def _open_array(group: Any, name: str, shape: tuple[int | None, ...]) -> Any:
 
 
 def _count_images(group: Any, name: str) -> int:
-    """Return the number of images in a data set. Raise ValueError unless they are uint8 RGB of a size that can be
-    read."""
+    """Return the number of images in a data set. Raise ValueError unless they are uint8 RGB of a readable size."""
     dataset = _open_array(group, name, (None, None, None, 3))
     if dataset.dtype != np.uint8 or not 0 < dataset.shape[1] * dataset.shape[2] <= MAX_PIXELS:
         raise ValueError(
@@ -252,4 +251,67 @@ def _read_episode(group: Any, number: int, instruction: str, after: bool, drop_n
         actions, frames = actions[moving], frames[moving]
     return Recorded(
         group=group, number=number, instruction=instruction, actions=actions, state=state[frames], frames=frames
+    )
+
+
+POSE = ("x", "y", "z", "rx", "ry", "rz")
+NAMES = {"actions": (*POSE, "gripper"), "states": (*POSE, "gripper_left", "gripper_right")}
+
+
+def open_recordings(folder: Path) -> RecordedData:
+    """Open all files of a folder; their episodes are numbered in the order of the files. Raise UserError for a folder
+    without files."""
+    files = [file for _, several in sorted(find_files(folder).items()) for file in several]
+    if not files:
+        raise UserError(f"{folder} holds no files TASK{ENDING}, nor does a folder in it")
+    episodes: list[InspectedEpisode] = []
+    findings: list[DataFinding] = []
+    groups: dict[int, Any] = {}
+    number = 0
+    for file in files:
+        try:
+            data = h5py.File(file, "r")["data"]
+            names = sorted(data, key=lambda name: int(name.rpartition("_")[2]))
+        except READ_ERRORS as exc:
+            findings.append(DataFinding(subject=file.name, message=f"cannot be read ({exc})"))
+            continue
+        for name in names:
+            try:
+                recorded = read_whole_episode(data, name, file.name.removesuffix(ENDING).replace("_", " "))
+            except (*READ_ERRORS, UserError) as exc:
+                findings.append(
+                    DataFinding(subject=file.name, message=f"{name} cannot be read ({exc})", episodes=(number,))
+                )
+            else:
+                groups[number] = recorded.group
+                episodes.append(
+                    InspectedEpisode(
+                        number=number,
+                        task=recorded.instruction,
+                        times=np.arange(len(recorded.actions), dtype=np.float64),
+                        vectors={"actions": recorded.actions, "states": recorded.state},
+                    )
+                )
+            number += 1
+    if not episodes:
+        raise UserError(f"{folder}: none of its demonstrations can be read: {findings[0].message}")
+
+    def read_image(episode: InspectedEpisode, camera: str, frame: int) -> Array:
+        try:
+            image: Array = groups[episode.number]["obs"][camera][frame][::-1, ::-1]
+        except READ_ERRORS as exc:
+            raise UserError(f"an image cannot be read ({exc})") from exc
+        return image
+
+    return RecordedData(
+        folder=folder,
+        layout="LIBERO HDF5",
+        fps=None,
+        episodes=episodes,
+        action="actions",
+        state="states",
+        cameras=[name for name in CAMERAS.values() if all(name in group["obs"] for group in groups.values())],
+        read_image=read_image,
+        names=NAMES,
+        findings=findings,
     )

@@ -9,6 +9,6 @@ plugin = DataPlugin(
     build="vla_rl.plugins.data.rlds.dataset:RLDSData",
     summary="a data set in RLDS (TFRecord files)",
     check="vla_rl.plugins.data.rlds.checks:check_folder",
-    inspect="vla_rl.plugins.data.rlds.inspection:open_recordings",
+    inspect="vla_rl.plugins.data.rlds.dataset:open_recordings",
     files=("**/*.tfrecord-*",),
 )

@@ -1,4 +1,4 @@
-"""Samples of an RLDS data set: numbers are kept in memory, images are read on demand."""
+"""Samples of an RLDS data set, also for `vla-rl data`: numbers are kept in memory, images are read on demand."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from vla_rl.plugins.data.rlds.tfrecord import Example, ExampleFeature, Span, fin
 from vla_rl.toolkit.data.episodes import EpisodeFilter, EpisodeLabels, exclude_remedy, format_numbers
 from vla_rl.toolkit.data.idle_steps import choose_moving_steps
 from vla_rl.toolkit.data.images import MAX_PIXELS, check_image, decode_image, stack_images
+from vla_rl.toolkit.data.inspection.recorded import DataFinding, InspectedEpisode, RecordedData
 from vla_rl.toolkit.data.samples import (
     StepWindows,
     check_finite,
@@ -276,3 +277,98 @@ def count_steps(features: dict[str, ExampleFeature]) -> int:
     if first is None:
         raise UserError("an episode has no steps/is_first, as every RLDS data set has; is this one?")
     return len(first)
+
+
+DEFAULTS = RLDSConfig(folder=Path())
+MARKS = ("is_first", "is_last", "is_terminal")
+"""Numbers that say where an episode begins and ends."""
+
+
+def open_recordings(folder: Path) -> RecordedData:
+    """Open the split `train` of a folder. Raise UserError for a folder without one complete data set."""
+    files = find_files(RLDSConfig(folder=folder))
+    episodes: list[InspectedEpisode] = []
+    findings: list[DataFinding] = []
+    images: dict[int, tuple[Path, dict[str, tuple[Span, ...]]]] = {}
+    for number, record in enumerate(chain.from_iterable(map(find_records, files))):
+        example = read_example(record)
+        try:
+            steps = count_steps(example.features)
+            if not steps:
+                findings.append(DataFinding(subject="rows", message="has no steps", episodes=(number,)))
+                continue
+            vectors = _read_vectors(example, steps)
+            if DEFAULTS.action not in vectors:
+                raise UserError(f"it has no {DEFAULTS.action}; it has: {', '.join(sorted(vectors)) or 'no numbers'}")
+        except UserError as exc:
+            findings.append(DataFinding(subject="rows", message=str(exc), episodes=(number,)))
+            continue
+        images[number] = record.file, _find_images(example, steps)
+        episodes.append(
+            InspectedEpisode(
+                number=number,
+                task=_read_task(example),
+                times=np.arange(steps, dtype=np.float64),
+                vectors=vectors,
+            )
+        )
+    if not episodes:
+        raise UserError(
+            f"{folder}: none of its episodes can be read: {findings[0].message if findings else 'no records'}"
+        )
+    common = set.intersection(*(set(episode.vectors) for episode in episodes))
+    widths = {name: {episode.vectors[name].shape[1] for episode in episodes} for name in common}
+    for name in [name for name, sizes in widths.items() if len(sizes) > 1]:
+        text = f"its episodes have {' and '.join(map(str, sorted(widths[name])))} numbers"
+        findings.append(DataFinding(subject=name, message=text))
+    kept = [name for name in episodes[0].vectors if len(widths.get(name, ())) == 1]
+
+    def read_image(episode: InspectedEpisode, camera: str, frame: int) -> Array:
+        file, spans = images[episode.number]
+        if camera not in spans:
+            raise UserError("it has another number of images than steps")
+        try:
+            return decode_image(read_bytes(file, spans[camera][frame]), MAX_PIXELS)
+        except ValueError as exc:
+            raise UserError(f"an image cannot be decoded ({exc})") from exc
+
+    return RecordedData(
+        folder=folder,
+        layout="RLDS",
+        fps=None,
+        episodes=[evolve(episode, vectors={name: episode.vectors[name] for name in kept}) for episode in episodes],
+        action=DEFAULTS.action,
+        state=DEFAULTS.state if DEFAULTS.state in kept else None,
+        cameras=sorted({name for _, spans in images.values() for name in spans}),
+        read_image=read_image,
+        findings=findings,
+    )
+
+
+def _read_vectors(example: Example, steps: int) -> dict[str, Array]:
+    """Return the numbers of each step, by feature, float32 [steps, D]."""
+    vectors = {}
+    for full, feature in example.features.items():
+        name = full.removeprefix(STEPS)
+        numbers = feature.numbers
+        if full.startswith(STEPS) and name not in MARKS and numbers is not None and len(numbers):
+            if len(numbers) % steps:
+                raise UserError(f"{name} has {len(numbers)} numbers in an episode of {steps} steps")
+            vectors[name] = numbers.reshape(steps, -1).astype(np.float32)
+    return vectors
+
+
+def _find_images(example: Example, steps: int) -> dict[str, tuple[Span, ...]]:
+    """Return the places of the images of each camera, where there is one for each step."""
+    return {
+        name.removeprefix(STEPS): feature.spans
+        for name, feature in example.features.items()
+        if name.startswith(STEPS + OBSERVATION) and feature.spans is not None and len(feature.spans) == steps
+    }
+
+
+def _read_task(example: Example) -> str:
+    spans = example.features.get(STEPS + DEFAULTS.instruction)
+    if spans is None or not spans.spans:
+        return "unknown"
+    return example.read_span(spans.spans[0]).decode("utf-8", "replace")

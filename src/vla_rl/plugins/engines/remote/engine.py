@@ -37,8 +37,7 @@ LATER = (408, 425, 429)
 
 
 class _ProxyTrouble(OSError):
-    """Raised when a server was not reached through a proxy. `lasts`: the proxy is at fault, and waiting does not
-    help."""
+    """Raised when a server was not reached through a proxy. `lasts`: the proxy is at fault; waiting does not help."""
 
     def __init__(self, proxy: Proxy, error: Exception) -> None:
         super().__init__(

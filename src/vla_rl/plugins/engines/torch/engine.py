@@ -24,11 +24,9 @@ def make_engine(config: NoSettings, context: EngineContext) -> TorchEngine:
 
 
 class TorchEngine(PolicyEngine):
-    """The model of this process, with its wrappers. A learner in this process trains the same weights.
-
-    With `lora.merge_for_acting` adapters are merged into the weights of their layers: always, where nothing learns in
-    this process, else between `wake_up` and `sleep`.
-    """
+    """The model of this process, with its wrappers. A learner in this process trains the same weights. With
+    `lora.merge_for_acting` adapters are merged into the weights of their layers: always, where nothing learns in this
+    process, else between `wake_up` and `sleep`."""
 
     model: VLAModel
 

@@ -16,8 +16,7 @@ class NoEntry(UserError):
 
 def find_entry(container: Any, path: str) -> Any:
     """Return the entry at a path of nested mappings and lists. A key that contains dots itself is found as well: the
-    longest key that fits is taken. Raise NoEntry.
-    """
+    longest key that fits is taken. Raise NoEntry."""
     value = _descend_path(container, path.split("."))
     if value is None:
         paths = sorted(known_paths(container))

@@ -34,8 +34,7 @@ def uses_render(config: GymnasiumConfig) -> bool:
 def fill_cameras(config: GymnasiumConfig, space: Any) -> GymnasiumConfig:
     """Return the settings with cameras where they have none: `render()` as `main`; for environments of lerobot the
     images that it reads from an observation, in their own size, and the state if none is given either. Raise UserError
-    for an environment of lerobot that observes no image.
-    """
+    for an environment of lerobot that observes no image."""
     if config.cameras:
         return config
     if not config.id.startswith(LEROBOT):
@@ -75,8 +74,7 @@ def check_cameras(space: Any, config: GymnasiumConfig) -> None:
 
 def state_sizes(space: Any, config: GymnasiumConfig) -> dict[str, int]:
     """Return the paths of the state's parts in their order -> how many numbers each has. Raise UserError for a part
-    that is not a vector of numbers.
-    """
+    that is not a vector of numbers."""
     sizes = {}
     for path in state_paths(config):
         part = _select_entry(space, path, "state", config.id)
@@ -95,8 +93,7 @@ def state_paths(config: GymnasiumConfig) -> tuple[str, ...]:
 def read_images(
     observation: Any, space: Any, render: Callable[[], Any], config: GymnasiumConfig
 ) -> Mapping[str, Array]:
-    """Return the images of all cameras, uint8 [H, W, 3], upright and in the size of the settings. `render` is called at
-    most once."""
+    """Return the images of all cameras, uint8 [H, W, 3], upright, in the settings' size, with one `render` at most."""
     rendered = render() if uses_render(config) else None
     images = {}
     for name, camera in config.cameras.items():
@@ -111,8 +108,7 @@ def read_images(
 
 
 def read_state(observation: Any, sizes: Mapping[str, int], env_id: str) -> Array | None:
-    """Return the state float32 [S], its parts joined; None without parts. Raise UserError for a part whose length
-    changed."""
+    """Return the state float32 [S], its parts joined; None without any. Raise UserError for a part of a new length."""
     if not sizes:
         return None
     parts = []
@@ -129,8 +125,7 @@ def read_state(observation: Any, sizes: Mapping[str, int], env_id: str) -> Array
 
 def to_rgb(image: Any, source: str, highest: float | None = None) -> Array:
     """Return an image as uint8 [H, W, 3]. `highest`: upper bound of floats by the image's space; None: 1. Raise
-    UserError for anything but an RGB image, and for floats out of their range.
-    """
+    UserError for anything but an RGB image, and for floats out of their range."""
     if not isinstance(image, np.ndarray) or not _is_image(image.dtype, image.shape):
         got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
         raise UserError(f"{source} gave {got}, not an image: {IMAGE_FORMATS}")

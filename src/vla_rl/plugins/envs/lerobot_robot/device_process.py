@@ -77,8 +77,7 @@ class DeviceProcess:
         return taken
 
     def teleoperate(self, always: bool) -> tuple[Mapping[str, bool], Mapping[str, float] | None]:
-        """Return the device's events, and the person's action where the person acts. Raises SafetyStop where the
-        device is gone."""
+        """Return the device's events, and the action of a person who acts. Raises SafetyStop if the device is gone."""
         events, action = self._call("teleoperate", always)
         return events, action
 

@@ -179,8 +179,7 @@ def _create_device(base: Any, make: Any, settings: Mapping[str, Any], fault: Fau
 
 
 def _import_parts(package: Any) -> None:
-    """Import the parts of a package of lerobot, which register their types. Those whose packages are not installed stay
-    unknown."""
+    """Import the parts of a package of lerobot, which register their types. Those that lack a package stay unknown."""
     for part in pkgutil.iter_modules(package.__path__):
         if part.ispkg:
             try:
@@ -190,10 +189,8 @@ def _import_parts(package: Any) -> None:
 
 
 def _import_plugins() -> dict[str, str]:
-    """Import the installed distributions that register devices. Return those that failed: module -> reason.
-
-    lerobot 0.6.1 imports a distribution by its name as it is written, so it misses names with dashes.
-    """
+    """Import the installed distributions that register devices. Return those that failed: module -> reason. lerobot
+    0.6.1 imports a distribution by its name as it is written, so it misses names with dashes."""
     importlib.import_module("lerobot.utils.import_utils").register_third_party_plugins()
     failed = {}
     for dist in metadata.distributions():

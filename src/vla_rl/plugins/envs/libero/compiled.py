@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 FORMAT = "1"
 """Version of the cache; increase it when older files become unusable."""
 DRAFTS, ABANDONED = "drafts-", 3600
-"""Name prefix of the folders in which models are compiled, and the seconds after which such a folder counts as
-abandoned."""
+"""Name prefix of the folders in which models are compiled, and seconds after which one of them counts as abandoned."""
 COMPILE = """
 import json, sys, mujoco
 for xml, file in json.load(sys.stdin):
@@ -103,8 +102,7 @@ def _isolate_texture(texture: dict[str, str]) -> str:
 
 
 class CompiledModels:
-    """Cache of compiled models in a folder of the user, limited in bytes; the least recently used ones are deleted
-    first."""
+    """Cache of compiled models in a folder of the user, limited in bytes; the least recently used are deleted first."""
 
     def __init__(self, limit: int, folder: Path | None = None) -> None:
         self._limit = limit
@@ -194,8 +192,7 @@ class CompiledModels:
 
 
 def _hash_model(xml: str) -> str:
-    """Return a hash of what the compiled model depends on: the XML, size and date of the files that it names, and the
-    compiler."""
+    """Return a hash of what the compiled model depends on: the XML, size and date of its files, and the compiler."""
     digest = hashlib.sha256(f"{FORMAT} {version('mujoco')} {xml}".encode())
     for file in sorted(set(re.findall(r'file="([^"]+)"', xml))):
         with suppress(OSError):  # the compiler will report it

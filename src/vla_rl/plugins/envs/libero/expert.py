@@ -1,7 +1,5 @@
-"""Scripted expert for LIBERO: reach, descend, grasp, lift, carry, lower, open, retreat.
-
-It reads the simulator's object poses, which a policy never sees, and returns actions as a policy would.
-"""
+"""Scripted expert for LIBERO: reach, descend, grasp, lift, carry, lower, open, retreat. It reads the simulator's object
+poses, which a policy never sees, and returns actions as a policy would."""
 
 from __future__ import annotations
 

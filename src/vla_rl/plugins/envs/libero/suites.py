@@ -144,8 +144,7 @@ class Suite:
             return load_states(self._init_states / task.problem_folder / task.init_states_file)
 
     def max_steps(self, limits: str) -> int:
-        """Return the step limit of "openvla-oft" or "simplevla". Variants of a suite (`libero_goal_...`) have the
-        original's."""
+        """Return the step limit of "openvla-oft" or "simplevla". Variants (`libero_goal_...`) have their suite's."""
         if limits == "simplevla":
             return SIMPLEVLA_LIMIT
         matching = [limit for name, limit in STEP_LIMITS.items() if self.name.startswith(name)]

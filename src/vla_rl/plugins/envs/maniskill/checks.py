@@ -44,8 +44,7 @@ def check_tasks(config: ManiSkillConfig, context: CheckContext) -> None:
 
 
 def written_tasks() -> list[str]:
-    """Return the names of tasks in the package's source, with `*` for what it fills in; read without importing
-    SAPIEN."""
+    """Return the names of tasks in the package's source, with `*` for what it fills in, without importing SAPIEN."""
     (folder,) = find_spec("mani_skill").submodule_search_locations  # type: ignore[union-attr,misc]
     texts = (file.read_text(encoding="utf-8") for file in sorted(Path(folder, "envs").rglob("*.py")))
     return [re.sub(r"\{.*?\}", "*", name) for text in texts for name in NAME_OF_A_TASK.findall(text)]

@@ -1,10 +1,12 @@
-"""ManiSkill as a simulator plugin: properties of the chosen tasks, and env instances on CPUs or a batch on a GPU."""
+"""ManiSkill as a simulator plugin: properties of the chosen tasks, and env instances on CPUs or a batch on a GPU. On a
+CPU each has one simulator of its current task. Those of a batch are copies of one task in a single simulator and step
+together, and tensors stay on its device."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
@@ -13,20 +15,21 @@ from typing import Any
 import numpy as np
 import torch
 from attrs import evolve, frozen
+from torch import Tensor
 
 from vla_rl.core.contexts import EnvContext
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.requirements import install_command
-from vla_rl.core.types import EnvInfo, ResetState, TaskInfo
-from vla_rl.plugins.envs.maniskill.batch import BatchEnv
+from vla_rl.core.types import Array, ChunkResult, EnvInfo, Observation, ResetState, TaskInfo, to_numpy
 from vla_rl.plugins.envs.maniskill.checks import WRIST_CAMERA, check_task, registered_tasks
 from vla_rl.plugins.envs.maniskill.config import ManiSkillConfig, chosen_tasks
-from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SceneRecipe, SimulationDevices
-from vla_rl.plugins.envs.maniskill.single_env import MakeManiSkillEnv
-from vla_rl.plugins.envs.maniskill.tasks import INSTRUCTIONS, states_of
+from vla_rl.plugins.envs.maniskill.expert import rehearse_chunk
+from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SavedScene, SceneRecipe, SimulationDevices
+from vla_rl.plugins.envs.maniskill.tasks import IDS_PER_TASK, INSTRUCTIONS, states_of
 from vla_rl.toolkit.envs.rendering import require_rendering
+from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
@@ -106,8 +109,7 @@ def _probe_in_subprocess(config: ManiSkillConfig, place: SimulationDevices) -> l
 
 
 def probe_tasks(config: ManiSkillConfig, place: SimulationDevices) -> list[TaskProperties]:
-    """Build every task once, without rendering, and return its properties. Raise UserError for settings that it does
-    not offer."""
+    """Build every task once, without rendering. Return its properties. Raise UserError for settings that it lacks."""
     properties = []
     for name in chosen_tasks(config):
         check_task(name, config.imports)
@@ -191,8 +193,7 @@ def _change_camera(env: Any, task: str, camera: str, size: int | None) -> dict[s
 
 
 def _list_robots(task: str) -> list[str]:
-    """Return the robots that a task is made for; a Panda arm with a camera in its hand counts where a Panda arm
-    does."""
+    """Return the robots that a task is made for; a Panda with a camera in its hand counts where a Panda does."""
     from mani_skill.agents.registration import REGISTERED_AGENTS
 
     made_for = registered_tasks()[task].cls.SUPPORTED_ROBOTS or REGISTERED_AGENTS
@@ -239,3 +240,177 @@ def _list_states(split: str, config: ManiSkillConfig, tasks: Sequence[TaskProper
         for index, task in enumerate(tasks)
         for state in states_of(split, index, task.info.name, count, task.recipe.placements)
     ]
+
+
+class BatchEnv(SimEnv):
+    """Batched simulator of one task. Physics moves every env instance at each step; instances that have to stay still
+    are restored afterwards."""
+
+    def __init__(
+        self,
+        info: EnvInfo,
+        states: Mapping[str, Sequence[ResetState]],
+        scene: ManiSkillScene,
+        place: SimulationDevices,
+        chunk: int,
+    ) -> None:
+        """Create the batched simulator.
+
+        Args:
+            states: split -> its reset states.
+            place: devices of `scene`, also for a second scene in which the expert plans.
+        """
+        self.num_envs = scene.num_envs
+        self.info = info
+        self._states = {split: tuple(of_split) for split, of_split in states.items()}
+        self._scene = scene
+        self._place = place
+        self._chunk = chunk
+        self._twin: ManiSkillScene | None = None
+
+    def reset_states(self, split: str) -> tuple[ResetState, ...]:
+        return self._states[split]
+
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
+        """Start episodes. A state id fixes the scene. Random numbers that a few tasks draw during an episode are shared
+        by all instances, and depend on the `seed` of the instance that was reset last."""
+        env_ids = to_numpy(env_ids)
+        for env_id, state, key in zip(env_ids, to_numpy(state_ids), to_numpy(seed), strict=True):
+            self._scene.reset(int(env_id), int(state) % IDS_PER_TASK, int(key))
+        return self._observe_envs().take(env_ids)
+
+    def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
+        device = self._scene.device
+        actions = torch.as_tensor(actions, dtype=torch.float32, device=device)
+        moving = torch.tensor(to_numpy(active), dtype=torch.bool, device=device)
+        shape = actions.shape[:2]
+        rewards = torch.zeros(shape, device=device)
+        succeeded, terminated, executed = torch.zeros((3, *shape), dtype=torch.bool, device=device)
+        # ManiSkill steps all envs: those that are to stand still are put back afterwards.
+        still = None if moving.all() else self._scene.save()
+        for i in range(shape[1]):
+            result = self._scene.step(actions[:, i] * moving[:, None])
+            executed[:, i], rewards[:, i] = moving, result.reward * moving
+            succeeded[:, i], terminated[:, i] = result.success & moving, result.ended & moving
+            ended = terminated[:, i]
+            if stop_at_end and ended.any():
+                still = _merge_scenes(still, self._scene.save(), ended)
+                moving = moving & ~ended
+                if not moving.any():
+                    break
+        if still is not None:
+            self._scene.restore(still, torch.nonzero(~moving)[:, 0].tolist())
+        last = (executed.sum(1) - 1).clip(min=0)
+        return ChunkResult(
+            obs=self._observe_envs(),
+            rewards=rewards,
+            terminated=terminated,
+            truncated=torch.zeros_like(terminated),
+            executed=executed,
+            success=succeeded.gather(1, last[:, None])[:, 0],
+            succeeded=succeeded,
+        )
+
+    def expert_chunk(self) -> Tensor:
+        """Return the expert's next chunk. Raise UserError for a task without an expert."""
+        if self._twin is None:
+            self._twin = ManiSkillScene(evolve(self._scene.recipe, cameras={}), self._place, self.num_envs)
+        return rehearse_chunk(self._twin, self._scene.save(), self._chunk)
+
+    def close(self) -> None:
+        for scene in (self._scene, self._twin):
+            if scene is not None and scene.env.scene is not None:
+                scene.close()
+
+    def _observe_envs(self) -> Observation:
+        scene = self._scene
+        words = scene.instructions() or [self.info.tasks[0].instruction] * self.num_envs
+        return Observation(images=scene.images(), instructions=tuple(words), state=scene.state())
+
+
+def _merge_scenes(old: SavedScene | None, new: SavedScene, chosen: Tensor) -> SavedScene:
+    """Return the old state with these envs (bool [N]) replaced by those of the new one."""
+    return (
+        new
+        if old is None
+        else SavedScene(
+            _merge_tensors(old.bodies, new.bodies, chosen),
+            tuple(_merge_tensors(one, other, chosen) for one, other in zip(old.kept, new.kept, strict=True)),
+        )
+    )
+
+
+def _merge_tensors(old: Mapping[str, Any], new: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for name, tensor in new.items():
+        if isinstance(tensor, Mapping):
+            merged[name] = _merge_tensors(old[name], tensor, chosen)
+        else:
+            merged[name] = torch.where(chosen.view(-1, *[1] * (tensor.ndim - 1)), tensor, old.get(name, tensor))
+    return merged
+
+
+@frozen
+class MakeManiSkillEnv:
+    """Factory that creates env instances in their processes."""
+
+    recipes: tuple[SceneRecipe, ...]
+    """Recipes of the tasks, in the order of the spec."""
+    place: SimulationDevices
+    owner_pid: int
+    """Process id of the process that owns the batch."""
+
+    def __call__(self, number: int) -> ManiSkillEnv:
+        if os.getpid() != self.owner_pid:
+            torch.set_num_threads(1)  # envs are many, and their tensors tiny
+        return ManiSkillEnv(self.recipes, self.place)
+
+
+class ManiSkillEnv(SingleEnv):
+    """Env instance that builds a task's simulator at its first reset, and again when the task changes. Everything runs
+    in inference mode: a step is hundreds of operations on tiny tensors."""
+
+    def __init__(self, recipes: Sequence[SceneRecipe], place: SimulationDevices) -> None:
+        self._recipes = recipes
+        self._place = place
+        self._scene: Any = None
+        self._twin: Any = None
+
+    @torch.inference_mode()
+    def reset(self, state_id: int, seed: int) -> None:
+        """Start an episode. The state id fixes the scene; `seed` determines what a few tasks draw during an episode."""
+        index, number = divmod(state_id, IDS_PER_TASK)
+        if self._scene is None or self._scene.recipe != self._recipes[index]:
+            scene = ManiSkillScene(
+                self._recipes[index], self._place
+            )  # built before the old one is closed, which would discard the compiled shaders
+            self.close()
+            self._scene = scene
+        self._scene.reset(0, number, seed)
+
+    @torch.inference_mode()
+    def step(self, action: Array) -> Outcome:
+        result = self._scene.step(torch.tensor(action)[None])
+        success, ended = bool(result.success), bool(result.ended)
+        return Outcome(float(result.reward), success, terminated=ended)
+
+    @torch.inference_mode()
+    def render(self) -> View:
+        images = {name: to_numpy(image)[0] for name, image in self._scene.images().items()}
+        words = self._scene.instructions()
+        return View(images, to_numpy(self._scene.state())[0], words[0] if words else None)
+
+    @torch.inference_mode()
+    def expert_chunk(self, length: int) -> Array:
+        """Return the actions that the closed-loop expert takes in the next steps if nothing disturbs it. They are found
+        in a second simulator: going back to an earlier state leaves traces in PhysX."""
+        if self._twin is None:
+            self._twin = ManiSkillScene(evolve(self._scene.recipe, cameras={}), self._place)
+        actions: Array = to_numpy(rehearse_chunk(self._twin, self._scene.save(), length))[0]
+        return actions
+
+    def close(self) -> None:
+        for scene in (self._scene, self._twin):
+            if scene is not None:
+                scene.close()
+        self._scene = self._twin = None

@@ -1,7 +1,5 @@
-"""Scripted experts for a Panda arm. They read the simulator's poses, which a policy never sees.
-
-Each is a function of the current state alone, so that it continues from any state, slips included.
-"""
+"""Scripted experts for a Panda arm. They read the simulator's poses, which a policy never sees. Each is a function of
+the current state alone, so that it continues from any state, slips included."""
 
 from __future__ import annotations
 

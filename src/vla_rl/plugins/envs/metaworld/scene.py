@@ -1,8 +1,6 @@
-"""One Meta-World task in one simulator: exact resets, steps, images, and look-ahead without side effects.
-
-Imports MuJoCo, so `MUJOCO_GL` is set before. A scene is fixed by a vector that Meta-World draws at each reset and can
-be made to repeat, which is how its own benchmarks fix their tasks; the switches for that have no public names.
-"""
+"""One Meta-World task in one simulator: exact resets, steps, images, and look-ahead without side effects. Imports
+MuJoCo, so `MUJOCO_GL` is set before. A scene is fixed by a vector that Meta-World draws at each reset and can be made
+to repeat, which is how its own benchmarks fix their tasks; the switches for that have no public names."""
 
 from __future__ import annotations
 

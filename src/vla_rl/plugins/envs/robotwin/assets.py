@@ -19,8 +19,7 @@ DOWNLOAD = (
 
 
 def asset_root(config: RobotwinConfig) -> Path:
-    """Return the folder that contains `assets/`. Raise UserError when none is complete; the message says how to get
-    them."""
+    """Return the folder that contains `assets/`. Raise UserError, which says how to get them, when none is complete."""
     if config.assets is not None:
         folders = {"assets": config.assets}
     else:

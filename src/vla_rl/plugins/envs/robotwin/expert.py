@@ -1,8 +1,6 @@
 """RoboTwin's scripted expert: its solution of a scene, recorded as joint targets that chunks of any length can follow.
-
 The expert (`play_once`) plans whole motions and plays them itself, so it cannot be asked for the next action. Its
-motions are recorded once for each scene, and an episode follows them from its beginning.
-"""
+motions are recorded once for each scene, and an episode follows them from its beginning."""
 
 from __future__ import annotations
 

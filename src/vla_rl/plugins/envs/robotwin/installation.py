@@ -24,14 +24,12 @@ from vla_rl.plugins.envs.robotwin.assets import ASSET_FOLDERS, DOWNLOAD, asset_r
 from vla_rl.plugins.envs.robotwin.config import RobotwinConfig, is_file
 from vla_rl.plugins.envs.robotwin.end_effector import BOUNDS
 from vla_rl.plugins.envs.robotwin.interpreter import WHERE, available_apis, package_folder
-from vla_rl.plugins.envs.robotwin.patches import prepare_modules
-from vla_rl.plugins.envs.robotwin.quiet import kept_randomness
+from vla_rl.plugins.envs.robotwin.patches import kept_randomness, prepare_modules
 from vla_rl.plugins.envs.robotwin.tasks import task_names
 from vla_rl.toolkit.json_files import read_record
 
 NO_LIMIT = 10**9
-"""Step limit given to RoboTwin, out of reach: core ends episodes, and a spec may allow more steps than RoboTwin
-would."""
+"""Step limit given to RoboTwin, out of reach: core ends episodes, and a spec may allow more steps than RoboTwin."""
 ARM_JOINTS = 6
 UNLIMITED = (-10.0, 10.0)
 """Bounds of a joint without limits in its URDF [rad]: those of the aloha-agilex, RoboTwin's own robot."""
@@ -212,8 +210,7 @@ class Installation:
 
 
 def find_installation(config: RobotwinConfig) -> Installation:
-    """Return the RoboTwin installation that the settings mean. Raise UserError when there is none, or not the requested
-    one."""
+    """Return the RoboTwin installation that the settings mean. Raise UserError when there is none, or another one."""
     available = available_apis(config.checkout)
     if not available:
         where = f"in {config.checkout}" if config.checkout else f"for {sys.executable}"

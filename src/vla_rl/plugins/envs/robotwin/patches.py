@@ -1,13 +1,16 @@
 """Changes of RoboTwin's runtime in the process that it is loaded in, each for a reason that no setting of RoboTwin
-covers."""
+covers. Its prints and its seeding of the global generators are kept away from the rest of the process."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import io
+import random
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stderr
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import wraps
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec
@@ -15,8 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from vla_rl.plugins.envs.robotwin.config import RobotwinConfig, scale_size
-from vla_rl.plugins.envs.robotwin.quiet import NullStream, suppress_prints
 from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
 LOG_NONE = 6
@@ -138,3 +142,38 @@ def silence_planner() -> None:
         set_level = getattr(ctypes.CDLL(str(library)), SET_LOG_LEVEL, None)
         if set_level is not None:
             set_level(LOG_NONE)
+
+
+_lock = threading.RLock()
+
+
+class NullStream(io.TextIOBase):
+    """Text stream that drops what is written."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+@contextmanager
+def suppress_prints() -> Generator[None]:
+    """Suppress prints of all threads of the process inside the context; one calling thread at a time."""
+    with _lock, redirect_stdout(NullStream()):
+        yield
+
+
+@contextmanager
+def kept_randomness() -> Generator[None]:
+    """Restore the global generators of Python, NumPy and torch (where that is loaded) after the context."""
+    torch = sys.modules.get("torch")
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    torch_state = torch.get_rng_state() if torch is not None else None
+    cuda_states = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        if torch is not None and torch_state is not None:
+            torch.set_rng_state(torch_state)
+            if cuda_states is not None:
+                torch.cuda.set_rng_state_all(cuda_states)

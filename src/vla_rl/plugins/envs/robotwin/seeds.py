@@ -21,10 +21,8 @@ state's."""
 
 
 class SeedBook:
-    """Reset states of a run's tasks and their seeds. No two states share a seed, whatever has to be replaced.
-
-    Raises UserError for a file that cannot be used, and for a seed that is in both splits.
-    """
+    """Reset states of a run's tasks and their seeds. No two states share a seed, whatever has to be replaced. Raises
+    UserError for a file that cannot be used, and for a seed that is in both splits."""
 
     def __init__(self, seeds: Seeds, tasks: tuple[str, ...]) -> None:
         self._seeds = seeds
@@ -69,8 +67,7 @@ class SeedBook:
         return SPLITS[state_id % IDS_PER_TASK // IDS_PER_SPLIT]
 
     def list_candidates(self, state_id: int) -> tuple[int, ...]:
-        """Return the seeds for this state in the order in which they are tried: the one of the file, then those
-        reserved for it."""
+        """Return the seeds for this state in the order of their tries: that of the file, then those reserved for it."""
         task, split, number = self.find_task(state_id), self.find_split(state_id), state_id % IDS_PER_SPLIT
         listed = {*self._of_file(task, "train"), *self._of_file(task, "eval")}
         first = RANGE * (1 + SPLITS.index(split)) + number * self._seeds.tries

@@ -24,7 +24,7 @@ from vla_rl.plugins.envs.robotwin.config import STATE_DIM
 from vla_rl.plugins.envs.robotwin.end_effector import move_to_poses
 from vla_rl.plugins.envs.robotwin.expert import JOINTS_ONLY, ExpertMotion, solve_scene
 from vla_rl.plugins.envs.robotwin.installation import Installation
-from vla_rl.plugins.envs.robotwin.quiet import kept_randomness, suppress_prints
+from vla_rl.plugins.envs.robotwin.patches import kept_randomness, suppress_prints
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook
 from vla_rl.toolkit.envs.single_env import View
 from vla_rl.toolkit.waiting import register_work

@@ -1,8 +1,6 @@
-"""Batched rendering of the table: flat shapes painted in order, all envs and cameras at once, on any device.
-
-The table has about the mean colour that ImageNet-normalised vision encoders subtract, so that the empty table becomes
-zeros and saturated objects stand out.
-"""
+"""Batched rendering of the table: flat shapes painted in order, all envs and cameras at once, on any device. The table
+has about the mean colour that ImageNet-normalised vision encoders subtract, so that the empty table becomes zeros and
+saturated objects stand out."""
 
 from __future__ import annotations
 

@@ -23,9 +23,7 @@ EVAL = "eval/success_rate"
 
 class JsonlWriter:
     """Writes `{"step": n, metrics...}` after each update and `{"step": n, "eval/...": ...}` after each evaluation.
-
-    Every line is on disk before the run continues. NaN and infinities, which JSON lacks, are written as null.
-    """
+    Every line is on disk before the run continues. NaN and infinities, which JSON lacks, are written as null."""
 
     def __init__(self, config: JsonlConfig) -> None:
         self._name = config.file
@@ -75,8 +73,7 @@ class JsonlWriter:
         os.fsync(self._file.fileno())
 
     def _forget_step(self, step: int, is_eval: bool) -> None:
-        """Drop lines of a killed run for the step that this run resumes from, when that step's line is written
-        again."""
+        """Drop lines of a killed run for the step that this run resumes from, when its line is written again."""
         if step <= self._first_step:
             self._keep_lines(lambda line: line["step"] != step or (EVAL in line) != is_eval)
 

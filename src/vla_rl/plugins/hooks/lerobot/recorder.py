@@ -31,8 +31,7 @@ def check_data_set(config: LeRobotHookConfig, context: CheckContext) -> None:
 
 
 class LeRobotRecorder:
-    """Writer hook. A resumed run repeats some steps; their episodes are recognised by identity and not written
-    twice."""
+    """Writer hook. A resumed run repeats steps; their episodes are recognised by identity and not written twice."""
 
     def __init__(self, config: LeRobotHookConfig) -> None:
         self._config = config

@@ -15,8 +15,7 @@ FLUSH_SECONDS = 30
 
 
 class TensorboardWriter:
-    """Writes one event file per start of the run; a resumed run purges what the killed one wrote after its
-    checkpoint."""
+    """Writes one event file a start of the run; a resumed run purges what the killed one wrote after its checkpoint."""
 
     def __init__(self, config: NoSettings) -> None:
         self._writer: SummaryWriter | None = None

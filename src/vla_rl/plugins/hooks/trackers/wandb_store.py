@@ -15,8 +15,7 @@ from vla_rl.plugins.hooks.trackers.config import WandbConfig
 from vla_rl.toolkit.hooks.tracking import Tracker
 
 STEP = "step"
-"""Metric that is the x axis of all curves. wandb's own step only grows, and refuses steps that a resumed run
-repeats."""
+"""Metric that is the x axis of all curves. wandb's own step only grows, and refuses steps that a run repeats."""
 
 
 def make_tracker(config: WandbConfig) -> Tracker:

@@ -109,8 +109,7 @@ def write_setup(folder: Path, setup: Setup, statistics: Statistics) -> None:
 
 
 def check_setup(folder: Path, setup: Setup, config: FilmResnetConfig, chunk: int) -> None:
-    """Check that the folder's network has the spec's sizes and was trained for its chunk. Raise MismatchError
-    otherwise."""
+    """Check that the folder's network has the spec's sizes and was trained for its chunk. Raises MismatchError."""
     if setup.chunk != chunk:
         raise MismatchError(
             f"{folder} was trained for chunks of {setup.chunk}, the spec asks for {chunk}; "
@@ -143,6 +142,5 @@ def check_checkpoint(config: FilmResnetConfig, context: CheckContext) -> None:
 
 
 def action_dim(config: FilmResnetConfig) -> int | None:
-    """Return the number of action dimensions that the checkpoint was trained for, where it is known
-    (`known_number`)."""
+    """Return the number of action dimensions that the checkpoint was trained for, where known (`known_number`)."""
     return known_number(config.checkpoint, lambda folder: read_setup(folder).action_dim, WANTED, BUILTIN)

@@ -33,8 +33,7 @@ OTHERS = {
 
 @frozen(kw_only=True)
 class GrootSizes:
-    """Sizes of the towers and the head. Defaults are those of N1.5's public model, since config.json gives only a
-    part."""
+    """Sizes of the towers and the head. Defaults are N1.5's public model's, since config.json gives only a part."""
 
     text_width: int = 2048
     text_mlp: int = 6144
@@ -110,8 +109,7 @@ class QwenSizes(GrootSizes):
     rope: tuple[int, ...] = field(default=(24, 20, 20), converter=tuple)
     """Number of rotary pairs that encode time, row and column."""
     text_every: int = 2
-    """Period of text attention: one of this many cross-attention blocks attends to the prompt, the others to the
-    images."""
+    """Period of text attention: one of this many cross-attention blocks attends to the prompt, others to the images."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -225,8 +223,7 @@ def check_checkpoint(config: GrootConfig, context: CheckContext) -> None:
 
 
 def relative_actions(config: GrootConfig, env: EnvInfo) -> References:
-    """Return what actions are relative to, for `ModelPlugin.relative_actions`. Raise CheckpointError or
-    MismatchError."""
+    """Return what actions are relative to (`ModelPlugin.relative_actions`). Raise CheckpointError or MismatchError."""
 
     def read_references(folder: Path) -> References | None:
         return read_folder(folder, config, UNREAD)[2].statistics.references

@@ -135,8 +135,7 @@ class GrootModule(FlowModule):
         return head.model(torch.cat(tokens, dim=1).to(self._dtype), bucket, prefix.pairs, prefix.masks, horizon)
 
     def project_velocity(self, hidden: Tensor) -> Tensor:
-        """Return the velocity in this code base's direction, from actions to noise; the original's goes from noise to
-        actions."""
+        """Return the velocity in our direction, from actions to noise; the original's is from noise to actions."""
         towards: Tensor = self.groot.action_head.action_decoder(hidden, self.row)
         return -towards
 
@@ -163,10 +162,8 @@ class EagleModule(GrootModule):
 
 class QwenModule(GrootModule):
     """Network of N1.7. Image tokens are at the same positions in all prompts: `starts` gives the first one of each
-    image.
-
-    Of the blocks that attend to images and prompt, every second one attends to the prompt, the others to the images.
-    """
+    image. Of the blocks that attend to images and prompt, every second one attends to the prompt, the others to the
+    images."""
 
     _images: Tensor
 

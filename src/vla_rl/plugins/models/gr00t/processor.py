@@ -232,8 +232,7 @@ def _read_relative(where: str, robot: Record, settings: Record) -> dict[str, str
 
 
 def _last_word(value: Any) -> str:
-    """Return the name of an enumeration's value, such as `RELATIVE` or `ActionRepresentation.RELATIVE`, in lower
-    case."""
+    """Return the name of an enumeration's value (`RELATIVE`, `ActionRepresentation.RELATIVE`) in lower case."""
     return str(value or "").rpartition(".")[2].lower()
 
 

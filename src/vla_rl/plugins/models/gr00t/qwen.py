@@ -1,8 +1,6 @@
-"""N1.7's towers: Qwen3-VL's weights, on square images of one size.
-
-Transformers processes images of any shape one by one and reads their sizes on the host. Here all have the same shape,
-so they run as one batch, on any device. The language model's output is taken before its final norm.
-"""
+"""N1.7's towers: Qwen3-VL's weights, on square images of one size. Transformers processes images of any shape one by
+one and reads their sizes on the host. Here all have the same shape, so they run as one batch, on any device. The
+language model's output is taken before its final norm."""
 
 from __future__ import annotations
 

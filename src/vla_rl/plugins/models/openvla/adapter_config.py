@@ -35,8 +35,7 @@ class AdapterSettings:
     """Name of the base, as in a spec."""
     rank: int
     alpha: float
-    """The update is alpha / rank B A. Of an adapter with rank-stabilised scale (use_rslora), the alpha that gives its
-    scale."""
+    """The update is alpha / rank B A. For a rank-stabilised scale (use_rslora), the alpha that gives its scale."""
 
 
 def read_adapter_config(folder: Path) -> AdapterSettings:

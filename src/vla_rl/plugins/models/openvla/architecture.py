@@ -95,8 +95,7 @@ class OpenVLAConfig(PreTrainedConfig):
 
     @property
     def action_vocab_end(self) -> int:
-        """End V of the action tokens, whose ids are V - bins ... V - 1; higher ids are padding of the embedding
-        matrix."""
+        """End V of the action tokens, whose ids are V - bins ... V - 1; higher ids pad the embedding matrix."""
         return int(self.text_config.vocab_size - self.pad_to_multiple_of)
 
     def find_backbones(self) -> tuple[ViTSpec, ViTSpec]:
@@ -116,8 +115,7 @@ class OpenVLAConfig(PreTrainedConfig):
 
 
 def check_fit(raw: Record, config: OpenVLAConfig) -> None:
-    """Raises CheckpointError for vision transformers and activations that are not known, and for sizes that do not go
-    together."""
+    """Raises CheckpointError for unknown vision transformers and activations, and for sizes that do not go together."""
     activation = config.text_config.hidden_act
     if activation not in ACT2FN:
         raise CheckpointError(
@@ -143,8 +141,7 @@ def check_fit(raw: Record, config: OpenVLAConfig) -> None:
 
 
 def preset_config(name: str) -> OpenVLAConfig:
-    """Return a preset's sizes, laid out as in the real model: the highest ids are action tokens, followed by 64 ids of
-    padding."""
+    """Return a preset's sizes, laid out as in the real model: the highest ids are action tokens, then 64 of padding."""
     if name == "full":
         return OpenVLAConfig(text_config=LlamaConfig(vocab_size=32064, pad_token_id=32000))
     vit, depth, vit_heads, width, layers, heads, text_tokens, pixels, patch = {

@@ -1,17 +1,21 @@
-"""Builds the policy from a spec's config and a worker's context."""
+"""Builds the policy from a spec's config and a worker's context, and tests it. A wrong attention mask, active dropout
+or overflowing weights do not stop a run; it merely never learns. Each test takes a few tokens and one layer, so that
+they are cheap at full size too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vla_rl.core.contexts import ModelContext
+from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import derived_seed
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
-from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts
+from vla_rl.plugins.models.openvla.base import FamilyPolicy, OpenVLAImageProcessor, Parts
 from vla_rl.plugins.models.openvla.checkpoint import DEVIATION, read_part
 from vla_rl.plugins.models.openvla.checks import find_decoding, uses_l1_head
 from vla_rl.plugins.models.openvla.codec import EPSILON, ActionCodec, ActionScaler
@@ -23,7 +27,6 @@ from vla_rl.plugins.models.openvla.config import (
     OpenVLAOFTConfig,
 )
 from vla_rl.plugins.models.openvla.fit import OpenVLAIOAdapter, find_fit, over_full_vocabulary
-from vla_rl.plugins.models.openvla.guards import check_network
 from vla_rl.plugins.models.openvla.heads import (
     ActionValueHead,
     AttentionValueHead,
@@ -35,12 +38,10 @@ from vla_rl.plugins.models.openvla.heads import (
     ProprioProjector,
     public_network,
 )
-from vla_rl.plugins.models.openvla.images import OpenVLAImageProcessor
 from vla_rl.plugins.models.openvla.lora import Adapter, add_adapters, compute_fingerprint
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, hollow_model, initialise_weights
-from vla_rl.plugins.models.openvla.policy import OFTPolicy
+from vla_rl.plugins.models.openvla.policy import L1Policy, OFTPolicy, SampledL1Policy
 from vla_rl.plugins.models.openvla.prompts import CausalPrompts, DecodingPrompts
-from vla_rl.plugins.models.openvla.regression import L1Policy, SampledL1Policy
 from vla_rl.toolkit.models.adapter_files import store_network
 from vla_rl.toolkit.models.blocks import find_blocks
 from vla_rl.toolkit.models.combined_classes import AdaptedPolicy, combine_classes
@@ -227,3 +228,87 @@ def _value_head(
         head = kind(width, options.hidden, outputs, options.detach, seed)
     load_head(head, None if fit.checkpoint is None else fit.checkpoint.folder, VALUE_HEAD)
     return head
+
+
+LENGTH = 8
+"""Number of text tokens of a test."""
+
+
+class GuardError(UserError):
+    """Raised when the network does not compute what its weights were trained for."""
+
+
+@contextmanager
+def reduce_network(network: OpenVLAForActionPrediction) -> Iterator[None]:
+    """Reduce the network, inside the context, to one Llama layer and one computed block in each vision transformer."""
+    llama = network.language_model.model
+    vits = (network.vision_backbone.featurizer, network.vision_backbone.fused_featurizer)
+    layers, blocks = llama.layers, [vit.blocks for vit in vits]
+    llama.layers = layers[:1]
+    for vit in vits:
+        vit.blocks = nn.ModuleList([vit.blocks[0], vit.blocks[-1]])
+    try:
+        yield
+    finally:
+        llama.layers = layers
+        for vit, all_blocks in zip(vits, blocks, strict=True):
+            vit.blocks = all_blocks
+
+
+@torch.no_grad()
+def check_network(network: OpenVLAForActionPrediction, causal: bool, source: str) -> None:
+    """Run the self-tests. Raise GuardError, which says what is wrong and what to do. Weights on the meta device have no
+    values to test."""
+    if cast("Tensor", network.get_input_embeddings().weight).is_meta:
+        return
+    with reduce_network(network):
+        _check_repetition(network, causal, source)
+        _check_attention(network, causal, source)
+
+
+def _check_attention(network: OpenVLAForActionPrediction, causal: bool, source: str) -> None:
+    """Check that earlier positions see the last token if and only if attention is bidirectional, and never padding."""
+    weight = cast("Tensor", network.get_input_embeddings().weight)
+    ids = torch.arange(LENGTH, device=weight.device)[None]
+    other = ids.clone()
+    other[0, -1] = LENGTH
+    features = weight.new_zeros(1, 2, network.vision_backbone.embed_dim)
+
+    def earlier_states(tokens: Tensor, mask: Tensor | None) -> Tensor:
+        result: Tensor = network(None, tokens, attention_mask=mask, causal=causal, features=features)[:, :-1].float()
+        return result
+
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[0, -1] = False
+    moved = float((earlier_states(ids, None) - earlier_states(other, None)).abs().max())
+    leaked = float((earlier_states(ids, mask) - earlier_states(other, mask)).abs().max())
+    which = network.config.text_config._attn_implementation
+    remedy = f"attention implementation {which!r}; use 'sdpa', and the transformers version that the extra asks for"
+    if causal and moved > 1e-3:
+        raise GuardError(f"{source}: OpenVLA needs causal attention, and tokens see those behind them ({remedy})")
+    if not causal and moved == 0:
+        raise GuardError(
+            f"{source}: OpenVLA-OFT attends in both directions, and tokens do not see those behind them ({remedy})"
+        )
+    if leaked > 1e-3:
+        raise GuardError(f"{source}: padding is seen by other tokens ({remedy})")
+
+
+def _check_repetition(network: OpenVLAForActionPrediction, causal: bool, source: str) -> None:
+    """Check that an input gives the same, finite logits twice: greedy actions are a function of the observation."""
+    weight = cast("Tensor", network.get_input_embeddings().weight)
+    size = network.config.image_sizes[0]
+    pixels = torch.linspace(-1, 1, 6 * size * size, device=weight.device).to(weight.dtype).view(1, 6, size, size)
+    ids = torch.arange(LENGTH, device=weight.device)[None]
+    first, second = (network.action_logits(network(pixels, ids, causal=causal)[:, -1]).float() for _ in range(2))
+    if not bool(torch.isfinite(first).all()):
+        raise GuardError(
+            f"{source}: the first layers already give NaN or inf in {str(weight.dtype).removeprefix('torch.')}; "
+            "the weights are broken, or too large for this precision (try model.dtype: float32)"
+        )
+    if not torch.equal(first, second):
+        raise GuardError(
+            f"{source}: the same input gives other logits the second time (by {(first - second).abs().max():.1e}), "
+            "so greedy actions are not reproducible; look for dropout in config.json's text_config, and for kernels "
+            "that are not deterministic"
+        )

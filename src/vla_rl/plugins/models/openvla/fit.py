@@ -153,8 +153,7 @@ def _fit_checkpoint(
 
 
 def _read_measured(config: FamilyConfig, context: ModelContext) -> dict[str, Any]:
-    """Return the statistics of the demonstrations, in a checkpoint's form, if the run scales by them; else an empty
-    dict."""
+    """Return the demonstrations' statistics, in a checkpoint's form, if the run scales by them; else an empty dict."""
     scaling = context.scaling
     if scaling is None:
         return {}

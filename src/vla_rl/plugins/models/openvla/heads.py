@@ -33,10 +33,8 @@ class ProprioProjector(nn.Module):
 
 
 class OpenVLAValueHead(ValueHead):
-    """Critic on hidden states: values float32 [B], or [B, outputs] where `outputs` is a number.
-
-    Its weights stay in float32. The last layer has no bias and starts small, so that values start near 0.
-    """
+    """Critic on hidden states: values float32 [B], or [B, outputs] where `outputs` is a number. Its weights stay in
+    float32. The last layer has no bias and starts small, so that values start near 0."""
 
     def __init__(self, dim: int, hidden: tuple[int, ...], outputs: int | None, detach: bool, seed: int) -> None:
         super().__init__(dim, hidden, outputs, detach, seed, last_bias=False)
@@ -170,9 +168,7 @@ class L1Head(nn.Module):
 
 class Deviation(nn.Module):
     """Distribution of actions around the L1 head's, with one learnt scale for each number of a chunk, in float32.
-
-    `temperature` T raises the density to the power 1 / T.
-    """
+    `temperature` T raises the density to the power 1 / T."""
 
     def __init__(self, chunk: int, action_dim: int, kind: str, start: float, temperature: float) -> None:
         super().__init__()

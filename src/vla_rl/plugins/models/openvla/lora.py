@@ -98,8 +98,7 @@ class Adapter:
             ) from error
 
     def check_base(self, fingerprint: str) -> None:
-        """Raise CheckpointError when the adapter was trained on other weights (a public adapter does not say on
-        which)."""
+        """Raise CheckpointError if the adapter was trained on other weights (a public adapter does not say which)."""
         file = self.folder / FINGERPRINT
         trained = read_keys(file).get_text("fingerprint") if file.is_file() else fingerprint
         if trained != fingerprint:
@@ -182,10 +181,8 @@ def save_adapter(model: nn.Module, folder: Path, base: AdapterBase) -> None:
 
 def add_adapters(model: OpenVLAForActionPrediction, config: LoRAConfig, *, autocast: bool, seed: int) -> nn.Module:
     """Add adapters to every linear layer that is trained, except the head; everything else is frozen. They are float32,
-    also where the model is not.
-
-    Initialisation is a function of the seed; PyTorch's global generator is left as it was.
-    """
+    also where the model is not. Initialisation is a function of the seed; PyTorch's global generator is left as it
+    was."""
     layers = [name for name in trained_layers(model) if f"{name}.weight" != HEAD]
     with seed_torch(seed):
         adapted = get_peft_model(model, peft_config(config, layers))

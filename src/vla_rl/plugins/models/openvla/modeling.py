@@ -194,14 +194,12 @@ REGIONS = (
 
 
 def insert_columns(mask: Tensor, count: int) -> Tensor:
-    """Return a mask bool [B, L] as [B, L + count], with visible columns inserted after the first one, where patches
-    go."""
+    """Return a mask bool [B, L] as [B, L + count], with visible columns inserted after the first, where patches go."""
     return torch.cat([mask[:, :1], mask.new_ones(len(mask), count), mask[:, 1:]], dim=1)
 
 
 def hollow_model(config: OpenVLAConfig) -> OpenVLAForActionPrediction:
-    """Return the network on the meta device, for `fill_network` or `allocate_network`; only the rotary frequencies have
-    memory."""
+    """Return the network on the meta device, for `fill_network` or `allocate_network`; rotary frequencies are real."""
     with torch.device("meta"):
         network = OpenVLAForActionPrediction(config)
     network.language_model.model.rotary_emb = LlamaRotaryEmbedding(config=config.text_config)

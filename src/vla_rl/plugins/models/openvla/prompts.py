@@ -29,10 +29,8 @@ def prompt_text(instruction: str) -> str:
 
 def train_tokenizer(instructions: Iterable[str], config: OpenVLAConfig) -> Tokenizer:
     """Train a small BPE tokenizer in the style of Llama 2 (byte fallback, "▁" for a space), a function of the
-    instructions alone.
-
-    Its vocabulary ends with the action tokens, so that `<PAD>` gets the first id after them, as in OpenVLA.
-    """
+    instructions alone. Its vocabulary ends with the action tokens, so that `<PAD>` gets the first id after them, as in
+    OpenVLA."""
     text_tokens = config.action_vocab_end - config.n_action_bins
     vocab, merges = learn_merges(_build_tokenizer(None, []), instructions, prompt_text, text_tokens, (UNK, BOS, EOS))
     vocab.setdefault(SPACE, len(vocab))

@@ -1,9 +1,6 @@
-"""Vision transformer with timm's parameter names: DINOv2 and SigLIP as OpenVLA uses them.
-
-Features are the output of the second-to-last block, without the final norm and without class and register tokens.
-The last block, the norm and SigLIP's pooling head exist so that files keep their public layout; they are frozen and
-never computed.
-"""
+"""Vision transformer with timm's parameter names: DINOv2 and SigLIP as OpenVLA uses them. Features are the output of
+the second-to-last block, without the final norm and without class and register tokens. The last block, the norm and
+SigLIP's pooling head exist so that files keep their public layout; they are frozen and never computed."""
 
 from __future__ import annotations
 

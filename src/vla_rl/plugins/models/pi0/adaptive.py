@@ -1,8 +1,6 @@
 """pi0.5's action expert (Black et al. 2025, arXiv 2504.16054): Gemma's layers with adaptive norms, conditioned on time.
-
 Differences to pi0: no state token, action tokens without the time, and norms whose scale, shift and gate are linear in
-an embedding of the time. The prefix is pi0's.
-"""
+an embedding of the time. The prefix is pi0's."""
 
 from __future__ import annotations
 
@@ -81,8 +79,7 @@ class AdaptiveExpert(nn.Module):
         return [*chain.from_iterable(pairs), self.norm]
 
     def forward(self, hidden: Tensor, conditions: Sequence[Tensor], prefix: PiPrefix) -> Tensor:
-        """Return the output [B, T, D] for embeddings [B, T, D]. `conditions`: of each norm, as `AdaptiveNorm` takes
-        it."""
+        """Return the output [B, T, D] for embeddings [B, T, D]. `conditions`: each norm's, as for `AdaptiveNorm`."""
         of_layers = zip(conditions[:-1:2], conditions[1::2], strict=True)
         for layer, cache, of_layer in zip(self.layers, prefix.caches, of_layers, strict=True):
             hidden = layer(

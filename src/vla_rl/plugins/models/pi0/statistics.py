@@ -3,6 +3,7 @@
 Light to import: specs are checked with it. Two public layouts are read:
 lerobot: config.json with `type: pi0` or `pi05`, policy_preprocessor.json, the safetensors file its normaliser names.
 openpi: config.json with `action_horizon`, `assets/<asset id>/norm_stats.json`.
+Parameters have transformers' names inside and openpi's in files (lerobot's are openpi's with the prefix `model.`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import EnvInfo
 from vla_rl.plugins.models.pi0.config import STATE_KINDS, Pi05Config, PiConfig
-from vla_rl.plugins.models.pi0.layout import detect_model, open_names
 from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.checkpoints import lerobot, openpi_layout
 from vla_rl.toolkit.models.checkpoints.files import (
@@ -29,7 +29,7 @@ from vla_rl.toolkit.models.checkpoints.files import (
     read_keys,
 )
 from vla_rl.toolkit.models.checkpoints.fitting import check_horizon, data_references, known_number
-from vla_rl.toolkit.models.checkpoints.lerobot import PREPROCESSOR, FeatureScale, Statistics
+from vla_rl.toolkit.models.checkpoints.lerobot import LEROBOT, PREPROCESSOR, FeatureScale, Statistics
 from vla_rl.toolkit.relative_actions import References
 
 OPENPI_STATISTICS = "norm_stats.json"
@@ -123,10 +123,8 @@ def read_statistics(folder: Path, raw: Record, asset_id: str | None, model: str)
 
 def _read_openpi(path: Path, raw: Record, quantiles: bool) -> Statistics:
     """Return openpi's statistics. openpi adds 1e-6 in both directions: to the deviation (added here to the values) or
-    to the range's width.
-
-    Lists as long as the network is wide are padded; zeros at the end of shorter ones are numbers that never moved.
-    """
+    to the range's width. Lists as long as the network is wide are padded; zeros at the end of shorter ones are numbers
+    that never moved."""
     entries, width = read_keys(path).get_record("norm_stats", {}), action_width(raw)
     mode = "QUANTILES" if quantiles else "MEAN_STD"
     names = lerobot.MODES[mode]
@@ -152,8 +150,7 @@ def _read_openpi(path: Path, raw: Record, quantiles: bool) -> Statistics:
 
 
 def read_state_kind(folder: Path, raw: Record, requested: str | None) -> str:
-    """How pi0.5's prompt tells the state: as the spec says, else as the folder does. Raises CheckpointError where
-    neither does."""
+    """How pi0.5's prompt tells the state: as the spec says, else the folder. Raises CheckpointError if neither does."""
     if requested is not None:
         return requested
     if (folder / STATE_KIND).is_file():
@@ -172,8 +169,7 @@ def read_state_kind(folder: Path, raw: Record, requested: str | None) -> str:
 
 
 def relative_actions(config: PiConfig, env: EnvInfo) -> References:
-    """Return what actions are relative to, for `ModelPlugin.relative_actions`. Raise CheckpointError or
-    MismatchError."""
+    """Return what actions are relative to (`ModelPlugin.relative_actions`). Raise CheckpointError or MismatchError."""
 
     def read_folder(folder: Path) -> References | None:
         raw = read_config(folder, model_name(config))
@@ -234,8 +230,53 @@ def action_dim(config: PiConfig) -> int | None:
 
 
 def default_chunk(config: PiConfig) -> int | None:
-    """Return `n_action_steps` of the checkpoint's config.json, where it is known (`known_number`): in lerobot's
-    layout."""
+    """Return `n_action_steps` of the checkpoint's config.json, where known (`known_number`): in lerobot's layout."""
     return known_number(
         config.checkpoint, lambda folder: lerobot.read_executed(read_config(folder, model_name(config)))
     )
+
+
+RENAMED = (
+    ("model.dit.embed_tokens.", "paligemma_with_expert.gemma_expert.lm_head."),
+    ("model.dit.", "paligemma_with_expert.gemma_expert.model."),
+    ("model.vlm.language_model.embed_tokens.", "paligemma_with_expert.paligemma.lm_head."),
+    ("model.vlm.vision_tower.", "paligemma_with_expert.paligemma.model.vision_tower.vision_model."),
+    ("model.vlm.", "paligemma_with_expert.paligemma.model."),
+    ("embed_action_time.", ""),
+)
+"""Prefixes here -> prefixes in openpi's files; the first match applies."""
+TIED = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
+HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
+
+
+ADAPTIVE = ".dense."
+"""Part of the names of pi0.5's norms. It identifies pi0.5: an old pi0 has time_mlp_* as pi0.5 does, but plain norms."""
+
+
+def public_name(name: str) -> str:
+    """Return openpi's name of a parameter with this name in transformers."""
+    for inside, public in RENAMED:
+        if name.startswith(inside):
+            return public + name.removeprefix(inside)
+    return name
+
+
+def open_names(names: Collection[str]) -> dict[str, str]:
+    """Return the names of a checkpoint's tensors -> openpi's names, whichever layout it has. The embedding may be
+    stored as itself, as the tied head or as both (one is left out); `time_mlp_*` is an old name in pi0, and the name in
+    pi0.5."""
+    prefix = LEROBOT if all(name.startswith(LEROBOT) for name in names) else ""
+    opened = {name: name.removeprefix(prefix) for name in names}
+    if not any(ADAPTIVE in name for name in names):
+        opened = {
+            name: f"action_{public}" if public.startswith("time_mlp_") else public for name, public in opened.items()
+        }
+    has_head = HEAD in opened.values()
+    return {
+        name: HEAD if public == TIED else public for name, public in opened.items() if public != TIED or not has_head
+    }
+
+
+def detect_model(names: Collection[str]) -> str:
+    """Return the model, "pi0" or "pi05", that has tensors of these names."""
+    return "pi05" if any(ADAPTIVE in name for name in names) else "pi0"

@@ -41,8 +41,7 @@ class SmolVLASizes:
     expert_width: int = 720
     expert_mlp: int = 2048
     depth: int = 16
-    """Layers of the language model (half of SmolVLM2's) and of the expert, each of which reads the same layer of the
-    other."""
+    """Layers of the language model (half of SmolVLM2's) and of the expert; each reads the same layer of the other."""
     alternate: int = 2
     """Period of self-attention: the expert's tokens see each other in every `alternate`-th layer, in the others the
     prefix alone."""
@@ -123,8 +122,7 @@ def check_checkpoint(config: SmolVLAConfig, context: CheckContext) -> None:
 
 
 def relative_actions(config: SmolVLAConfig, env: EnvInfo) -> References:
-    """Return what actions are relative to, for `ModelPlugin.relative_actions`. Raise CheckpointError or
-    MismatchError."""
+    """Return what actions are relative to (`ModelPlugin.relative_actions`). Raise CheckpointError or MismatchError."""
     return data_references(
         config, env, lambda folder: read_references(folder, read_config(folder).data, env.action_dim)
     )

@@ -1,7 +1,5 @@
 """Dataset aggregation: DAgger (Ross et al. 2011, arXiv:1011.0686) and HG-DAgger (Kelly et al. 2019, arXiv:1810.02890).
-
-Each training step adds labelled observations to all that were labelled before, and clones the whole.
-"""
+Each training step adds labelled observations to all that were labelled before, and clones the whole."""
 
 from __future__ import annotations
 
@@ -63,8 +61,7 @@ class AggregatingTrainer(Trainer[TransitionsData]):
 
     def update(self, data: TransitionsData) -> UpdateMetrics:
         """Keep what was labelled in these transitions, and clone all that is kept. Raises UserError for several
-        learners, for demonstrations that do not fit, and where the disk is full.
-        """
+        learners, for demonstrations that do not fit, and where the disk is full."""
         before = perf_counter()
         if self._trained.strategy.world > 1:
             raise UserError(f"trainer {self.name!r} keeps its labels on one learner; place one")

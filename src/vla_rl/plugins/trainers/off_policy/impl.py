@@ -62,8 +62,7 @@ class OffPolicy(Trainer[TransitionsData]):
 
     def __init__(self, config: OffPolicyConfig, context: TrainerContext) -> None:
         """Create critics and an empty buffer. Raises UserError for a model without features or without reparameterised
-        actions, and for keys about takeovers in a simulator that has none.
-        """
+        actions, and for keys about takeovers in a simulator that has none."""
         trained = context.trained
         self._trained = trained
         self._check_model()
@@ -175,8 +174,7 @@ class OffPolicy(Trainer[TransitionsData]):
 
     def update(self, data: TransitionsData) -> UpdateMetrics:
         """Keep new transitions, and make the updates that are due for them. Raises UserError for several learners, for
-        demonstrations that do not fit, and where the disk is full.
-        """
+        demonstrations that do not fit, and where the disk is full."""
         before = perf_counter()
         trained = self._trained
         config = self._config

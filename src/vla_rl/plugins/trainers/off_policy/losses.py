@@ -37,8 +37,7 @@ def actor_losses(temperature: Tensor, log_probs: Tensor, values: Tensor) -> Tens
 
 def cloning_losses(actions: Tensor, executed: Tensor) -> Tensor:
     """Return the mean squared distances between the policy's actions and those of the transitions, [B, N] each, scaled
-    to [-1, 1]: the cloning term of TD3+BC (Fujimoto and Gu 2021, arXiv:2106.06860, eq. 3).
-    """
+    to [-1, 1]: the cloning term of TD3+BC (Fujimoto and Gu 2021, arXiv:2106.06860, eq. 3)."""
     return (actions - executed).square().mean(1)
 
 

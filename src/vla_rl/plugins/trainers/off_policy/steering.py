@@ -43,9 +43,8 @@ class Dsrl(OffPolicy):
         return (-1.0,) * numbers, (1.0,) * numbers
 
     def _select_kept(self, transitions: Transitions) -> Transitions | None:
-        """Return the transitions with noise, scaled to [-1, 1], in place of actions. Chunks with a takeover
-        are left out: their noise did not lead to what was executed.
-        """
+        """Return the transitions with noise, scaled to [-1, 1], in place of actions. Chunks with a takeover are left
+        out: their noise did not lead to what was executed."""
         own = np.arange(len(transitions))
         if transitions.source is not None:
             taken_over = (transitions.source != ActionSource.POLICY) & transitions.valid

@@ -54,8 +54,7 @@ class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
 
     def update(self, data: TrajectoryData) -> UpdateMetrics:
         """Make all optimiser steps of one training step. Sums are means over the optimiser steps once they are added
-        over ranks.
-        """
+        over ranks."""
         before = perf_counter()
         accumulator, trained = self._accumulator, self._trained
         metrics = MetricAccumulator({"loss/total": torch.zeros((), device=trained.device)})
@@ -109,8 +108,7 @@ class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
         self, data: TrajectoryData, step: OptimizerStep, metrics: MetricAccumulator, first: bool
     ) -> torch.Tensor:
         """Run the passes of all micro-batches of an optimiser step, whether it is the training step's first. Return the
-        loss.
-        """
+        loss."""
         count = len(data.steps)
         trained = self._trained
         trained.optimizer.zero_grad(set_to_none=True)

@@ -1,4 +1,5 @@
-"""Network that predicts the next state and the outcome of a chunk, from the image before it and its actions."""
+"""DIAMOND's denoiser, conditioned on chunks of continuous actions; and the network that predicts the next state and the
+outcome of a chunk, from the image before it and its actions."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 from vla_rl.core.randomness import Noise
 from vla_rl.plugins.world_models.edm.motion import IMAGE_SIDE, Path, at_most
-from vla_rl.toolkit.world_models.unet import conv3x3
+from vla_rl.toolkit.world_models.diffusion import Conditioners
+from vla_rl.toolkit.world_models.unet import FourierEmbedding, UNet, conv3x3, group_norm
 
 WORDS = 512
 """Hash buckets of the words of instructions."""
@@ -114,8 +116,57 @@ def _make_silent_linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 def hashed_words(instructions: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the hash buckets of all words, and the offset at which each instruction begins (as nn.EmbeddingBag takes
-    them)."""
+    """Return the hash buckets of all words, and the offset at which each instruction begins (for nn.EmbeddingBag)."""
     buckets = [[zlib.crc32(word.encode()) % WORDS for word in text.lower().split()] for text in instructions]
     offsets = torch.tensor([0, *(len(b) for b in buckets[:-1])]).cumsum(0)
     return torch.tensor([i for b in buckets for i in b], dtype=torch.int64, device=device), offsets.to(device)
+
+
+class Denoiser(nn.Module):
+    """Network F of `toolkit/world_models/diffusion.py`: predicts clean frames from noisy ones, given the past. Differs
+    from DIAMOND in what an action is: a chunk with a flag that it was executed, through a linear layer instead of an
+    embedding. The last state is part of the condition too."""
+
+    def __init__(
+        self,
+        frame: int,
+        given: int,
+        history: int,
+        chunk: int,
+        state: int,
+        channels: Sequence[int],
+        depths: Sequence[int],
+        size: int,
+        more: int = 0,
+    ) -> None:
+        """Create a denoiser.
+
+        Args:
+            frame: channels of a frame.   given: channels of the conditioning images.   history: chunks given.
+            chunk: numbers per chunk, its flag included.   state: numbers per state.   size: size of the condition.
+            more: channels of the output beyond the frame.
+        """
+        super().__init__()
+        self.noise = FourierEmbedding(size)
+        self.actions = nn.Linear(chunk, size // history)
+        self.state = nn.Linear(state, size) if state else None
+        self.condition = nn.Sequential(nn.Linear(size, size), nn.SiLU(), nn.Linear(size, size))
+        self.conv_in = conv3x3(frame + given, channels[0])
+        self.unet = UNet(channels, depths, size)
+        self.norm_out = group_norm(channels[0])
+        self.conv_out = conv3x3(channels[0], frame + more)
+        nn.init.zeros_(self.conv_out.weight)
+
+    def forward(self, noisy: Tensor, c: Conditioners, given: Tensor, chunks: Tensor, state: Tensor) -> Tensor:
+        """Return the output [B, frame + more, H, W].
+
+        Args:
+            noisy: [B, frame, H, W].   given: conditioning images [B, given, H, W].
+            chunks: [B, K, chunk], the last of which leads to the frame.   state: [B, S] before it.
+        """
+        embedded = self.noise(c.c_noise.expand(len(noisy))) + self.actions(chunks).flatten(1)
+        if self.state is not None:
+            embedded = embedded + self.state(state)
+        condition = self.condition(embedded)
+        x = self.conv_in(torch.cat((given / 0.5, c.c_in * noisy), dim=1))
+        return self.conv_out(F.silu(self.norm_out(self.unet(x, condition))))  # type: ignore[no-any-return]

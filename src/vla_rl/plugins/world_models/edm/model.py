@@ -19,9 +19,8 @@ from vla_rl.core.randomness import Noise, derived_seed
 from vla_rl.core.types import Array, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.plugins.world_models.edm.config import EDMConfig
-from vla_rl.plugins.world_models.edm.heads import Heads
+from vla_rl.plugins.world_models.edm.heads import Denoiser, Heads
 from vla_rl.plugins.world_models.edm.motion import CHANGED, LAYERS, WHERE, Motion, Path
-from vla_rl.plugins.world_models.edm.networks import Denoiser
 from vla_rl.toolkit.trainers.parallel import on_host
 from vla_rl.toolkit.world_models import diffusion as D
 
@@ -31,8 +30,7 @@ SIGMAS = (2e-3, 5.0, 7)
 AVERAGED = 50
 """Updates over which the weights are averaged; the averaged weights are the ones that predict."""
 FAVOUR = (3.0, 0.0, 0.0)
-"""Initial logits of a prediction's layers (shifted scene, shifted robot, mean image): the scene dominates before
-training."""
+"""Initial logits of a prediction's layers (shifted scene, shifted robot, mean image): the scene dominates at first."""
 ROWS = 128
 """Most windows that are predicted at once, to bound memory."""
 
@@ -172,8 +170,7 @@ class EDM(WorldModel):
         return norm.detach()
 
     def _compute_features(self, windows: Windows, rows: slice, actions: Array) -> tuple[WindowBatch, Path, Tensor]:
-        """Return the batch of these windows, the predicted path of the chunk in question, and the heads' features for
-        it."""
+        """Return the batch of these windows, the predicted path of the chunk, and the heads' features for it."""
         batch = self._build_batch(windows, rows, actions)
         path = self._motion.predict_path(batch.chunks[:, -1, :-1], batch.state[:, -1])
         return batch, path, self._averaged.heads(batch.images[:, -1], path, batch.instructions)
@@ -268,8 +265,7 @@ class EDM(WorldModel):
         return result
 
     def _build_batch(self, windows: Windows, rows: slice = slice(None), actions: Array | None = None) -> WindowBatch:
-        """Return these rows of the windows as tensors; with actions float32 [all rows, C, A], followed by that
-        chunk."""
+        """Return these rows of the windows as tensors; with actions float32 [all rows, C, A], then that chunk."""
         all_actions, executed_counts = windows.actions[rows], windows.executed[rows].sum(-1)
         if actions is not None:
             all_actions = np.concatenate([all_actions, to_numpy(actions)[rows, None]], axis=1)
@@ -316,8 +312,7 @@ class EDM(WorldModel):
 
 
 def _parameter_groups(module: nn.Module, lr: float, decay: float) -> list[dict[str, Any]]:
-    """Return optimiser parameter groups: weights of convolutions and linear layers decay, as in DIAMOND; the rest does
-    not."""
+    """Return optimiser parameter groups: weights of convolutions and linear layers decay, as in DIAMOND, no others."""
     chosen = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.Linear)}
     parameters = list(module.parameters())
     return [

@@ -20,8 +20,7 @@ IMAGE_SIDE = 64
 LAYERS = 3
 """Number of layers of `Motion.build_layers`."""
 WHERE, NEAR = 4, 0.25
-"""Maps per camera in `Motion.locate_robot`, and the distance from the robot (share of half a side) over which they
-saturate."""
+"""Maps per camera in `Motion.locate_robot`, and the distance from the robot (share of half a side) to saturation."""
 
 
 class LeastSquares(nn.Module):

@@ -1,7 +1,5 @@
 """A worker as a Ray actor: one thread runs its calls in order, and concurrency groups run calls at the same time.
-
-docs/explanation/threads.md says which group runs what, and which locks it may hold.
-"""
+docs/explanation/threads.md says which group runs what, and which locks it may hold."""
 
 from __future__ import annotations
 
@@ -50,10 +48,8 @@ class Actor:
 
     def call(self, request: bytes, *referenced: Any) -> Any:
         """Run a call, in the concurrency group of Ray that the caller names, or in the one thread of the default group.
-
         `request` holds (role, method, arguments) in one piece, which Ray sends faster than one by one. `BY_REFERENCE`
-        stands for the next of the arguments that came by reference.
-        """
+        stands for the next of the arguments that came by reference."""
         role, method, arguments = pickle.loads(request)  # noqa: S301 - from our own driver
         references = iter(referenced)
         return self.worker.call(

@@ -50,11 +50,9 @@ class PrivateFolder:
 
 
 def _create_locked_folder(parent: Path) -> tuple[Path, int]:
-    """Return a new folder, and the descriptor that holds its lock.
-
-    The folder itself is locked, not a file in it: a process that is killed while it removes the folder would leave one
-    without that file, and no process could tell any more whether it is in use.
-    """
+    """Return a new folder, and the descriptor that holds its lock. The folder itself is locked, not a file in it: a
+    process that is killed while it removes the folder would leave one without that file, and no process could tell any
+    more whether it is in use."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         with suppress(FileNotFoundError):  # another process took it for one that was left, before it was locked
@@ -102,11 +100,9 @@ VITAL = ("raylet", "gcs_server")
 
 @define
 class OwnRay:
-    """A Ray on this machine for this process alone.
-
-    It listens on the loopback only and serves whoever has its token, which is in the memory of its processes only. It
-    keeps its files where other users cannot read them. It ignores SIGTERM: it ends with this process, or by `stop`.
-    """
+    """A Ray on this machine for this process alone. It listens on the loopback only and serves whoever has its token,
+    which is in the memory of its processes only. It keeps its files where other users cannot read them. It ignores
+    SIGTERM: it ends with this process, or by `stop`."""
 
     vital: dict[str, psutil.Process] = field(factory=dict)
     """Name -> process whose end ends the run."""
@@ -311,10 +307,8 @@ def warn_without_token(which: str) -> None:
 
 @contextmanager
 def _listen_on_loopback() -> Iterator[None]:
-    """Make Ray listen on the loopback only.
-
-    Ray replaces 127.0.0.1 by an address that others can reach, but not where it expects no clusters, as on macOS.
-    """
+    """Make Ray listen on the loopback only. Ray replaces 127.0.0.1 by an address that others can reach, but not where
+    it expects no clusters, as on macOS."""
     from ray._private import ray_constants
 
     before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False

@@ -392,10 +392,8 @@ class RayBackend(Backend):
         self.ray.kill(self.actors[worker])
 
     def _raise_if_hung(self) -> None:
-        """Ask every worker what it is doing; a second thread of the worker answers while the first is stuck.
-
-        A worker that does not answer (stopped, or holding Python's lock) is killed. Raises WorkerDied or CallHung.
-        """
+        """Ask every worker what it is doing; a second thread of the worker answers while the first is stuck. A worker
+        that does not answer (stopped, or holding Python's lock) is killed. Raises WorkerDied or CallHung."""
         for worker, (actor, name) in enumerate(zip(self.actors, self.names, strict=True)):
             asked_at = time()
             answer = actor.activity.remote()

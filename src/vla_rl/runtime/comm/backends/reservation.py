@@ -69,10 +69,8 @@ def bundles_of(slots: Sequence[Slot]) -> tuple[list[dict[str, float]], list[str 
 
 
 def reserve_slots(ray: Any, slots: Sequence[Slot], deadline: float) -> tuple[Any, list[int]]:
-    """Reserve what the slots need. Return (placement group, bundle of each slot).
-
-    Raises WorkerDied when a node has left the cluster; DoesNotFit when others use the resources.
-    """
+    """Reserve what the slots need. Return (placement group, bundle of each slot). Raises WorkerDied when a node has
+    left the cluster; DoesNotFit when others use the resources."""
     bundles, nodes, bundle_of = bundles_of(slots)
     patience = min(PATIENCE_S, deadline)
     known: dict[str, str] | None = None

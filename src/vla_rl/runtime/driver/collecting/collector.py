@@ -48,9 +48,7 @@ class Restarts:
 
     def restart_dead_workers(self, error: WorkerDied) -> set[int]:
         """Start the dead workers again. Return them, not connected to their policies. A death meanwhile is another one.
-
-        Raises the error where other workers than sim workers died, or too many.
-        """
+        Raises the error where other workers than sim workers died, or too many."""
         fleet = self.fleet
         dead = [fleet.workers[index] for index in fleet.backend.dead_workers()]
         if not dead or self.stateful or any(worker.assignment.slot.roles != ("sim",) for worker in dead):

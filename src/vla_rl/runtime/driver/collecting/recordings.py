@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class FetchedRecordings:
-    """Recorded episodes of a rollout or an evaluation, in the order of their tickets.
-
-    When the iteration ends, all that was recorded up to its last ticket is forgotten. Steps consume tickets in the
-    order of their numbers, so earlier ones are not asked for again.
-    """
+    """Recorded episodes of a rollout or an evaluation, in the order of their tickets. When the iteration ends, all that
+    was recorded up to its last ticket is forgotten. Steps consume tickets in the order of their numbers, so earlier
+    ones are not asked for again."""
 
     fleet: Fleet
     what: str

@@ -286,9 +286,7 @@ class EpisodeRequests:
 
 class TaskWeighting:
     """Dynamic weighted resampling (AcceRL, eq. 11): weight: failures of a task's last `window` outcomes + `smoothing`.
-
-    Outcomes count from the next step on, so a step that is repeated after a stop finds the weights that it had.
-    """
+    Outcomes count from the next step on, so a step that is repeated after a stop finds the weights that it had."""
 
     def __init__(self, tasks: Iterable[str], window: int, smoothing: float, ahead: int = 0):
         """Create the weights. `ahead`: training steps that tickets are issued ahead (`asynchrony.max_lag`)."""

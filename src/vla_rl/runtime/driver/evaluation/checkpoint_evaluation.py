@@ -46,11 +46,9 @@ def evaluate_checkpoint(
     on_fault: OnFault,
     enough: Enough | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a spec's model, with the weights of a checkpoint's trainer folder if one is given.
-
-    `progress` is called now and then with the phase ("eval", or what it waits for), the number done and the total;
-    `on_fault` with each fault that was survived. Raises RunStopped after Ctrl-C or SIGTERM.
-    """
+    """Evaluate a spec's model, with the weights of a checkpoint's trainer folder if one is given. `progress` is called
+    now and then with the phase ("eval", or what it waits for), the number done and the total; `on_fault` with each
+    fault that was survived. Raises RunStopped after Ctrl-C or SIGTERM."""
     with Interrupts() as interrupts:
         try:
             return _evaluate_model(spec, state, trainer, start, progress, on_fault, interrupts, enough)

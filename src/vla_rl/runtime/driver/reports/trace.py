@@ -1,8 +1,6 @@
 """Trace of a run: when each worker worked and what it waited for, in `trace.json` (Chrome's format, opens in Perfetto).
-
 A worker appends one tuple for each call. Once an iteration the driver fetches them, converts the times of other
-machines to its own clock, sums up the waiting times by cause, and keeps the newest iterations for the file.
-"""
+machines to its own clock, sums up the waiting times by cause, and keeps the newest iterations for the file."""
 
 from __future__ import annotations
 

@@ -59,10 +59,8 @@ class ReplayIndex:
         return [groups[i] for i in sorted(drawn.tolist())]
 
     def record_use(self, repeated: Sequence[int], new: Mapping[int, int]) -> list[int]:
-        """Record that a step has trained on groups `repeated` and new ones, by their oldest chunks' versions.
-
-        Return the groups that leave, including new ones where nothing is used twice.
-        """
+        """Record that a step has trained on groups `repeated` and new ones, by their oldest chunks' versions. Return
+        the groups that leave, including new ones where nothing is used twice."""
         for number in repeated:
             self.groups[number].uses += 1
         self.groups |= {number: _Group(1, oldest_version) for number, oldest_version in new.items()}

@@ -68,10 +68,8 @@ class SampleRouter:
         return {"replay/groups": float(len(self.replay.batches)), "replay/mib": sum(learner_bytes) / 2**20}
 
     def _rescore_stale(self, batch: RolloutBatch, repeated: Array, version: int) -> Rollout:
-        """Return the rollout with recomputed values and log-probs.
-
-        New groups get what is needed where another version chose a chunk, replayed ones values if there is a critic.
-        """
+        """Return the rollout with recomputed values and log-probs. New groups get what is needed where another version
+        chose a chunk, replayed ones values if there is a critic."""
         rollout = batch.rollout
         needs = self.needs
         stale = (rollout.samples & (rollout.versions != version)).numpy()[:, ~repeated].any()

@@ -62,10 +62,8 @@ class Epochs(SampleOrder):
 
 
 class Mixture(SampleOrder):
-    """Samples of several data sets by their weights. Each data set has separate epochs; every step is full.
-
-    At any moment the number of samples of a data set differs by a few from its share.
-    """
+    """Samples of several data sets by their weights. Each data set has separate epochs; every step is full. At any
+    moment the number of samples of a data set differs by a few from its share."""
 
     def __init__(
         self, seed: int, purpose: str, rank: int, samples: Sequence[Array], weights: Sequence[float], batch: int
@@ -235,10 +233,8 @@ def clone_expert(fleet: Fleet, spec: Spec, on_progress: OnProgress) -> dict[str,
 def _clone_expert(
     fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch: int, augment: AugmentSpec | None = None
 ) -> ImitationTrainer:
-    """Let the simulators' scripted expert act on all lanes. Samples stay with the worker's learner, if any.
-
-    Raises UserError when no episode succeeded.
-    """
+    """Let the simulators' scripted expert act on all lanes. Samples stay with the worker's learner, if any. Raises
+    UserError when no episode succeeded."""
     per_lane = -(-expert.episodes // len(fleet.lanes))
     calls = {
         lane.index: fleet.sim_of[lane.index].call_for_two(

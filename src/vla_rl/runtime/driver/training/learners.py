@@ -115,10 +115,8 @@ class RunLearners:
         self._send_weights(version)
 
     def _send_weights(self, version: int) -> None:
-        """Send the weights to the policies. Those in a learner's process hold them; others get them by reference.
-
-        Where rollouts run ahead, only tickets that need the new version wait for it; otherwise this call waits.
-        """
+        """Send the weights to the policies. Those in a learner's process hold them; others get them by reference. Where
+        rollouts run ahead, only tickets that need the new version wait for it; otherwise this call waits."""
         self.collector.wait_for_weights()
         self.collector.publishing = self.fleet.publish_weights(version, self.spec.runtime.check_weights)
         if not self.shape.has_overlap:

@@ -35,10 +35,8 @@ class StepContext:
 
 
 class StepPart(ABC):
-    """A part of the training step (`core.run.runtime.TrainingPart`), called at named points of the loop.
-
-    It is created before the workers, to which it may add roles, and connected once they have started.
-    """
+    """A part of the training step (`core.run.runtime.TrainingPart`), called at named points of the loop. It is created
+    before the workers, to which it may add roles, and connected once they have started."""
 
     name: str
     """Key of its totals in results.json."""

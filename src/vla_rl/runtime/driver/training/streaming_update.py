@@ -127,9 +127,7 @@ class StreamingUpdate(StepUpdate):
 
     def prepare_batch(self, batch: RolloutBatch, selected: Rollout, columns: Array) -> RolloutBatch:
         """Return what is trained on, moved to the learners: the columns (indices) of a step's rollout in `selected`.
-
-        Raises PluginError where filters kept other trajectories of the parts than of the whole step.
-        """
+        Raises PluginError where filters kept other trajectories of the parts than of the whole step."""
         tickets = batch.numbers[columns]
         scored = np.isin(tickets, self._scored_tickets)
         kept_in_parts = [number for part in self._scored_parts for number in part.numbers.tolist()]
@@ -143,10 +141,8 @@ class StreamingUpdate(StepUpdate):
         return evolve(prepared, rollout=prepared.rollout.evolve(episodes=batch.rollout.episodes))
 
     def run_update(self, prepared: RolloutBatch, advantages: Advantages) -> dict[str, float]:
-        """Send the learners the samples that they lack, and let them make the optimiser steps. Return metrics.
-
-        Raises PluginError where parts got other scores than the whole step.
-        """
+        """Send the learners the samples that they lack, and let them make the optimiser steps. Return metrics. Raises
+        PluginError where parts got other scores than the whole step."""
         samples = all_samples(prepared, advantages).in_ticket_order()
         epochs = self.spec.train.epochs
         scored = self._scored_count

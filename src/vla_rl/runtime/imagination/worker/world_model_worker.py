@@ -236,9 +236,8 @@ WHITE = 255
 
 def write_comparison_image(model: WorldModel, windows: Windows, file: Path) -> None:
     """Write a PNG with each episode of `windows` as recorded (from its first frame on, as `measure`), imagined below.
-
-    Frames run from left to right chunk by chunk, cameras next to each other. White marks chunks that were not executed.
-    """
+    Frames run from left to right chunk by chunk, cameras next to each other. White marks chunks that were not
+    executed."""
     imagined = imagine_episodes(model, windows)
     first = frames_of(windows, model.history - 1)
     lines = []

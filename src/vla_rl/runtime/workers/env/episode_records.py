@@ -174,11 +174,8 @@ class EpisodeStatistics:
 
 
 class RunningTrajectories:
-    """Trajectories of the running tickets of N envs.
-
-    A chunk step of all envs is one row of each field's array, so it costs as many copies as there are fields, whatever
-    N is. The record of an env's ticket is a slice of its column.
-    """
+    """Trajectories of the running tickets of N envs. A chunk step of all envs is one row of each field's array, so it
+    costs as many copies as there are fields, whatever N is. The record of an env's ticket is a slice of its column."""
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs

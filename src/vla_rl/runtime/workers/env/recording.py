@@ -1,8 +1,6 @@
-"""Recording of episodes as data, in the simulators' process.
-
-Images are compressed as soon as they are rendered. An ended episode's recording travels with its trajectory to the
-worker of its policy (`RecordingStore`). So memory holds only the running episodes, compressed.
-"""
+"""Recording of episodes as data, in the simulators' process. Images are compressed as soon as they are rendered. An
+ended episode's recording travels with its trajectory to the worker of its policy (`RecordingStore`). So memory holds
+only the running episodes, compressed."""
 
 from __future__ import annotations
 

@@ -36,10 +36,8 @@ class WaitingTickets:
             self._count += 1
 
     def take_ticket(self, env: int, loaded: str | None) -> EpisodeRequest | None:
-        """Remove and return the next ticket for an env (index in the run); None: there is none.
-
-        The first ticket of the task `loaded`, whose scene the env has loaded, comes before all others.
-        """
+        """Remove and return the next ticket for an env (index in the run); None: there is none. The first ticket of the
+        task `loaded`, whose scene the env has loaded, comes before all others."""
         own = self._of_env.get(env, [])
         preferred = [place for place in own if place[1].state.task == loaded][:1]
         if loaded in self._by_task:

@@ -1,8 +1,6 @@
-"""Finds episodes whose numbers are unlike those of the other episodes of their task.
-
-What no episode can show by itself (a joint that hardly moves, an action at its limit) is compared with the others, so
-that a task in which it is normal is not reported.
-"""
+"""Finds episodes whose numbers are unlike those of the other episodes of their task. What no episode can show by itself
+(a joint that hardly moves, an action at its limit) is compared with the others, so that a task in which it is normal is
+not reported."""
 
 from __future__ import annotations
 

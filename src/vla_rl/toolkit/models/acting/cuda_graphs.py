@@ -75,10 +75,8 @@ class _Capture:
 
 
 class CapturedFunction:
-    """A function from tensors to tensors, captured once for each padded batch size.
-
-    Rows of a batch must not depend on each other. A padded row repeats the batch's last one.
-    """
+    """A function from tensors to tensors, captured once for each padded batch size. Rows of a batch must not depend on
+    each other. A padded row repeats the batch's last one."""
 
     def __init__(
         self,
@@ -108,11 +106,9 @@ class CapturedFunction:
         return len(self._captures)
 
     def __call__(self, inputs: Tensors) -> dict[str, Tensor]:
-        """Return the function's results for a batch. They are copies, which the next call leaves as they are.
-
-        Each of the first `MAX_LAYOUTS` layouts of the inputs (shapes without the batch, and types) has its own graphs,
-        such as prompts of a few widths. Later ones are computed without a graph, and a warning names what changed.
-        """
+        """Return the function's results for a batch. They are copies, which the next call leaves as they are. Each of
+        the first `MAX_LAYOUTS` layouts of the inputs (shapes without the batch, and types) has its own graphs, such as
+        prompts of a few widths. Later ones are computed without a graph, and a warning names what changed."""
         rows = len(next(iter(inputs.values())))
         layout = tuple((name, tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in sorted(inputs.items()))
         if layout not in self._layouts:

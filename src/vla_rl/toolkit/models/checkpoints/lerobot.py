@@ -1,8 +1,6 @@
 """Checkpoints in lerobot's layout: the statistics that normalise actions and state, and the files of pre- and
-post-processing that hold them. Cheap to import.
-
-A folder has config.json, policy_preprocessor.json and the safetensors file that its normaliser names.
-"""
+post-processing that hold them. Cheap to import. A folder has config.json, policy_preprocessor.json and the safetensors
+file that its normaliser names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Builds a flow-matching policy from a spec's config and a worker's context; what families differ in is a subclass."""
+"""Builds a flow-matching policy from a spec's config and a worker's context; what families differ in is a subclass.
+Settings add a reference policy (`lora`) and a steering head (`steering`)."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from attrs import asdict, evolve, frozen
@@ -14,16 +15,19 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from vla_rl.core.capabilities import STEERING, Steerable
 from vla_rl.core.contexts import ModelContext
-from vla_rl.core.errors import CheckpointError
-from vla_rl.core.randomness import derived_seed
+from vla_rl.core.errors import CheckpointError, UserError
+from vla_rl.core.randomness import Noise, derived_seed
+from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
 from vla_rl.toolkit.models.adapter_files import store_network
 from vla_rl.toolkit.models.adapters import insert_adapters
 from vla_rl.toolkit.models.checkpoints.files import read_file, resolve_checkpoint
 from vla_rl.toolkit.models.checkpoints.fitting import MismatchError
 from vla_rl.toolkit.models.checkpoints.lerobot import bounds_statistics
+from vla_rl.toolkit.models.combined_classes import AdaptedPolicy, combine_classes
 from vla_rl.toolkit.models.flow.checkpoint import ARCHITECTURE, FlowCheckpoint, FlowShape
-from vla_rl.toolkit.models.flow.config import FlowNoise
+from vla_rl.toolkit.models.flow.config import FlowConfig, FlowNoise
 from vla_rl.toolkit.models.flow.fit import (
     FlowIOAdapter,
     demonstration_statistics,
@@ -32,10 +36,8 @@ from vla_rl.toolkit.models.flow.fit import (
     uses_state,
 )
 from vla_rl.toolkit.models.flow.inputs import FlowParts
-from vla_rl.toolkit.models.flow.network import FlowModule, Heads, freeze_unused
+from vla_rl.toolkit.models.flow.network import FlowModule, Heads, SteeringHead, freeze_unused, saved_settings
 from vla_rl.toolkit.models.flow.policy import FlowPolicy
-from vla_rl.toolkit.models.flow.steering import SteeringHead, saved_settings
-from vla_rl.toolkit.models.flow.variants import choose_class
 from vla_rl.toolkit.models.heads import (
     NOISE_HEAD,
     STEERING_HEAD,
@@ -49,6 +51,7 @@ from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.meta_device import META
 from vla_rl.toolkit.models.networks import (
     allocate_network,
+    as_tensor,
     check_shapes,
     construct_module,
     fill_network,
@@ -297,10 +300,8 @@ class FlowBuilder(ABC):
         return value_head, noise_head
 
     def _make_steering_head(self, checkpoint: FlowCheckpoint) -> SteeringHead | None:
-        """Return the head that was saved with the checkpoint, or a new one that the spec asks for, else None.
-
-        Raises CheckpointError for a damaged file, MismatchError where the spec asks for another head than saved.
-        """
+        """Return the head that was saved with the checkpoint, or a new one that the spec asks for, else None. Raises
+        CheckpointError for a damaged file, MismatchError where the spec asks for another head than saved."""
         path = None if checkpoint.folder is None else checkpoint.folder / STEERING_HEAD
         saved = None if path is None or not path.is_file() else read_file(path, load_file)
         settings, shape = self.config.steering, checkpoint.shape
@@ -323,3 +324,84 @@ class FlowBuilder(ABC):
             assert path is not None
             load_weights(head, saved, path)
         return head
+
+
+P = TypeVar("P", bound=FlowPolicy)
+
+
+def choose_class(policy: type[P], config: FlowConfig, module: FlowModule) -> type[P]:
+    """Return the class of a policy with these settings and this network."""
+    adapted = () if config.lora is None else (AdaptedPolicy,)
+    steered = () if module.steering is None else (SteeredFlow,)
+    return combine_classes(policy, *adapted, *steered)
+
+
+class SteeredFlow(FlowPolicy, Steerable):
+    """A frozen policy, denoised by the ODE from noise that a trained head chooses (DSRL), whose score it has."""
+
+    extra_names = (STEERING,)
+
+    def __init__(self, parts: FlowParts) -> None:
+        super().__init__(parts)
+        self.steering_shape = self._head.shape
+
+    @property
+    def _head(self) -> SteeringHead:
+        assert self.module.steering is not None
+        return self.module.steering
+
+    def _draw_noise(self, rows: int, noise: Noise, greedy: bool) -> dict[str, Tensor]:
+        return {} if greedy else {"normals": as_tensor(noise.normals(*self.steering_shape), self._device)}
+
+    def decide(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Denoise chunks. Without "normals" among the inputs the head takes its mode."""
+        state = inputs["state"]
+        prefix = self.module.build_prefix(self._encode_inputs(inputs), state)
+        distribution = self._head(self._compute_features(prefix, state), self._spread)
+        unsquashed = distribution.sample(inputs.get("normals"))
+        x = self._head.initial_noise(unsquashed)
+        step, log_probs = self._begin_denoising(x, None)
+        for i in range(self._schedule.steps):
+            x, _ = self._denoise_step(prefix, state, x, self._schedule.indices[i].expand(len(x)), step, None, log_probs)
+        decided = {
+            "actions": self._restore_actions(x, inputs.get("offset")),
+            "log_probs": self._by_action(distribution.log_prob(unsquashed)),
+            STEERING: unsquashed,
+        }
+        values = self.module.estimate_values(prefix, state)
+        return decided if values is None else {**decided, "values": values}
+
+    def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
+        prefix, state = self._encode_observation(obs)
+        distribution = self._head(self._compute_features(prefix, state), self._spread)
+        unsquashed = as_tensor(chunk.extras[STEERING], self._device)
+        return Scores(
+            log_probs=self._by_action(distribution.log_prob(unsquashed)),
+            entropy=self._by_action(distribution.entropy()),
+            values=self.module.estimate_values(prefix, state),
+        )
+
+    def steering_noise(self, features: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
+        distribution = self._head(features, self._spread)
+        unsquashed = distribution.sample(normals)
+        return torch.tanh(unsquashed), distribution.log_prob(unsquashed)
+
+    def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
+        """Raise UserError, since the policy is frozen."""
+        raise UserError(
+            f"this {self.name} is steered, and its weights are frozen: it cannot clone; clone first, and set "
+            f"model.steering for the run with trainer 'dsrl'"
+        )
+
+    def _unscored_start(self, prefix: Any, state: Tensor, noise: Noise, greedy: bool) -> Tensor:
+        normals = self._draw_noise(len(state), noise, greedy).get("normals")
+        return self._head.initial_noise(self._head(self._compute_features(prefix, state), self._spread).sample(normals))
+
+    def _compute_features(self, prefix: Any, state: Tensor) -> Tensor:
+        with torch.no_grad():
+            return super()._compute_features(prefix, state)
+
+    def _by_action(self, elements: Tensor) -> Tensor:
+        """Return the sum of numbers of the noise [B, R, W] in equal parts for each action, [B, C, 1]."""
+        parts = elements.sum((1, 2)) / self._chunk
+        return parts[:, None, None].expand(-1, self._chunk, 1)

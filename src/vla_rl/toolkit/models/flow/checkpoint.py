@@ -1,8 +1,6 @@
-"""Folders of models that denoise action chunks: opened with statistics and tokenizer, written in lerobot's layout.
-
-In addition to lerobot's files a folder may have ours: value_head.safetensors, noise_head.safetensors,
-steering_head.safetensors, and architecture.json with the sizes of a network that is not one of the public ones.
-"""
+"""Folders of models that denoise action chunks: opened with statistics and tokenizer, written in lerobot's layout. In
+addition to lerobot's files a folder may have ours: value_head.safetensors, noise_head.safetensors,
+steering_head.safetensors, and architecture.json with the sizes of a network that is not one of the public ones."""
 
 from __future__ import annotations
 

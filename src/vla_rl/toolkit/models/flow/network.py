@@ -1,4 +1,6 @@
-"""Parts of networks that denoise a chunk given a prefix (images, instruction, state), computed once for all steps."""
+"""Parts of networks that denoise a chunk given a prefix (images, instruction, state), computed once for all steps; and
+the steering head, which chooses the initial noise that the frozen policy denoises: Wagenmaker et al. 2025, "Steering
+Your Diffusion Policy with Latent Space Reinforcement Learning" (arXiv 2506.15799)."""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from torch.nn import functional as F
 
 from vla_rl.core.types import ArrayOrTensor
 from vla_rl.toolkit.models import networks
-from vla_rl.toolkit.models.flow.steering import SteeringHead
-from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
+from vla_rl.toolkit.models.flow.config import SteeringConfig
+from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead, small_mlp
 from vla_rl.toolkit.models.networks import (
     Normal,
     as_tensor,
@@ -23,6 +25,7 @@ from vla_rl.toolkit.models.networks import (
     sine_cosine_positions,
     unpack_bfloat16,
 )
+from vla_rl.toolkit.models.squashed_gaussian import SquashedGaussian
 
 VALID, PAIRS, HIDDEN = RECORDED = ("backbone_valid", "backbone_pairs", "backbone_hidden")
 """Names of a `BackboneFeatures` in `Chunk.extras`."""
@@ -191,12 +194,9 @@ class FlowModule(nn.Module, ABC):
         return (noise - actions - velocity) ** 2
 
     def estimate_values(self, prefix: Lent, state: Tensor) -> Tensor | None:
-        """Return values [B] or [B, C], or None without a critic.
-
-        A critic on the expert reads the expert's output for the mean of the initial noise (x = 0 at t = 1) or, as in
-        pi_RL, averages over all denoising steps from there. RLinf takes the sampled chunks; values here depend on the
-        observation alone.
-        """
+        """Return values [B] or [B, C], or None without a critic. A critic on the expert reads the expert's output for
+        the mean of the initial noise (x = 0 at t = 1) or, as in pi_RL, averages over all denoising steps from there.
+        RLinf takes the sampled chunks; values here depend on the observation alone."""
         head = self.value_head
         if head is None:
             return None
@@ -213,3 +213,47 @@ class FlowModule(nn.Module, ABC):
                 with torch.no_grad():
                     x = x - self.project_velocity(hidden) / head.passes
         return values_of_passes[0] if head.passes == 1 else torch.stack(values_of_passes).mean(0)
+
+
+class SteeringHead(nn.Module):
+    """MLP from the policy's features [B, D] to squashed Gaussians [B, R, W] of the initial noise. Its weights are
+    float32 and depend on the seed alone; the first means are about 0, the noise of a greedy policy."""
+
+    range: Tensor
+
+    def __init__(self, inputs: int, shape: tuple[int, int], config: SteeringConfig, seed: int) -> None:
+        """Create the head.
+
+        Args:
+            inputs: D, numbers of the features.
+            shape: actions of a denoised chunk, and numbers of an action.
+        """
+        super().__init__()
+        horizon, width = shape
+        self.shape = (horizon if config.per_action else 1, width)
+        """R, W: noise vectors, and numbers of one."""
+        self.horizon = horizon
+        self.norm = nn.LayerNorm(inputs)
+        self.layers = small_mlp([inputs, *config.hidden, 2 * self.shape[0] * width], seed)
+        self.register_buffer("range", torch.tensor(config.range, dtype=torch.float64))
+
+    def forward(self, features: Tensor, temperature: float = 1.0) -> SquashedGaussian:
+        x = self.norm(features.float())
+        for layer in self.layers[:-1]:
+            x = F.relu(layer(x))
+        return SquashedGaussian.of_outputs(self.layers[-1](x).unflatten(1, (*self.shape, 2)), temperature)
+
+    def initial_noise(self, unsquashed: Tensor) -> Tensor:
+        """Return the initial noise [B, H, W] of unsquashed samples [B, R, W]; one vector is repeated over the chunk."""
+        return (self.range * torch.tanh(unsquashed)).expand(-1, self.horizon, -1)
+
+
+def saved_settings(saved: dict[str, Tensor], width: int) -> SteeringConfig:
+    """Return the settings of a head with these weights. Raises KeyError or ValueError where they are none."""
+    layers = sum(name.startswith("layers.") and name.endswith(".weight") for name in saved)
+    outputs = [len(saved[f"layers.{i}.weight"]) for i in range(layers)]
+    return SteeringConfig(
+        range=float(saved["range"]),
+        hidden=tuple(outputs[:-1]),
+        per_action=outputs[-1] > 2 * width if outputs else False,
+    )

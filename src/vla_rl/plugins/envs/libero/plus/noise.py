@@ -1,7 +1,5 @@
 """Sensor noise of LIBERO-Plus: five kinds of ImageNet-C in ten severities each, with NumPy and SciPy alone.
-
-Bit-identical to the authors' code for equal random numbers; see benchmarks/libero_plus.py.
-"""
+Bit-identical to the authors' code for equal random numbers; see benchmarks/libero_plus.py."""
 
 from __future__ import annotations
 
@@ -84,11 +82,8 @@ def add_fog(frame: Array, severity: int, draws: Draws) -> Array:
 
 
 def glass_blur(frame: Array, severity: int, draws: Draws) -> Array:
-    """Blur, replace each pixel by a random one near it, and blur again.
-
-    The authors' code looks like a swap of two pixels. It is none: both sides are views, so a pixel takes the other's
-    value, and the other keeps it.
-    """
+    """Blur, replace each pixel by a random one near it, and blur again. The authors' code looks like a swap of two
+    pixels. It is none: both sides are views, so a pixel takes the other's value, and the other keeps it."""
     sigma, most, passes = SEVERITIES["glass"][severity]
     image = _to_bytes(_blur_image(frame / 255.0, sigma) * 255)
     height, width = image.shape[:2]

@@ -184,11 +184,9 @@ def filter_variants(config: PlusConfig) -> tuple[Variant, ...]:
 
 
 def sample_variants(variants: Sequence[Variant], count: int, seed: int) -> tuple[Variant, ...]:
-    """Return `count` variants, stratified by dimension and level.
-
-    Each stratum has its share, rounded by largest remainders, so that the plain mean estimates the mean over all
-    variants. Within a stratum variants are drawn by keyed random numbers.
-    """
+    """Return `count` variants, stratified by dimension and level. Each stratum has its share, rounded by largest
+    remainders, so that the plain mean estimates the mean over all variants. Within a stratum variants are drawn by
+    keyed random numbers."""
     strata: dict[tuple[str, int], list[Variant]] = {}
     for variant in variants:
         strata.setdefault((variant.dimension, variant.level or 0), []).append(variant)

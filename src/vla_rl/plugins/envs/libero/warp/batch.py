@@ -220,11 +220,9 @@ class WorldBatch:
     # ------------------------------------------------------------------------------------------------ steps
 
     def step(self, actions: Tensor, active: Array) -> ActionResult:
-        """Apply one action, float [N, 7], in the worlds where `active` (bool [N]) holds.
-
-        A world whose numbers are not finite, or with more contacts than fit, breaks; the others do not notice: if it
-        took space from them, the action is repeated without it.
-        """
+        """Apply one action, float [N, 7], in the worlds where `active` (bool [N]) holds. A world whose numbers are not
+        finite, or with more contacts than fit, breaks; the others do not notice: if it took space from them, the action
+        is repeated without it."""
         self._actions.copy_(actions)
         if (active != self._was_active).any():
             self._was_active = active.copy()

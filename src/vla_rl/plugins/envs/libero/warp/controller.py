@@ -1,8 +1,6 @@
-"""robosuite 1.4's operational space controller (OSC_POSE) for a batch of Panda arms, as one Warp kernel.
-
-One world's formulas are those of `robosuite/controllers/osc.py`, with the settings of LIBERO: gains of 150, critical
-damping, position and orientation decoupled, and the redundant joint drawn to the posture after the reset. Khatib 1987.
-"""
+"""robosuite 1.4's operational space controller (OSC_POSE) for a batch of Panda arms, as one Warp kernel. One world's
+formulas are those of `robosuite/controllers/osc.py`, with the settings of LIBERO: gains of 150, critical damping,
+position and orientation decoupled, and the redundant joint drawn to the posture after the reset. Khatib 1987."""
 
 # Annotations are not deferred: Warp evaluates them, and they name the types of a precision.
 

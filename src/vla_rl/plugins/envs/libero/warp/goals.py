@@ -1,4 +1,5 @@
-"""Goals of LIBERO's tasks: which predicates they ask, read from a task's file and from robosuite's objects."""
+"""Goals of LIBERO's tasks: which predicates they ask, read from a task's file and from robosuite's objects. Predicates
+are numbers, which `success` evaluates."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from attrs import frozen
+
 from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.libero.suites import LiberoTask
-from vla_rl.plugins.envs.libero.warp.predicates import GeomContacts, Predicate
 
 Side = Literal["<", ">", ">="]
 
@@ -29,8 +31,7 @@ def check_goal(task: LiberoTask) -> None:
 
 
 def read_goal(env: Any, task: str) -> tuple[Predicate, ...]:
-    """Return the goal of a robosuite environment of LIBERO. Raise UserError for a condition that does not exist for
-    batches."""
+    """Return the goal of a robosuite environment of LIBERO. Raise UserError for a condition that batches lack."""
     return tuple(read_predicate(env, state, task) for state in env.parsed_problem["goal_state"])
 
 
@@ -117,3 +118,36 @@ def _agrees(official: Callable[[float], bool], side: Side, threshold: float, pro
     agrees = all(bool(official(position)) == expected for position, expected in near.items())
     properties["vis_site_names"].update(drawn)
     return agrees
+
+
+KINDS = ("on object", "on site", "in site", "<", ">", ">=")
+
+
+@frozen(kw_only=True)
+class GeomContacts:
+    """Contact between two objects, as the geoms of each."""
+
+    one: tuple[int, ...]
+    other: tuple[int, ...]
+
+
+@frozen(kw_only=True)
+class Predicate:
+    """A condition on the state of one world."""
+
+    kind: Literal["on object", "on site", "in site", "<", ">", ">="]
+    """An object is on another one: not below its origin, above its centre; it is on a region; its origin is in the box
+    of a region; or joints are on one side of a threshold: of drawers, doors and knobs."""
+    thing: int = 0
+    """Body."""
+    target: int = 0
+    """Body or site."""
+    size: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Half edges of a region."""
+    contact: GeomContacts | None = None
+    """Contact that is asked besides; None for one with the table."""
+    joints: tuple[int, ...] = ()
+    """Indices into the joint positions."""
+    threshold: float = 0.0
+    every: bool = True
+    """All of the joints, else any of them."""

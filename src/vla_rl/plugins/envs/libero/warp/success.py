@@ -1,7 +1,5 @@
-"""Evaluates a task's goal in all worlds of a batch with Warp kernels.
-
-The formulas are those of `libero/envs/object_states/base_object_states.py` and `libero/envs/objects/site_object.py`.
-"""
+"""Evaluates a task's goal in all worlds of a batch with Warp kernels. The formulas are those of
+`libero/envs/object_states/base_object_states.py` and `libero/envs/objects/site_object.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import Any
 import numpy as np
 import warp as wp
 
-from vla_rl.plugins.envs.libero.warp.predicates import KINDS, Predicate
+from vla_rl.plugins.envs.libero.warp.goals import KINDS, Predicate
 
 CENTRED = 0.03
 """Largest horizontal distance of an object on another one, in metres."""

@@ -16,8 +16,7 @@ from vla_rl.plugins.envs.libero.scene import LiberoScene
 from vla_rl.plugins.envs.libero.scenes import MIB, SceneCache
 from vla_rl.plugins.envs.libero.single_env import LiberoEnv
 from vla_rl.plugins.envs.libero.suites import LiberoTask
-from vla_rl.plugins.envs.libero.warp.goals import read_goal
-from vla_rl.plugins.envs.libero.warp.predicates import Predicate
+from vla_rl.plugins.envs.libero.warp.goals import Predicate, read_goal
 
 REMEMBERED = 4000
 """Most episode starts that are cached instead of computed again; about 25 kB each."""

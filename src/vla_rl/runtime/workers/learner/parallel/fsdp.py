@@ -1,7 +1,5 @@
-"""Fully sharded data parallelism (FSDP2, Zhao et al. 2023): each learner holds a share of the model.
-
-The module is imported only where it is used, because PyTorch takes a second to load what it needs.
-"""
+"""Fully sharded data parallelism (FSDP2, Zhao et al. 2023): each learner holds a share of the model. The module is
+imported only where it is used, because PyTorch takes a second to load what it needs."""
 
 from __future__ import annotations
 
@@ -47,12 +45,9 @@ class _RunModule(nn.Module):
 
 
 class FullyShardedParallel(ParallelStrategy):
-    """Fully sharded strategy: a share of the model on every rank.
-
-    Weights are gathered block by block: `blocks` are submodules, and the rest (embeddings, heads) is one more block.
-    Gradients of a block are reduced as soon as they are there. Shards of trained weights are float32, and are gathered
-    in the type that the model was built with.
-    """
+    """Fully sharded strategy: a share of the model on every rank. Weights are gathered block by block: `blocks` are
+    submodules, and the rest (embeddings, heads) is one more block. Gradients of a block are reduced as soon as they are
+    there. Shards of trained weights are float32, and are gathered in the type that the model was built with."""
 
     lockstep = True
 
@@ -62,10 +57,8 @@ class FullyShardedParallel(ParallelStrategy):
         self._device = device
 
     def prepare_model(self, model: VLAModel, info: EnvInfo) -> ModelInputs:
-        """Shard the model, as the base class says.
-
-        Blocks may be compiled before: FSDP's hooks run around them. This stays eager: the batch does not come again.
-        """
+        """Shard the model, as the base class says. Blocks may be compiled before: FSDP's hooks run around them. This
+        stays eager: the batch does not come again."""
         obs, chunk = dummy_sample(model, info)
         passes: list[Callable[[], Any]] = []
         eager = torch.compiler.set_stance("force_eager")
