@@ -109,7 +109,7 @@ def test_statistics_that_may_be_scaled_by_their_ends(
     model = policy(checkpoint=str(tmp_path / "x"), statistics_range="min_max")
     restored = model.codec.restore_actions(torch.tensor([[-1.0, 0.0, 1.0]], dtype=torch.float64))
     torch.testing.assert_close(restored, torch.tensor([[-0.5, 0.0, 0.5]]))
-    state = model._state_scaler.normalise_values(torch.tensor([[-3.0, 0.0, 1.5, 9.0]]), clip=True)
+    state = model._parts.state_scaler.normalise_values(torch.tensor([[-3.0, 0.0, 1.5, 9.0]]), clip=True)
     torch.testing.assert_close(state, torch.tensor([[-1.0, 0.0, 0.5, 1.0]], dtype=torch.float64), rtol=0, atol=1e-6)
     model.save(tmp_path / "again")  # which says it
     highest = policy(checkpoint=str(tmp_path / "again")).codec.restore_actions(torch.ones(1, 3, dtype=torch.float64))

@@ -142,28 +142,24 @@ class FamilyPolicy(VLAModel, Compilable):
     regions: tuple[Callable[..., Any], ...] = (*REGIONS, OFTModule.read_positions, OpenVLAValueHead.forward)
 
     def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self.module = parts.module
         self.config = parts.config
         self.codec = parts.codec
         self.prompts = parts.prompts
         self.images = parts.images
         self.tokens_per_action = self.codec.action_dim
-        self._state_scaler = parts.state_scaler
         self._cameras = parts.cameras
         self.cameras_read = parts.cameras
         self.statistics_name = parts.statistics_name
         self._chunk = parts.chunk
         self._temperature = parts.temperature
         self._device = parts.device
-        self._dtype = parts.dtype
-        self._base = parts.base
         self._dropouts = [part for part in self.module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
-        self._autocast = parts.autocast
-        self._reuse = parts.reuse
         self.module.train()  # gradient checkpointing needs training mode; `_set_dropout` switches dropout
 
     def save(self, folder: Path) -> None:
-        save_checkpoint(self.module, self.config, self.prompts.tokenizer, Path(folder), base=self._base)
+        save_checkpoint(self.module, self.config, self.prompts.tokenizer, Path(folder), base=self._parts.base)
 
     def _set_dropout(self, on: bool) -> None:
         for part in self._dropouts:
@@ -171,7 +167,7 @@ class FamilyPolicy(VLAModel, Compilable):
 
     def _autocast_context(self) -> AbstractContextManager[None]:
         kind = self._device.type  # train.precision: bf16 enables autocast around it
-        return device_autocast(kind, enabled=self._autocast or is_autocast_on(kind))
+        return device_autocast(kind, enabled=self._parts.autocast or is_autocast_on(kind))
 
     def _prepare_images(
         self, obs: Observation, replay: Mapping[str, ArrayOrTensor] | None = None
@@ -181,17 +177,18 @@ class FamilyPolicy(VLAModel, Compilable):
         if replay is not None and FEATURES in replay:
             return {"pixels": None, "features": unpack_bfloat16(as_tensor(replay[FEATURES], self._device))}
         pixels = self.images([obs.images[name] for name in self._cameras])
-        if not self._reuse:
+        if not self._parts.reuse:
             return {"pixels": pixels, "features": None}
         with torch.no_grad(), self._autocast_context():
             return {"pixels": None, "features": public_network(self.module.vla).vision_backbone(pixels)}
 
     def _normalise_state(self, obs: Observation) -> Tensor | None:
-        if self._state_scaler is None:
+        if self._parts.state_scaler is None:
             return None
         if obs.state is None:
             raise ValueError(f"{self.name} was built with `use_proprio`, but the observation has no state")
-        return self._state_scaler.normalise_values(as_tensor(obs.state, self._device), clip=True).to(self._dtype)
+        values = as_tensor(obs.state, self._device)
+        return self._parts.state_scaler.normalise_values(values, clip=True).to(self._parts.dtype)
 
     def _read_steps(self, obs: Observation) -> Tensor | None:
         """Return the episodes' step counts, int64 [B], if the observation has them."""
