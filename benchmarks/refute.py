@@ -20,9 +20,8 @@ from vla_rl.core.declarations import EnvPlugin, ModelPlugin
 from vla_rl.core.types import Observation, ResetState
 from vla_rl.plugins.envs.tabletop.config import TabletopConfig, describe_env
 from vla_rl.plugins.envs.tabletop.simulator import Tabletop
-from vla_rl.plugins.models.film_resnet.builder import build_policy
+from vla_rl.plugins.models.film_resnet.builder import FilmResnetPolicy, build_policy
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig
-from vla_rl.plugins.models.film_resnet.policy import FilmResnetPolicy
 
 FEW = 160
 """Evaluation states that the overfitted policy was trained on."""

@@ -263,11 +263,10 @@ def measure_messages() -> dict[str, tuple[str, str]]:
 
 def measure_sentences() -> dict[str, str]:
     """Return model -> the text that its tokenizer gets for SENTENCE, without images."""
-    from vla_rl.plugins.models.gr00t.inputs import ChatPrompts
-
+    from vla_rl.plugins.models.gr00t.builder import ChatPrompts
     from vla_rl.plugins.models.openvla import prompts as openvla
-    from vla_rl.plugins.models.pi0 import prompts as pi0
-    from vla_rl.plugins.models.smolvla import policy as smolvla
+    from vla_rl.plugins.models.pi0 import builder as pi0
+    from vla_rl.plugins.models.smolvla import builder as smolvla
 
     letters = SimpleNamespace(encode=lambda text, **_: SimpleNamespace(ids=list(text)))
     chat = SimpleNamespace(tokenizer=letters, image_token="", _formal=True, _words=1000, _before=[], _after=[])
@@ -284,9 +283,8 @@ def measure_sentences() -> dict[str, str]:
 
 def measure_camera_order() -> dict[str, str]:
     """Return model -> in which order it sees cameras, whatever the order of an observation's."""
-    from vla_rl.plugins.models.film_resnet.policy import FilmPolicy
-
     from vla_rl.core.types import EnvInfo, Observation
+    from vla_rl.plugins.models.film_resnet.builder import FilmPolicy
     from vla_rl.plugins.models.openvla.base import FamilyPolicy
     from vla_rl.toolkit.models.checkpoints.fitting import choose_cameras
     from vla_rl.toolkit.models.flow.inputs import FlowInputs
@@ -305,7 +303,7 @@ def measure_camera_order() -> dict[str, str]:
         return torch.zeros(1)
 
     def run_openvla() -> None:
-        FamilyPolicy._prepare_images(SimpleNamespace(**usual, images=record, _reuse=False), obs)  # type: ignore[arg-type]
+        FamilyPolicy._prepare_images(SimpleNamespace(**usual, images=record, _parts=SimpleNamespace(reuse=False)), obs)  # type: ignore[arg-type]
 
     def run_flow() -> None:
         parts = {"_read_state": lambda obs: None, "_encode_prompts": lambda obs, state: (None, None)}
