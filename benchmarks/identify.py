@@ -18,7 +18,7 @@ import numpy as np
 
 import vla_rl
 from vla_rl.cli.identify.identify import with_weights
-from vla_rl.cli.identify.keys import list_conventions, read_settings, usual_settings, with_settings
+from vla_rl.cli.identify.keys import list_conventions, read_settings, with_settings
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.run_folder.folder import checkpoint_in
@@ -101,7 +101,7 @@ def measure_success(spec: Spec) -> dict[str, Any]:
 def break_spec(spec: Spec, rng: np.random.Generator) -> dict[str, Any]:
     """Return one to three keys of a spec with wrong values, or the default where the training had another."""
     keys = list_conventions(type(spec.model.config))
-    true, usual = read_settings(spec, keys), usual_settings(spec, keys)
+    true, usual = read_settings(spec, keys), {key.path: key.default for key in keys}
     chosen = rng.permutation([path for path in VALUES if path in true])[: rng.integers(1, 4)]
     broken: dict[str, Any] = {}
     for path in chosen.tolist():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ SPEC: dict[str, Any] = {
     "name": "policy",
     "model": {"type": "openvla_oft", "checkpoint": "builtin:tabletop"},
     "env": {"type": "tabletop", "num_envs": 16},
-    "imitation": {"expert": {"episodes": 256, "noise": 0.2}, "steps": 30, "lr": 5e-4, "batch": 64},
+    "imitation": {"expert": {"episodes": 128, "noise": 0.2}, "steps": 15, "lr": 5e-4, "batch": 64},
     "rollout": {"chunk": 4, "episodes": 16, "group_size": 8},
     "algorithm": {"type": "grpo"},
     "train": {"steps": 1, "lr": 1e-4, "micro_batch": 64},
@@ -31,30 +30,30 @@ SPEC: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Return the folder of a run that cloned the expert with frames upside down."""
-    folder = tmp_path_factory.mktemp("trained")
-    vla_rl.clone(SPEC, folder, overrides=["conventions.images=flipped"])
-    return folder
+SMALL = {"frames": 32, "passes": 900}
 
 
-def test_broken_conventions_are_found(trained):
+def test_broken_conventions_are_found():
     lines: list[str] = []
-    broken = ["conventions.images=as_is", "conventions.channels=bgr", "conventions.action_order=[1,0,2]"]
-    result = vla_rl.identify(trained, env=True, overrides=broken, say=lines.append)
-    worlds = [result["changed"], *({**result["changed"], **change} for change in result["open"])]
-    assert all(
-        result["changed"][key] == value
-        for key, value in {"conventions.channels": "rgb", "conventions.action_order": []}.items()
-    )
-    assert any(world.get("conventions.images") == "flipped" for world in worlds)
-    assert result["passes"] <= 3000 and "at most 3,000 forward passes of a frame" in lines[0]
+    broken = ["conventions.channels=bgr", "conventions.action_order=[1,0,2]"]
+    result = vla_rl.identify(SPEC, env=True, **SMALL, overrides=broken, say=lines.append)
+    assert result["changed"] == {"conventions.channels": "rgb", "conventions.action_order": []}
+    assert result["passes"] <= 900 and "at most 900 forward passes of a frame" in lines[0]
     assert "conventions:\n" in describe_findings(result)
 
 
-def test_a_sound_spec_stays_as_it_is(trained):
-    result = vla_rl.identify(trained, env=True)
+def test_conventions_of_a_training_are_found(tmp_path):
+    vla_rl.clone(SPEC, tmp_path, overrides=["conventions.images=flipped"])
+    broken = ["conventions.images=as_is", "conventions.channels=bgr", "conventions.action_order=[1,0,2]"]
+    result = vla_rl.identify(tmp_path, env=True, overrides=broken)
+    worlds = [result["changed"], *({**result["changed"], **change} for change in result["open"])]
+    found = {"conventions.channels": "rgb", "conventions.action_order": []}
+    assert result["changed"].items() >= found.items()
+    assert any(world.get("conventions.images") == "flipped" for world in worlds)
+
+
+def test_a_sound_spec_stays_as_it_is():
+    result = vla_rl.identify(SPEC, env=True, **SMALL)
     assert result["changed"] == {} and result["better_than_random"]
     assert result["keys"]["conventions.channels"]["status"] == "confirmed"
     assert "the spec's own values are confirmed" in describe_findings(result)
@@ -62,18 +61,27 @@ def test_a_sound_spec_stays_as_it_is(trained):
     assert mirrored["others"] and "text or gravity" in mirrored["evidence"]  # a mirrored table is a table
 
 
+def test_demonstrations_come_from_a_data_set_and_episodes_confirm(tmp_path):
+    vla_rl.evaluate(SPEC, overrides=["eval.episodes_per_task=4"], record=tmp_path / "data")
+    result = vla_rl.identify(SPEC, data=tmp_path / "data", **SMALL, episodes=8)
+    assert result["changed"] == {} and result["better_than_random"]
+    episodes = result["episodes"]
+    assert episodes["first"]["n"] == episodes["second"]["n"] == 8 and not episodes["second_is_better"]
+    assert episodes["second_differs"] and "in the simulator, on the same 8 states" in describe_findings(result)
+
+
 def test_an_untrained_policy_is_said_to_know_nothing():
     spec = {**SPEC, "model": {"type": "film_resnet"}}
-    result = vla_rl.identify(spec, env=True, passes=1500)
+    result = vla_rl.identify(spec, env=True, frames=32, passes=400)
     assert not result["better_than_random"] and result["changed"] == {} and result["confidence"] == 0
     assert "nothing can be said" in describe_findings(result)
 
 
-def test_what_cannot_be_compared_is_refused(trained, tmp_path):
+def test_what_cannot_be_compared_is_refused(tmp_path):
     with pytest.raises(UserError, match="--data FOLDER, or --env"):
         vla_rl.identify({**SPEC, "imitation": None})
     with pytest.raises(UserError, match=str(tmp_path)):
-        vla_rl.identify(trained, data=tmp_path)
+        vla_rl.identify(SPEC, data=tmp_path)
 
 
 def test_a_plugin_declares_its_own_conventions():
@@ -84,7 +92,7 @@ def test_a_plugin_declares_its_own_conventions():
 
     (key,) = declared_conventions(Settings, "model")
     assert key.path == "model.hand" and key.convention.evidence == "a look at the robot"
-    assert key.list_values(SimpleNamespace(model=SimpleNamespace(config=Settings())), None) == ["left", "right"]
+    assert key.convention.list_values(Settings(), None) == ["left", "right"]
 
 
 def test_conversions_are_undone():

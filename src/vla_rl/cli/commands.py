@@ -288,7 +288,6 @@ def identify(
     *,
     overrides: Overrides = (),
     data: NewFolder = None,
-    type: Annotated[str | None, typer.Option(metavar="PLUGIN")] = None,  # noqa: A002 - as `--type`
     env: bool = False,
     frames: Annotated[int, typer.Option(min=32, max=10_000)] = 64,
     passes: Annotated[int, typer.Option(min=100)] = 3000,
@@ -303,7 +302,6 @@ def identify(
         what: Folder of a run or a checkpoint, or a spec that names one.
         overrides: Changes, such as model.checkpoint=FOLDER
         data: Demonstrations: a data set of this robot.
-        type: Data plugin; default: the one that knows the files.
         env: Let the simulator's scripted expert demonstrate.
         frames: Frames of demonstrations.
         passes: Most forward passes of a frame.
@@ -315,15 +313,15 @@ def identify(
     keys to write; confidence; table: where the table of known checkpoints differs. Raises UserError."""
     _leave_if_importing()
     from vla_rl.cli.evaluate import find_source
-    from vla_rl.cli.identify.identify import confirm_in_simulator, identify_conventions, prepare_task
+    from vla_rl.cli.identify.identify import confirm_in_simulator, identify_conventions, open_scorer
     from vla_rl.runtime.start import evaluate as evaluate_spec
 
     source = find_source(what, overrides, None, None)
     folder = None if data is None else Path(data)
-    task = prepare_task(source.read_spec(()), source.checkpoint, folder, type, env, frames, passes, device)
-    result, best = identify_conventions(task, say)
+    scorer = open_scorer(source.read_spec(()), source.checkpoint, folder, env, frames, passes, device)
+    result, best = identify_conventions(scorer, say)
     if episodes and len(best) > 1 and result["better_than_random"]:
-        result["episodes"] = confirm_in_simulator(task.spec, best, episodes, evaluate_spec)
+        result["episodes"] = confirm_in_simulator(scorer.spec, best, episodes, evaluate_spec)
     return result
 
 

@@ -15,15 +15,16 @@ from vla_rl.cli.benchmark.run import describe_missing, evaluate_suite, rate_line
 from vla_rl.cli.benchmark.suites import load_benchmark
 from vla_rl.cli.inputs import checkpoint_of, name_of, read_spec
 from vla_rl.cli.protocol.protocols import protocol_record, with_protocol
-from vla_rl.cli.refute import describe_simulator, keep_card, refute
+from vla_rl.cli.refute import keep_card, refute
 from vla_rl.cli.selection import describe_choice, describe_selection
 from vla_rl.cli.until import StoppingRule, describe_answer
 from vla_rl.core.paths import check_file
 from vla_rl.core.spec.spec import Component, Spec, make_component
-from vla_rl.core.types import Episode
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.status_line import StatusLine
 from vla_rl.runtime.driver.evaluation.checkpoint_evaluation import NotRecorded, Progress
+from vla_rl.runtime.placement.components import describe_simulator
+from vla_rl.runtime.run_folder.env_info import read_env_info
 from vla_rl.runtime.start import evaluate
 from vla_rl.toolkit.data.recording import RecordSettings
 
@@ -77,8 +78,9 @@ class PlannedEvaluation:
     def make_card(self, result: Mapping[str, Any], say: Callable[[str], object]) -> dict[str, Any]:
         """Return the card of an evaluation, which is kept in the run's results.json too."""
         spec, checkpoint = self.source.read_spec(()), self.checkpoint or self.source.checkpoint
+        info = describe_simulator(spec) if checkpoint is None else read_env_info(checkpoint)
         plain = evolve(self, record=None, until=None, protocol=None)
-        card = refute(spec, checkpoint, describe_simulator(checkpoint, spec), result, plain.evaluate_spec, say)
+        card = refute(spec, checkpoint, info, result, plain.evaluate_spec, say)
         keep_card(self.source.run_folder, checkpoint, card)
         return card
 
@@ -104,30 +106,17 @@ class PlannedEvaluation:
         line = StatusLine()
         hook = None if self.record is None else _recording_to(spec, self.record)
 
-        seen: Sequence[Episode] = ()
-        total = 0
-
-        def note_episodes(episodes: Sequence[Episode]) -> bool:
-            nonlocal seen
-            seen = episodes
-            return self.until is not None and self.until.is_answered(episodes)
-
-        def note_progress(phase: str, done: int, count: int) -> None:
-            nonlocal total
-            total = count if phase == "eval" else total
-            (self.progress or line.show_progress)(phase, done, count)
-
         def show_fault(text: str) -> None:
             line.clear()
             logger.warning("fault: %s", text)
 
         try:
-            rule = None if self.until is None else note_episodes
-            result = evaluate(spec, checkpoint, note_progress, hook, show_fault, rule)
+            enough = None if self.until is None else self.until.is_answered
+            result = evaluate(spec, checkpoint, self.progress or line.show_progress, hook, show_fault, enough)
         finally:
             line.clear()
         if self.until is not None:
-            result["until"] = self.until.summarise(seen, total)
+            result["until"] = self.until.answer
         selection = describe_selection(checkpoint, result) if spec.eval.split == "eval" else None
         if selection is not None:
             result["selection"] = selection

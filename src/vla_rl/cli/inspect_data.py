@@ -18,8 +18,9 @@ from attrs import asdict
 
 from vla_rl.cli.report.charts import small_chart
 from vla_rl.cli.report.html import render_document, render_section
-from vla_rl.core.catalogue import installed_plugins, load, missing_package
+from vla_rl.core.catalogue import load, missing_package
 from vla_rl.core.errors import UserError
+from vla_rl.runtime.placement.components import find_data_plugin
 from vla_rl.toolkit.data.episodes import exclude_remedy
 from vla_rl.toolkit.data.inspection.recorded import DataFinding, InspectedEpisode, RecordedData
 from vla_rl.toolkit.data.inspection.report import InspectedData
@@ -33,11 +34,9 @@ NUMBERS = 32
 def open_recordings(folder: Path, kind: str | None = None) -> RecordedData:
     """Open a data set for inspection. `kind`: type of the data plugin; None: the one whose files the folder has. Raises
     UserError for a folder that cannot be read at all."""
-    plugins = {name: load("data", name) for name in ([kind] if kind else installed_plugins("data"))}
-    fitting = [name for name, plugin in plugins.items() if any(any(folder.glob(files)) for files in plugin.files)]
-    chosen = kind or next(iter(fitting), "lerobot")  # whose message for other folders says what they are
+    chosen = kind or find_data_plugin(folder)
     try:
-        inspect = plugins[chosen].inspect
+        inspect = load("data", chosen).inspect
         if inspect is None:
             raise UserError(
                 f"data plugin {chosen!r} has no `inspect`, which `vla-rl data` calls; the author can add it"

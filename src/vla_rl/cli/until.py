@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attrs import field, frozen
+from attrs import define, field
 
 from vla_rl.cli.benchmark.paired import Episodes, check_evaluations, read_episodes
 from vla_rl.core.errors import UserError
@@ -40,9 +40,9 @@ def bound_mean(values: Iterable[float]) -> tuple[float, float]:
     return (float(kept.min()), float(kept.max())) if len(kept) else (0.0, 1.0)
 
 
-@frozen(kw_only=True)
+@define(kw_only=True)
 class StoppingRule:
-    """The question of an evaluation."""
+    """The question of an evaluation, and its answer."""
 
     rule: str
     threshold: float
@@ -50,27 +50,26 @@ class StoppingRule:
     other: Episodes | None = field(default=None, repr=False)
     """Outcomes of the other policy; None: the question is about one policy."""
 
-    def list_values(self, episodes: Sequence[Episode]) -> list[float]:
-        """Return the successes, or for states that both policies ran (1 + difference) / 2, in order."""
-        if self.other is None:
-            return [float(episode.success_once) for episode in episodes]
-        keys = [(("", one.task, one.state, one.episode), one.success_once) for one in episodes]
-        return [(1 + success - self.other[key]) / 2 for key, success in keys if key in self.other]
+    answer: dict[str, Any] = field(factory=dict, init=False)
+    """For results.json: the interval of the rate, or of the difference, after n of all states."""
 
-    def is_answered(self, episodes: Sequence[Episode]) -> bool:
-        low, high = bound_mean(self.list_values(episodes))
-        return low > self.threshold or high < self.threshold
-
-    def summarise(self, episodes: Sequence[Episode], states: int) -> dict[str, Any]:
-        """Return the answer for results.json. Raise UserError for policies that ran no common state."""
-        values = self.list_values(episodes)
-        if not values:
-            raise UserError(f"--until {self.rule!r}: the two have no evaluation state in common")
+    def is_answered(self, episodes: Sequence[Episode], states: int) -> bool:
+        """Return whether the episodes so far, in order, are enough. With another policy a state that both ran counts
+        (1 + difference) / 2."""
+        outcomes = [(("", one.task, one.state, one.episode), float(one.success_once)) for one in episodes]
+        other = self.other
+        values = (
+            [success for _, success in outcomes]
+            if other is None
+            else [(1 + success - other[key]) / 2 for key, success in outcomes if key in other]
+        )
         low, high = bound_mean(values)
         answer = "yes" if low > self.threshold else "no" if high < self.threshold else "open"
-        if self.other is not None:
+        if other is not None:
             low, high = 2 * low - 1, 2 * high - 1
-        return {"rule": self.rule, "answer": answer, "n": len(values), "states": states, "low": low, "high": high}
+        counts = {"n": len(values), "states": states}
+        self.answer = {"rule": self.rule, "answer": answer, **counts, "low": low, "high": high}
+        return answer != "open"
 
 
 def read_rule(text: str) -> StoppingRule:
@@ -88,6 +87,8 @@ def read_rule(text: str) -> StoppingRule:
 
 def describe_answer(until: dict[str, Any]) -> str:
     """Return the answer in one line."""
+    if not until["n"]:
+        return f"{until['rule']}: open, as the two have no evaluation state in common"
     what = "difference" if until["rule"].split()[0] == "better" else "rate"
     return (
         f"{until['rule']}: {until['answer']}, after {until['n']} of {until['states']} episodes; {what} within "

@@ -33,7 +33,7 @@ class Convention:
     """Values that it may have; or a function (settings, simulator) that returns those one step from the present one."""
     trades_with: tuple[str, ...] = ()
     """Other keys of the spec, such as `conventions.state_negated`, that together with it may change nothing."""
-    evidence: str = ""
+    evidence: str = "more frames, or episodes (--episodes)"
     """What tells its values apart where demonstrations do not, in words."""
     of_actions: bool = False
     """It converts the actions that a policy gave (`conventions:`), so that trying a value costs no forward pass."""
@@ -54,18 +54,28 @@ def order_cameras(config: Any, info: EnvInfo) -> list[tuple[str, ...]]:
     return list(permutations(info.cameras, count))[:MOST_ORDERS]
 
 
-def reorder_numbers(order: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """Return the orders of `count` numbers one step from this one (empty: as they are), which is the first: two change
-    places, or one goes from an end to the other."""
-    now = tuple(order) or tuple(range(count))
-    steps = [now, now[1:] + now[:1], now[-1:] + now[:-1]]
-    for first, second in combinations(range(count), 2):
-        swapped = list(now)
-        swapped[first], swapped[second] = swapped[second], swapped[first]
-        steps.append(tuple(swapped))
-    return [() if one == tuple(range(count)) else one for one in dict.fromkeys(steps)]
+def reorder_numbers(what: str) -> Values:
+    """Return the values of `WHAT_order`, of `state` or `action`, one step from the present one (empty: as they are),
+    which is the first: two numbers change places, or one goes from an end to the other."""
+
+    def list_orders(config: Any, info: EnvInfo) -> list[tuple[int, ...]]:
+        usual = tuple(range(getattr(info, f"{what}_dim")))
+        now = tuple(getattr(config, f"{what}_order")) or usual
+        steps = [now, now[1:] + now[:1], now[-1:] + now[:-1]]
+        for first, second in combinations(usual, 2):
+            swapped = list(now)
+            swapped[first], swapped[second] = swapped[second], swapped[first]
+            steps.append(tuple(swapped))
+        return [() if one == usual else one for one in dict.fromkeys(steps)]
+
+    return list_orders
 
 
-def add_or_remove(chosen: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """Return this choice among `count` numbers, and those with one number more or less."""
-    return [tuple(chosen), *(tuple(sorted({*chosen} ^ {number})) for number in range(count))]
+def negate_numbers(what: str) -> Values:
+    """Return the values of `WHAT_negated`: the present one, and those with one number more or less."""
+
+    def list_choices(config: Any, info: EnvInfo) -> list[tuple[int, ...]]:
+        now = getattr(config, f"{what}_negated")
+        return [tuple(now), *(tuple(sorted({*now} ^ {number})) for number in range(getattr(info, f"{what}_dim")))]
+
+    return list_choices

@@ -13,20 +13,17 @@ import numpy as np
 from attrs import define, field
 
 from vla_rl.core.capabilities import ContinuesChunks, require_capability
-from vla_rl.core.catalogue import hook_modules
 from vla_rl.core.errors import PluginError, UserError
-from vla_rl.core.hookspecs import PolicyEngine, VLAModel
+from vla_rl.core.hookspecs import PolicyEngine
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.core.types import Array, EnvInfo, Observation, UnexecutedActions, to_numpy
-from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.placement.hardware import check_device
 from vla_rl.runtime.run_folder.env_info import read_env_info
 from vla_rl.runtime.run_folder.folder import checkpoint_in, read_state
 from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
 from vla_rl.runtime.run_folder.spec_file import load_run_spec
-from vla_rl.runtime.workers.compilation import compile_model
-from vla_rl.runtime.workers.models import build_engine, build_model, policy_name
+from vla_rl.runtime.workers.models import build_actor, policy_name
 from vla_rl.runtime.workers.policy.weight_versions import load_trained
 from vla_rl.version import __version__
 
@@ -259,15 +256,7 @@ def open_policy(
     spec = load_run_spec(checkpoint.parents[1], overrides)
     state, info = read_state(checkpoint), read_env_info(checkpoint)
     device = check_device(device)
-    algorithm = build_algorithm(spec, device)
-    wrappers = hook_modules(spec.plugins)
-
-    def make_model() -> VLAModel:
-        model = build_model(spec, info, device, state.scaling, algorithm, wrappers, "act")
-        compile_model(spec, model, device, "act")
-        return model
-
-    engine = build_engine(spec, info, device, make_model, wrappers, "act")
+    engine = build_actor(spec, info, device, state.scaling)
     if has_own_policy(spec):
         return Policy(engine=engine, spec=spec, info=info, step=None, sha256=None, device=device, greedy=greedy)
     load_trained(engine, checkpoint / "trainer" / "learner.pt")

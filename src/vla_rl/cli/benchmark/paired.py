@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,11 @@ def compare_episodes(first: Episodes, second: Episodes) -> dict[str, Pair]:
     }
 
 
+def pair_results(first: Mapping[str, Any], second: Mapping[str, Any]) -> Pair:
+    """Return the outcomes of two results of evaluations. Raises UserError if they share no state."""
+    return compare_episodes(_list_outcomes(first), _list_outcomes(second))["all"]
+
+
 def check_evaluations(*paths: Path) -> None:
     """Raise UserError where one of these is a run, a checkpoint or a spec, with the commands that evaluate it."""
     commands, files = [], []
@@ -80,7 +85,7 @@ def check_evaluations(*paths: Path) -> None:
 def read_episodes(path: Path) -> Episodes:
     """Read the episodes of a `vla-rl eval --output` file or of a benchmark's folder. Raises UserError for others."""
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
-    successes = {key: success for file in files for key, success in _read_outcomes(file)}
+    successes = {key: success for file in files for key, success in _read_outcomes(file).items()}
     if not successes:
         raise UserError(f"{path} holds no evaluation: give what `vla-rl eval --output FILE` or --benchmark wrote")
     return successes
@@ -114,12 +119,14 @@ def _task_name(key: tuple[str, str, int, int]) -> str:
     return f"{suite}: {task}" if suite else task
 
 
-def _read_outcomes(file: Path) -> Iterator[tuple[tuple[str, str, int, int], bool]]:
+def _list_outcomes(result: Mapping[str, Any]) -> Episodes:
+    suite = result.get("suite", "")
+    return {(suite, one["task"], one["state"], one["episode"]): one["success_once"] for one in result["episodes"]}
+
+
+def _read_outcomes(file: Path) -> Episodes:
     try:
-        result: dict[str, Any] = json.loads(read_text(file, LONGEST_RESULT))
-        suite = result.get("suite", "")
-        for episode in result["episodes"]:
-            yield (suite, episode["task"], episode["state"], episode["episode"]), episode["success_once"]
+        return _list_outcomes(json.loads(read_text(file, LONGEST_RESULT)))
     except FileNotFoundError:
         raise UserError(f"{file} does not exist; `vla-rl eval RUN --output {file}` writes it") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 from attrs import evolve, frozen
 
-from vla_rl.core.catalogue import build, hook_modules, installed_plugins, load
-from vla_rl.core.contexts import EnvContext
+from vla_rl.core.catalogue import hook_modules
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
 from vla_rl.core.spec.sections import ImitationSpec
 from vla_rl.core.spec.spec import Spec, make_component
 from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
-from vla_rl.runtime.placement.components import open_data
+from vla_rl.runtime.placement.components import build_plain_env, find_data_plugin, open_data
 from vla_rl.toolkit.trainers.demonstrated_actions import check_demonstrated_actions
 
 BLOCKS = 16
@@ -44,38 +44,33 @@ class Frames:
         return np.arange(len(self)) * min(BLOCKS, len(self)) // len(self)
 
 
-def read_frames(spec: Spec, info: EnvInfo, folder: Path, kind: str | None, count: int) -> Frames:
+def read_frames(spec: Spec, info: EnvInfo, folder: Path, count: int) -> Frames:
     """Read frames of a data set, evenly spread over its episodes. Raise UserError for data of another robot."""
-    name = kind or _data_plugin(folder)
+    name = find_data_plugin(folder, spec.plugins)
     data = make_component("data", name, spec.plugins, folder=str(folder))
     own = spec.imitation.data if spec.imitation is not None else None
     if own is not None and own.type == name:  # its cameras, features and choice of episodes
         data = evolve(own, config=evolve(own.config, folder=folder))
     recording = open_data(evolve(spec, imitation=ImitationSpec(data=data)), info, "cpu", hook_modules(spec.plugins))
     check_demonstrated_actions(recording, info, spec.rollout.chunk)
-    rows = np.unique(np.linspace(0, recording.num_samples() - 1, count).astype(np.int64))
-    obs, actions = recording.read_samples(rows)
+    obs, actions = recording.read_samples(_spread_rows(recording.num_samples(), count))
     return Frames(obs=obs.numpy(), actions=to_numpy(actions))
 
 
 def collect_expert_frames(spec: Spec, count: int) -> Frames:
     """Let the simulator's scripted expert play, and return frames of its successful episodes. Raise UserError for a
     simulator without an expert, and where it never succeeds."""
-    context = EnvContext(seed=spec.seed, chunk=spec.rollout.chunk, num_envs=ENVS)
-    env: SimEnv = build("env", spec.env.type, spec.env.config, context, spec.plugins)
-    try:
-        episodes: list[tuple[Observation, Array]] = []
+    episodes: list[tuple[Observation, Array]] = []
+    with closing(build_plain_env(spec, ENVS)) as env:
         for number in range(ROUNDS):
             episodes += _collect_round(env, spec, number)
             if len(episodes) >= 2 * count:
                 break
-    finally:
-        env.close()
     if not episodes:
         raise UserError(f"the scripted expert of env {spec.env.type!r} did not succeed once; give --data FOLDER")
-    obs, actions = Observation.concat([obs for obs, _ in episodes]), np.concatenate([chunks for _, chunks in episodes])
-    rows = np.unique(np.linspace(0, len(actions) - 1, count).astype(np.int64))
-    return Frames(obs=obs.take(rows), actions=actions[rows])
+    rows = _spread_rows(len(episodes), count).tolist()
+    obs, actions = zip(*(episodes[row] for row in rows), strict=True)
+    return Frames(obs=Observation.concat(obs), actions=np.concatenate(actions))
 
 
 def _collect_round(env: SimEnv, spec: Spec, number: int) -> Sequence[tuple[Observation, Array]]:
@@ -101,12 +96,8 @@ def _collect_round(env: SimEnv, spec: Spec, number: int) -> Sequence[tuple[Obser
         obs = result.obs
         if not active.any():
             break
-    return [step for i, steps_of in enumerate(collected) if solved[i] for step in steps_of]
+    return [step for i in np.flatnonzero(solved) for step in collected[i]]
 
 
-def _data_plugin(folder: Path) -> str:
-    """Return the data plugin that knows a folder's files."""
-    for name in installed_plugins("data"):
-        if any(any(folder.glob(files)) for files in load("data", name).files):
-            return name
-    return "lerobot"  # whose message for other folders says what they are
+def _spread_rows(rows: int, count: int) -> Array:
+    return np.unique(np.linspace(0, rows - 1, count).astype(np.int64))

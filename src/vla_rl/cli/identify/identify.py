@@ -7,69 +7,60 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve
 
-from vla_rl.cli.benchmark.paired import compare_episodes
-from vla_rl.cli.identify.frames import Frames, collect_expert_frames, read_frames
-from vla_rl.cli.identify.keys import ConventionKey, Settings, as_key, list_conventions, read_settings, with_settings
+from vla_rl.cli.benchmark.paired import pair_results
+from vla_rl.cli.identify.frames import collect_expert_frames, read_frames
+from vla_rl.cli.identify.keys import (
+    ConventionKey,
+    Settings,
+    as_key,
+    list_conventions,
+    nest_keys,
+    read_settings,
+    with_settings,
+)
 from vla_rl.cli.identify.scoring import SCREENED, Scorer
-from vla_rl.cli.identify.search import CLOSE, Hypothesis, Rival, Search, find_smallest, list_changes
-from vla_rl.core.catalogue import build, hook_modules, load
-from vla_rl.core.contexts import EnvContext
+from vla_rl.cli.identify.search import CLOSE, Rival, Search, compute_confidence, find_smallest, list_changes
+from vla_rl.core.catalogue import load
 from vla_rl.core.errors import UserError
-from vla_rl.core.hookspecs import PolicyEngine, SimEnv
-from vla_rl.core.spec.spec import Spec, has_own_policy, known_checkpoint, restored_spec
+from vla_rl.core.spec.spec import Spec, checkpoint_record, has_own_policy, restored_spec
 from vla_rl.core.spec.structure import keys_of
 from vla_rl.core.spec.yaml import dump_yaml
-from vla_rl.core.types import EnvInfo
-from vla_rl.runtime.placement.components import build_algorithm
+from vla_rl.runtime.placement.components import describe_simulator
 from vla_rl.runtime.placement.hardware import check_device
-from vla_rl.runtime.workers.models import build_engine, build_model
 
 LEAST_FRAMES = 2 * SCREENED
 
 
-@frozen(kw_only=True)
-class Task:
-    """A policy and what it is asked."""
-
-    spec: Spec
-    info: EnvInfo
-    keys: list[ConventionKey]
-    frames: Frames
-    device: str
-    most_passes: int
-
-
-def prepare_task(
+def open_scorer(
     spec: Spec,
     checkpoint: Path | None,
     data: Path | None,
-    kind: str | None,
     env: bool,
     frames: int,
     passes: int,
     device: str | None,
-) -> Task:
+) -> Scorer:
     """Read demonstrations of a policy. Raise UserError where there are none, or of another robot."""
     if has_own_policy(spec):
         raise UserError(f"engine {spec.rollout.engine.type!r} has its own policy, whose keys are not in the spec")
     spec = with_weights(spec, checkpoint)
-    keys = list_conventions(load("model", spec.model.type, spec.plugins).config)
-    info = describe_simulator(spec)
     own = spec.imitation
     if data is None and not env and own is not None and own.data is not None and hasattr(own.data.config, "folder"):
-        data, kind = Path(own.data.config.folder), own.data.type
+        data = Path(own.data.config.folder)
     if data is None and not (env or (own is not None and own.expert is not None)):
         raise UserError(
             "there is nothing to compare the policy with; give --data FOLDER, or --env for the scripted expert"
         )
-    read = collect_expert_frames(spec, frames) if data is None else read_frames(spec, info, data, kind, frames)
+    info = describe_simulator(spec)
+    read = collect_expert_frames(spec, frames) if data is None else read_frames(spec, info, data, frames)
     if len(read) < LEAST_FRAMES:
         raise UserError(
             f"the demonstrations have {len(read)} frames, too few to tell anything; give {LEAST_FRAMES} or more"
         )
-    return Task(spec=spec, info=info, keys=keys, frames=read, device=check_device(device), most_passes=passes)
+    keys = list_conventions(load("model", spec.model.type, spec.plugins).config)
+    return Scorer(spec=spec, info=info, keys=keys, frames=read, device=check_device(device), most=passes)
 
 
 def with_weights(spec: Spec, checkpoint: Path | None) -> Spec:
@@ -77,9 +68,9 @@ def with_weights(spec: Spec, checkpoint: Path | None) -> Spec:
     if checkpoint is None:
         return spec
     plain = spec.to_dict()
-    settings = {"checkpoint": str((checkpoint / "model").resolve())} | (
-        {"preset": None} if "preset" in plain["model"] else {}
-    )
+    settings: dict[str, Any] = {"checkpoint": str((checkpoint / "model").resolve())}
+    if "preset" in plain["model"]:
+        settings["preset"] = None
     if settings.keys() - keys_of(type(spec.model.config)).keys():
         raise UserError(
             f"model {spec.model.type!r} has no key `checkpoint`, so its weights cannot be read with other keys"
@@ -87,67 +78,42 @@ def with_weights(spec: Spec, checkpoint: Path | None) -> Spec:
     return restored_spec({**plain, "model": {**plain["model"], **settings}})
 
 
-def describe_simulator(spec: Spec) -> EnvInfo:
-    """Return the description of the spec's simulator, which is built only where its plugin cannot say."""
-    describe = load("env", spec.env.type, spec.plugins).env_info
-    if describe is not None:
-        return describe(spec.env.config)
-    context = EnvContext(seed=spec.seed, chunk=spec.rollout.chunk, num_envs=1)
-    env: SimEnv = build("env", spec.env.type, spec.env.config, context, spec.plugins)
-    try:
-        return env.info
-    finally:
-        env.close()
-
-
-def identify_conventions(task: Task, say: Callable[[str], object]) -> tuple[dict[str, Any], list[Settings]]:
+def identify_conventions(scorer: Scorer, say: Callable[[str], object]) -> tuple[dict[str, Any], list[Settings]]:
     """Return what was found, as plain data, and the settings of the best hypothesis and of the next one."""
-    scorer = Scorer(
-        spec=task.spec,
-        info=task.info,
-        keys=task.keys,
-        frames=task.frames,
-        make_engine=lambda spec: open_engine(spec, task.info, task.device),
-        most=task.most_passes,
-    )
     if not scorer.moving.any():
         raise UserError("no number of the demonstrated actions moves; give demonstrations of the task")
-    given = read_settings(task.spec, task.keys)
+    given = read_settings(scorer.spec, scorer.keys)
     changes = list(scorer.vary(given, of_actions=False))
-    models = len({as_key({k: v for k, v in one.items() if k.startswith("model.")}) for one in [given, *changes]})
+    models = {as_key(nest_keys(one).get("model", {})) for one in [given, *changes]}
     say(
-        f"{len(task.frames)} frames, {len(task.keys)} conventions: {len(changes)} other inputs on {SCREENED} frames a "
-        f"sweep, at most {task.most_passes:,} forward passes of a frame; the model is built {models} times a sweep"
+        f"{len(scorer.frames)} frames, {len(scorer.keys)} conventions: {len(changes)} other inputs on {SCREENED} "
+        f"frames a sweep, at most {scorer.most:,} forward passes of a frame; the model is built {len(models)} times a "
+        f"sweep"
     )
-    search = Search(scorer)
-    best = search.find_best(given)
+    search = Search(scorer, given)
+    best = search.find_answer()
     if best is None:
         reasons = "\n  ".join(dict.fromkeys(scorer.refused.values()))
         raise UserError(f"no policy can be built with any of the values that were tried:\n  {reasons}")
-    best = search.simplify(best, given)
     rivals = search.find_rivals(best)
-    simplest = search.simplify(min([best, *search.list_measured()], key=lambda one: one.mean), given)
-    if simplest.settings != best.settings:
-        best, rivals = simplest, search.find_rivals(simplest)
-    open_changes = find_smallest(rivals, best)
     ratio, knows = search.compare_to_random(best)
     result: dict[str, Any] = {
-        "frames": len(task.frames),
+        "frames": len(scorer.frames),
         "passes": scorer.passes,
         "builds": scorer.builds,
-        "error": best.mean,
+        "error": best.mean(),
         "error_to_random": ratio,
         "better_than_random": knows,
-        "confidence": search.compute_confidence(best, rivals) if knows else 0.0,
-        "keys": {key.path: _describe_key(key, given, best, rivals, open_changes) for key in task.keys} if knows else {},
+        "confidence": compute_confidence(rivals) if knows else 0.0,
+        "keys": {key.path: _describe_key(key, given, best.settings, rivals) for key in scorer.keys} if knows else {},
         "changed": list_changes(best.settings, given) if knows else {},
-        "open": open_changes if knows else [],
+        "open": find_smallest(rivals) if knows else [],
         "still": [int(number) for number, moves in enumerate(scorer.moving) if not moves],
-        "one_task": len(set(task.frames.obs.instructions)) == 1,
+        "one_task": len(set(scorer.frames.obs.instructions)) == 1,
         "refused": sorted(set(scorer.refused.values())),
+        "table": _compare_to_table(with_settings(scorer.spec, best.settings), best.settings) if knows else [],
     }
-    result["table"] = _compare_to_table(task.spec, best.settings) if knows else []
-    second = next((rival.hypothesis.settings for rival in rivals if not rival.same), None)
+    second = next((rival.settings for rival in rivals if not rival.same), None)
     return result, [best.settings, *([second] if second is not None else [])]
 
 
@@ -157,28 +123,15 @@ def confirm_in_simulator(
     """Return the success of the best two hypotheses on the same evaluation states, and which is better."""
     tasks = len(describe_simulator(spec).tasks)
     spec = evolve(spec, eval=evolve(spec.eval, episodes_per_task=-(-episodes // tasks), repeats=1))
-    results = [evaluate(with_settings(spec, one)) for one in settings]
-    outcomes = [
-        {("", one["task"], one["state"], one["episode"]): one["success_once"] for one in result["episodes"]}
-        for result in results
-    ]
-    pair = compare_episodes(*outcomes)["all"]
+    first, second = (evaluate(with_settings(spec, one)) for one in settings)
+    pair = pair_results(first, second)
     return {
-        "first": results[0]["success"],
-        "second": results[1]["success"],
-        "second_differs": {path: value for path, value in settings[1].items() if value != settings[0][path]},
+        "first": first["success"],
+        "second": second["success"],
+        "second_differs": list_changes(settings[1], settings[0]),
         "p": pair.p,
         "second_is_better": pair.second > pair.first and pair.p < CLOSE,
     }
-
-
-def open_engine(spec: Spec, info: EnvInfo, device: str) -> PolicyEngine:
-    """Return the policy of a spec with the weights of its `model.checkpoint`."""
-    algorithm = build_algorithm(spec, device)
-    wrappers = hook_modules(spec.plugins)
-    return build_engine(
-        spec, info, device, lambda: build_model(spec, info, device, None, algorithm, wrappers, "act"), wrappers, "act"
-    )
 
 
 def print_findings(result: Mapping[str, Any], given: Any) -> int:
@@ -198,22 +151,18 @@ def describe_findings(result: Mapping[str, Any]) -> str:
         )
     lines = [f"{'convention':28}{'spec':22}{'found':22}"]
     for path, about in result["keys"].items():
-        value = json.dumps(about["found"])
-        note = about["status"]
-        if about["others"]:
-            note += f" {' or '.join(map(_describe_change, about['others'][:3]))}: {about['evidence']} would tell"
-        lines.append(f"{path:28}{json.dumps(about['given']):22}{value:22}{note}")
+        lines.append(f"{path:28}{json.dumps(about['given']):22}{json.dumps(about['found']):22}{about['status']}")
     sure = f" (confidence {result['confidence']:.0%}"
-    sure += f", together with {len(result['open'])} others that are not told apart)" if result["open"] else ")"
-    lines.append("")
+    sure += f", together with the {len(result['open'])} below)" if result["open"] else ")"
     if result["changed"]:
-        nested: dict[str, dict[str, Any]] = {}
-        for path, value in result["changed"].items():
-            section, _, name = path.partition(".")
-            nested.setdefault(section, {})[name] = value
-        lines += [f"write{sure}:", dump_yaml(nested).rstrip()]
+        lines += ["", f"write{sure}:", dump_yaml(nest_keys(result["changed"])).rstrip()]
     else:
-        lines.append(f"the spec's own values are confirmed{sure}")
+        lines += ["", f"the spec's own values are confirmed{sure}"]
+    if result["open"]:
+        lines += ["not told apart from it, and what would tell:"]
+    for change in result["open"]:
+        evidence = dict.fromkeys(result["keys"][path]["evidence"] for path in change)
+        lines.append(f"  {_describe_change(change)}: {'; '.join(evidence)}")
     lines.append(f"error {result['error']:.2f} deviations, {result['error_to_random']:.0%} of chance; {cost}")
     if result["still"]:
         lines.append(f"numbers {result['still']} of the demonstrated actions do not move, and were not judged")
@@ -230,29 +179,25 @@ def describe_findings(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _describe_key(
-    key: ConventionKey, given: Settings, best: Hypothesis, rivals: list[Rival], open_changes: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _describe_key(key: ConventionKey, given: Settings, answer: Settings, rivals: list[Rival]) -> dict[str, Any]:
     """Return what was found about one key."""
-    value = best.settings[key.path]
-    about = [one for one in rivals if one.hypothesis.settings[key.path] != value]
-    alone = [one for one in about if list_changes(one.hypothesis.settings, best.settings).keys() == {key.path}]
-    others = [change for change in open_changes if key.path in change]
+    alone = [one for one in rivals if one.changes.keys() == {key.path}]
+    others = [change for change in find_smallest(rivals) if key.path in change]
     if not alone:
         status = "not tried: give more --passes"
     elif all(one.same for one in alone):
         status = "no effect on this policy"
     elif others:
-        status = "not told apart from"
+        status = "not told apart"
     else:
-        status = "confirmed" if value == given[key.path] else "changed"
+        status = "confirmed" if answer[key.path] == given[key.path] else "changed"
     return {
         "given": given[key.path],
-        "found": value,
+        "found": answer[key.path],
         "status": status,
         "others": others,
-        "evidence": key.convention.evidence or "episodes (--episodes)",
-        "share": max((one.share for one in about if not one.same), default=0.0),
+        "evidence": key.convention.evidence,
+        "share": max((one.share for one in rivals if key.path in one.changes and not one.same), default=0.0),
     }
 
 
@@ -261,12 +206,11 @@ def _describe_change(change: Mapping[str, Any]) -> str:
 
 
 def _compare_to_table(spec: Spec, settings: Settings) -> list[str]:
-    """Return where the table of known checkpoints says something else."""
-    row = known_checkpoint(spec)
-    known = {} if row is None else row.keys_with(spec.env.type)
+    """Return where the table of known checkpoints says something else than the spec as it was found."""
+    record = checkpoint_record(spec) or {"keys": {}}
     return [
-        f"{path} is {json.dumps(settings[path])}, and {json.dumps(value.value)} in {value.location} "
-        f"(says {value.source})"
-        for path, value in known.items()
-        if path in settings and settings[path] != value.value and settings[path] not in value.also
+        f"{path} is {json.dumps(key['value'])}, and {json.dumps(key['known'])} in {record['table']} (says "
+        f"{key['source']})"
+        for path, key in record["keys"].items()
+        if "known" in key and path in settings
     ]

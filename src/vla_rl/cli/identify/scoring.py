@@ -7,22 +7,21 @@ and rooted, so that neither small nor large actions are near to everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import product
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from attrs import define, evolve, field
 
 from vla_rl.cli.identify.frames import Frames
-from vla_rl.cli.identify.keys import ConventionKey, Settings, as_key, usual_settings, with_settings
+from vla_rl.cli.identify.keys import ConventionKey, Settings, as_key, with_settings
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import PolicyEngine
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import ConventionsSpec
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.spec.structure import Structurer
+from vla_rl.core.spec.structure import to_plain
 from vla_rl.core.types import Array, EnvInfo, to_numpy
+from vla_rl.runtime.workers.models import build_actor
 from vla_rl.toolkit.models.conventions import Converter
 
 SCREENED = 12
@@ -39,29 +38,26 @@ LEAST_SPREAD = 0.25
 
 @define(eq=False, slots=False)
 class Scorer:
-    """Scores hypotheses on frames. Greedy actions of one policy on one frame are computed once."""
+    """Scores hypotheses about a policy on frames. Its greedy actions on one frame are computed once."""
 
     spec: Spec
     info: EnvInfo
     keys: Sequence[ConventionKey]
     frames: Frames
-    make_engine: Callable[[Spec], PolicyEngine]
+    device: str
     most: int
     """Most forward passes of a frame."""
     passes: int = field(default=0, init=False)
     builds: int = field(default=0, init=False)
+    refused: dict[str, str] = field(factory=dict, init=False)
+    """Settings of which no policy can be built -> why."""
     _engine: tuple[str, PolicyEngine] | None = field(default=None, init=False)
     """Settings of the model that is loaded, and the model."""
     _given: dict[str, Array] = field(factory=dict, init=False)
     """Settings but those of actions -> chunks that the policy gave, float32 [F, C, A]; NaN where it was not asked."""
-    _values: dict[tuple[str, str], list[object]] = field(factory=dict, init=False)
-    """Key and settings of its section -> other values."""
-    refused: dict[str, str] = field(factory=dict, init=False)
-    """Settings of which no policy can be built -> why."""
 
     def __attrs_post_init__(self) -> None:
         low, high = (np.array(end, np.float32) for end in (self.info.action_low, self.info.action_high))
-        self.usual = usual_settings(self.spec, self.keys)
         self.spread = self.frames.actions.std((0, 1))
         self.moving = self.spread > STILL * (high - low)
         self.order = np.argsort(np.arange(len(self.frames)) % max(len(self.frames) // SCREENED, 1), kind="stable")
@@ -97,11 +93,8 @@ class Scorer:
     def restore(self, settings: Settings, given: Array) -> Array:
         """Return chunks that a policy gave in the simulator's units, not cut off at its bounds: a policy that asks for
         twice the most is not one that asks for the most."""
-        changes: dict[str, Any] = {
-            key.path.partition(".")[2]: settings[key.path] for key in self.keys if key.convention.of_actions
-        }
-        converter = Converter(Structurer().read_value(changes, ConventionsSpec))
-        actions: Array = converter.restore_actions(given)
+        own = {key.path.partition(".")[2]: settings[key.path] for key in self.keys if key.convention.of_actions}
+        actions: Array = Converter(ConventionsSpec(**own)).restore_actions(given)
         return actions
 
     def measure_errors(self, settings: Settings, given: Array, demonstrated: Array) -> Array:
@@ -115,58 +108,46 @@ class Scorer:
 
     def fit_actions(self, settings: Settings, given: Array, demonstrated: Array) -> Settings:
         """Return the settings with the conventions of actions that bring a policy's chunks nearest."""
-        best = float(self.measure_errors(settings, given, demonstrated).mean())
+
+        def measure_mean(one: Settings) -> tuple[float, str]:
+            return float(self.measure_errors(one, given, demonstrated).mean()), as_key(one)
+
         while True:
-            tried = [
-                (float(self.measure_errors(one, given, demonstrated).mean()), as_key(one), one)
-                for one in self.vary(settings, of_actions=True)
-            ]
-            error, _, nearest = min(tried, default=(best, "", settings))
-            if error >= best - 1e-6:
+            tried = [*self.vary(settings, of_actions=True), *self.vary_pairs(settings, of_actions=True)]
+            nearest = min(tried, key=measure_mean)
+            if measure_mean(nearest)[0] >= measure_mean(settings)[0] - 1e-6:
                 return settings
-            best, settings = error, nearest
+            settings = nearest
 
     def vary(self, settings: Settings, of_actions: bool) -> Iterator[Settings]:
-        """Yield the settings that differ in one convention, of actions or of anything else; of actions also in two that
-        trade with each other."""
-        choices = {key.path: self._other_values(key, settings) for key in self.keys}
-        chosen = [key for key in self.keys if key.convention.of_actions == of_actions]
-        for key in chosen:
-            for value in choices[key.path]:
-                yield {**settings, key.path: value}
-            for other in key.convention.trades_with if of_actions else ():
-                for value, traded in product(choices[key.path], choices[other]):
-                    yield {**settings, key.path: value, other: traded}
+        """Yield the settings that differ in one convention, of actions or of anything else."""
+        for key in self.keys:
+            if key.convention.of_actions == of_actions:
+                yield from ({**settings, key.path: value} for value in self._other_values(key, settings))
 
-    def vary_pairs(self, settings: Settings) -> Iterator[Settings]:
-        """Yield the settings that differ in two conventions of the policy's inputs that trade with each other; the
-        second also has its default."""
+    def vary_pairs(self, settings: Settings, of_actions: bool) -> Iterator[Settings]:
+        """Yield the settings that differ in two conventions that trade with each other; the second also has its
+        default."""
         partners = {key.path: key for key in self.keys}
         for key in self.keys:
-            for other in () if key.convention.of_actions else key.convention.trades_with:
-                traded_values = [*self._other_values(partners[other], settings), self.usual[other]]
-                for value, traded in product(self._other_values(key, settings), traded_values):
-                    if traded != settings[other]:
-                        yield {**settings, key.path: value, other: traded}
+            for other in key.convention.trades_with if key.convention.of_actions == of_actions else ():
+                traded = [*self._other_values(partners[other], settings), partners[other].default]
+                for value in self._other_values(key, settings):
+                    yield from ({**settings, key.path: value, other: two} for two in traded if two != settings[other])
 
     def _other_values(self, key: ConventionKey, settings: Settings) -> list[object]:
         """Return the values one step from the present one, which is left out."""
         section = key.path.partition(".")[0]
-        present = {path: value for path, value in settings.items() if path.partition(".")[0] == section}
-        name = key.path, as_key(present)
-        if name not in self._values:
-            try:
-                spec = with_settings(self.spec, present)
-            except UserError:
-                spec = self.spec
-            self._values[name] = [v for v in key.list_values(spec, self.info) if v != settings[key.path]]
-        return self._values[name]
+        config = self.spec.conventions if section == "conventions" else self.spec.model.config
+        present = {path.partition(".")[2]: value for path, value in settings.items() if path.startswith(section)}
+        values = to_plain(key.convention.list_values(evolve(config, **present), self.info))
+        return [value for value in values if value != settings[key.path]]
 
     def _open_engine(self, spec: Spec) -> PolicyEngine:
-        plain = evolve(spec, conventions=ConventionsSpec())
+        plain = evolve(spec, conventions=ConventionsSpec(), rollout=evolve(spec.rollout, compile="off"))
         name = as_key(plain.to_dict()["model"])
         if self._engine is None or self._engine[0] != name:
             self._engine = None  # free its memory first
-            self._engine = name, self.make_engine(plain)
+            self._engine = name, build_actor(plain, self.info, self.device)
             self.builds += 1
         return self._engine[1]

@@ -44,11 +44,8 @@ class Hypothesis:
     errors: Array
     """Distance of each frame in deviations, [R]; frames in the scorer's order."""
 
-    @property
-    def mean(self) -> float:
-        return float(self.errors.mean())
-
-    def mean_of(self, count: int) -> float:
+    def mean(self, count: int | None = None) -> float:
+        """Return the mean error, of the first so many frames."""
         return float(self.errors[:count].mean())
 
 
@@ -56,11 +53,25 @@ class Hypothesis:
 class Rival:
     """A hypothesis next to the answer."""
 
-    hypothesis: Hypothesis
-    share: float
-    """Share of the bootstrap draws in which it is at least as good as the answer."""
+    settings: Settings
+    changes: dict[str, Any]
+    """Keys whose values differ from the answer's."""
+    gains: Array
+    """Errors less the answer's in each bootstrap draw, on the frames that both were measured on."""
+    measured: int
+    """Number of those."""
     same: bool
     """It gives the same actions."""
+
+    @property
+    def share(self) -> float:
+        """Share of the draws in which it is at least as good as the answer."""
+        return float((self.gains <= 0).mean())
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether it is not told apart from the answer."""
+        return self.share > CLOSE and not self.same
 
 
 @define(eq=False, slots=False)
@@ -68,19 +79,18 @@ class Search:
     """A search from the spec's own values."""
 
     scorer: Scorer
+    given: Settings
     known: dict[str, Hypothesis] = field(factory=dict)
     """Hypotheses by their settings, with the most frames measured."""
 
     def __attrs_post_init__(self) -> None:
         scorer = self.scorer
-        count = len(scorer.frames)
-        self.blocks = scorer.frames.blocks[scorer.order]
-        names = np.unique(self.blocks)
-        rng = generator(0, "identify/bootstrap")
-        drawn = rng.integers(len(names), size=(DRAWS, len(names)))
-        self.weights = np.stack([(drawn == i).sum(1) for i in range(len(names))], 1)[:, self.blocks]
+        blocks = scorer.frames.blocks[scorer.order]
+        names = np.unique(blocks)
+        drawn = generator(0, "identify/bootstrap").integers(len(names), size=(DRAWS, len(names)))
+        self.weights = np.stack([(drawn == i).sum(1) for i in range(len(names))], 1)[:, blocks]
         """How often each frame is in each draw, int64 [draws, F]."""
-        self.count = count
+        self.count = len(scorer.frames)
         self.reserve = scorer.most // 3
         """Forward passes that sweeps leave for the comparison of the answer with its rivals."""
 
@@ -93,29 +103,30 @@ class Search:
             return None
         demonstrated = scorer.frames.actions[rows]
         chosen = scorer.fit_actions(settings, given, demonstrated) if fit else settings
-        measured = Hypothesis(
-            settings=chosen,
-            actions=scorer.restore(chosen, given),
-            errors=scorer.measure_errors(chosen, given, demonstrated),
-        )
+        errors = scorer.measure_errors(chosen, given, demonstrated)
+        measured = Hypothesis(settings=chosen, actions=scorer.restore(chosen, given), errors=errors)
         before = self.known.get(as_key(chosen))
         if before is None or len(before.errors) < frames:
             self.known[as_key(chosen)] = measured
         return measured
 
-    def find_best(self, settings: Settings) -> Hypothesis | None:
-        """Return the best hypothesis that changes of one convention at a time lead to; None where none can be built."""
-        best = self.measure(settings, self.count)
+    def find_answer(self) -> Hypothesis | None:
+        """Return the hypothesis that changes of one convention at a time lead to, or one that was met on the way, with
+        as few changes as are as good. None: no policy can be built."""
+        best = self.measure(self.given, self.count)
         if best is None:  # such as statistics of several data sets, none of which is chosen
-            some = [self.measure(one, self.count) for one in self.scorer.vary(settings, of_actions=False)]
-            best = min((one for one in some if one is not None), key=lambda one: one.mean, default=None)
-        for _ in range(SWEEPS if best is not None else 0):
-            assert best is not None
+            some = [self.measure(one, self.count) for one in self.scorer.vary(self.given, of_actions=False)]
+            best = min((one for one in some if one is not None), key=Hypothesis.mean, default=None)
+        if best is None:
+            return None
+        for _ in range(SWEEPS):
             better = self._sweep(best)
             if better is None:
                 break
             best = better
-        return best
+        answer = self._simplify(best)
+        self.find_rivals(answer)
+        return self._simplify(min([answer, *self._list_measured()], key=Hypothesis.mean))
 
     def _sweep(self, best: Hypothesis) -> Hypothesis | None:
         """Return the best change of one convention, or of several that each helped; None: none helps."""
@@ -124,94 +135,94 @@ class Search:
             if not self.scorer.can_ask(SCREENED + self.reserve):
                 break
             one = self.measure(settings, SCREENED)
-            if one is not None and one.mean < best.mean_of(SCREENED):
+            if one is not None and one.mean() < best.mean(SCREENED):
                 screened.append(one)
-        screened.sort(key=lambda one: one.mean)
-        finalists = [self._measure_all(one.settings) for one in screened[:FINALISTS]]
+        finalists = [self._measure_all(one.settings) for one in sorted(screened, key=Hypothesis.mean)[:FINALISTS]]
         better = [one for one in finalists if one is not None and self.compare(one, best).share < CLEARLY_WORSE]
         if len(better) > 1:
-            merged: dict[str, Any] = dict(best.settings)
-            for one in sorted(better, key=lambda one: -one.mean):
-                merged |= {path: value for path, value in one.settings.items() if value != best.settings[path]}
+            merged = dict(best.settings)
+            for one in sorted(better, key=Hypothesis.mean, reverse=True):
+                merged |= list_changes(one.settings, best.settings)
             joint = self._measure_all(merged)
-            better += [joint] if joint is not None and joint.mean < best.mean else []
-        return min(better, key=lambda one: one.mean, default=None)
+            better += [joint] if joint is not None and joint.mean() < best.mean() else []
+        return min(better, key=Hypothesis.mean, default=None)
 
     def _measure_all(self, settings: Settings) -> Hypothesis | None:
         return self.measure(settings, self.count) if self.scorer.can_ask(self.count + self.reserve) else None
 
-    def simplify(self, best: Hypothesis, given: Settings) -> Hypothesis:
+    def _simplify(self, best: Hypothesis) -> Hypothesis:
         """Return the hypothesis with the fewest changes of the spec, then of the defaults, of those that are about as
         good as the best: it, the spec's own, those with keys of the spec, and all that were measured on all frames."""
-        changed = list_changes(best.settings, given)
-        tried = [given, *({**best.settings, path: given[path]} for path in changed)]
-        close = [one for one in (self.measure(one, self.count, fit=False) for one in tried) if one is not None]
-        close = [one for one in [*close, *self.list_measured()] if self._is_about_as_good(one, best)]
+        defaults = {key.path: key.default for key in self.scorer.keys}
+        kept = [{**best.settings, path: self.given[path]} for path in list_changes(best.settings, self.given)]
+        for settings in [self.given, *kept]:
+            self.measure(settings, self.count, fit=False)
 
         def count_changes(one: Hypothesis) -> tuple[int, int, float]:
-            return len(list_changes(one.settings, given)), len(list_changes(one.settings, self.scorer.usual)), one.mean
+            return len(list_changes(one.settings, self.given)), len(list_changes(one.settings, defaults)), one.mean()
 
+        close = [  # many are compared, so one of them is better by chance
+            one
+            for one in self._list_measured()
+            if self.compare(best, one).share > BY_CHANCE or one.mean() < (1 + LEAST_GAIN) * best.mean()
+        ]
         return min([best, *close], key=count_changes)
 
-    def _is_about_as_good(self, one: Hypothesis, best: Hypothesis) -> bool:
-        """Return whether nothing speaks clearly against a hypothesis: many are compared, so one of them is better by
-        chance."""
-        return self.compare(best, one).share > BY_CHANCE or one.mean < (1 + LEAST_GAIN) * best.mean
-
-    def list_measured(self) -> list[Hypothesis]:
+    def _list_measured(self) -> list[Hypothesis]:
         """Return the hypotheses that were measured on all frames."""
         return [one for one in self.known.values() if len(one.errors) == self.count]
 
-    def list_known(self, best: Hypothesis) -> list[Rival]:
-        """Return all hypotheses that were measured, next to the best, the nearest first."""
+    def compare(self, best: Hypothesis, other: Hypothesis) -> Rival:
+        """Return another hypothesis next to this one."""
+        count = min(len(best.errors), len(other.errors))
+        return Rival(
+            settings=other.settings,
+            changes=list_changes(other.settings, best.settings),
+            gains=self.weights[:, :count] @ (other.errors[:count] - best.errors[:count]),
+            measured=count,
+            same=bool(np.allclose(best.actions[:count], other.actions[:count], atol=1e-5)),
+        )
+
+    def _list_rivals(self, best: Hypothesis) -> list[Rival]:
         rivals = [self.compare(best, one) for key, one in self.known.items() if key != as_key(best.settings)]
         return sorted(rivals, key=lambda one: -one.share)
 
-    def compare(self, best: Hypothesis, other: Hypothesis) -> Rival:
-        """Return another hypothesis next to this one, on the frames that both were measured on."""
-        count = min(len(best.errors), len(other.errors))
-        same = bool(np.allclose(best.actions[:count], other.actions[:count], atol=1e-5))
-        differences = self.weights[:, :count] @ (other.errors[:count] - best.errors[:count])
-        return Rival(hypothesis=other, share=float((differences <= 0).mean()), same=same)
-
     def find_rivals(self, best: Hypothesis) -> list[Rival]:
-        """Return all hypotheses one step from the best, and those in which two conventions trade, with their shares;
-        those in doubt are measured on all frames."""
-        inputs = [*self.scorer.vary(best.settings, of_actions=False)]
-        actions = [*self.scorer.vary(best.settings, of_actions=True)]
-        pairs = [*self.scorer.vary_pairs(best.settings)]
-        for settings in actions:
+        """Return all hypotheses that were measured, the nearest first, among them those one step from the best, and
+        those in which two conventions trade; those in doubt are measured on all frames."""
+        vary, vary_pairs = self.scorer.vary, self.scorer.vary_pairs
+        for settings in [*vary(best.settings, of_actions=True), *vary_pairs(best.settings, of_actions=True)]:
             self.measure(settings, self.count, fit=False)
-        for settings, fit in [*((one, False) for one in inputs), *((one, True) for one in pairs)]:
+        inputs = [(one, False) for one in vary(best.settings, of_actions=False)]
+        pairs = [(one, True) for one in vary_pairs(best.settings, of_actions=False)]
+        for settings, fit in [*inputs, *pairs]:
             if self.scorer.can_ask(SCREENED):
                 self.measure(settings, SCREENED, fit=fit)
-        for rival in self.list_known(best):
-            in_doubt = rival.share > CLOSE / 10 and len(rival.hypothesis.errors) < self.count and not rival.same
+        for rival in self._list_rivals(best):
+            in_doubt = rival.share > CLOSE / 10 and rival.measured < self.count and not rival.same
             if in_doubt and self.scorer.can_ask(self.count):
-                self.measure(rival.hypothesis.settings, self.count, fit=False)
-        return self.list_known(best)
-
-    def compute_confidence(self, best: Hypothesis, rivals: Iterable[Rival]) -> float:
-        """Return the share of the draws in which none of the rivals that are told apart from the best is better."""
-        worse = np.ones(DRAWS, bool)
-        for rival in rivals:
-            if not rival.same and rival.share <= CLOSE:
-                count = len(rival.hypothesis.errors)
-                worse &= self.weights[:, :count] @ (rival.hypothesis.errors - best.errors[:count]) >= 0
-        return float(worse.mean())
+                self.measure(rival.settings, self.count, fit=False)
+        return self._list_rivals(best)
 
     def compare_to_random(self, best: Hypothesis) -> tuple[float, bool]:
         """Return the error of the best hypothesis in that of the same actions on other frames, and whether it is
         clearly less than `RANDOM`."""
-        scorer = self.scorer
-        rows = scorer.order[: self.count]
+        scorer, rows = self.scorer, self.scorer.order
         given = scorer.read_actions(best.settings, rows)
         assert given is not None
         other = np.roll(scorer.frames.actions, len(rows) // 2, axis=0)[rows]
-        fitted = scorer.fit_actions(best.settings, given, other)
-        chance = scorer.measure_errors(fitted, given, other)
+        chance = scorer.measure_errors(scorer.fit_actions(best.settings, given, other), given, other)
         ratios = (self.weights @ best.errors) / (self.weights @ chance)
-        return float(best.mean / chance.mean()), bool(np.quantile(ratios, 0.975) < RANDOM)
+        return float(best.mean() / chance.mean()), bool(np.quantile(ratios, 0.975) < RANDOM)
+
+
+def compute_confidence(rivals: Iterable[Rival]) -> float:
+    """Return the share of the draws in which none of the rivals that are told apart from the answer is better."""
+    worse = np.ones(DRAWS, bool)
+    for rival in rivals:
+        if not rival.same and not rival.is_open:
+            worse &= rival.gains >= 0
+    return float(worse.mean())
 
 
 def list_changes(settings: Settings, given: Settings) -> dict[str, Any]:
@@ -219,9 +230,7 @@ def list_changes(settings: Settings, given: Settings) -> dict[str, Any]:
     return {path: value for path, value in settings.items() if value != given[path]}
 
 
-def find_smallest(rivals: Iterable[Rival], best: Hypothesis) -> list[dict[str, Any]]:
+def find_smallest(rivals: Iterable[Rival]) -> list[dict[str, Any]]:
     """Return the changes of the answer that are not told apart from it, without those that contain others."""
-    changes = [
-        list_changes(one.hypothesis.settings, best.settings) for one in rivals if one.share > CLOSE and not one.same
-    ]
+    changes = [one.changes for one in rivals if one.is_open]
     return [one for one in changes if not any(other.items() < one.items() for other in changes)]

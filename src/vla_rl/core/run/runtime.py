@@ -88,7 +88,9 @@ class Workers(Protocol):
             on_fault: called with a message about a fault that the run survived.
         """
 
-    def evaluate(self, step: int, frames: int, enough: Callable[[Sequence[Episode]], bool] | None = None) -> Evaluation:
+    def evaluate(
+        self, step: int, frames: int, enough: Callable[[Sequence[Episode], int], bool] | None = None
+    ) -> Evaluation:
         """Evaluate every evaluation state once per repeat, and record camera frames of `frames` episodes. `enough`:
         asked after each round over all envs, in a fixed random order of the states, whether to end."""
 

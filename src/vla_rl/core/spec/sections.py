@@ -12,7 +12,7 @@ from attrs import validators as v
 
 from vla_rl.core import catalogue
 from vla_rl.core.augmentation import AugmentSpec
-from vla_rl.core.conventions import add_or_remove, convention, reorder_numbers
+from vla_rl.core.conventions import convention, negate_numbers, reorder_numbers
 from vla_rl.core.spec.structure import make_problem
 
 ENVS, EPISODES, STEPS, UPDATES, LAG = 100_000, 1_000_000, 10_000_000, 1_000_000_000, 1_000
@@ -106,26 +106,17 @@ class ConventionsSpec:
     )
     """Instructions that the policy reads: as the simulator gives them, in lower case, as a sentence (a capital letter
     and a full stop), with underscores for blanks, or none."""
-    state_order: tuple[int, ...] = field(
-        default=(),
-        metadata=convention(
-            lambda config, info: reorder_numbers(config.state_order, info.state_dim),
-            evidence="demonstrations in which the numbers of the state differ",
-        ),
-    )
+    state_order: tuple[int, ...] = field(default=(), metadata=convention(reorder_numbers("state")))
     """The simulator's numbers of the state in the policy's order, such as [1, 0, 2]; empty: the same order."""
     state_negated: tuple[int, ...] = field(
         default=(),
-        metadata=convention(
-            lambda config, info: add_or_remove(config.state_negated, info.state_dim),
-            evidence="demonstrations far from the middle of the state's range",
-        ),
+        metadata=convention(negate_numbers("state"), evidence="demonstrations far from the middle of its range"),
     )
     """Numbers of the simulator's state whose sign the policy has turned."""
     action_order: tuple[int, ...] = field(
         default=(),
         metadata=convention(
-            lambda config, info: reorder_numbers(config.action_order, info.action_dim),
+            reorder_numbers("action"),
             trades_with=("conventions.action_negated",),
             of_actions=True,
             evidence="demonstrations that move along one axis at a time",
@@ -135,18 +126,14 @@ class ConventionsSpec:
     action_negated: tuple[int, ...] = field(
         default=(),
         metadata=convention(
-            lambda config, info: add_or_remove(config.action_negated, info.action_dim),
-            evidence="demonstrations in which these numbers move",
-            of_actions=True,
+            negate_numbers("action"), evidence="demonstrations in which these numbers move", of_actions=True
         ),
     )
     """Numbers of the simulator's actions whose sign the policy has turned, such as a gripper's."""
     action_scale: float = field(
         default=1.0,
         validator=positive_between(1e-3, 1e3),
-        metadata=convention(
-            (0.5, 1.0, 2.0), evidence="how far the robot moves, in episodes (--episodes)", of_actions=True
-        ),
+        metadata=convention((0.5, 1.0, 2.0), of_actions=True),
     )
     """The policy's actions are this many times the simulator's."""
 

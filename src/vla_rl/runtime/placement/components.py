@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from vla_rl.core.catalogue import build, hook_modules
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from vla_rl.core.catalogue import build, hook_modules, installed_plugins, load
 from vla_rl.core.contexts import AlgorithmContext, DataContext, EnvContext, RewardModelContext
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, SimEnv
 from vla_rl.core.manager import Named, wrap
@@ -52,6 +56,22 @@ def build_env(spec: Spec, assignment: Assignment, index: int) -> SimEnv:
     return env
 
 
+def build_plain_env(spec: Spec, num_envs: int) -> SimEnv:
+    """Build the spec's simulator in this process, on the CPU."""
+    context = EnvContext(seed=spec.seed, chunk=spec.rollout.chunk, num_envs=num_envs)
+    env: SimEnv = build("env", spec.env.type, spec.env.config, context, spec.plugins)
+    return env
+
+
+def describe_simulator(spec: Spec) -> EnvInfo:
+    """Return the description of the spec's simulator, which is built only where its plugin cannot say."""
+    describe = load("env", spec.env.type, spec.plugins).env_info
+    if describe is not None:
+        return describe(spec.env.config)
+    with closing(build_plain_env(spec, 1)) as env:
+        return env.info
+
+
 def build_reward_model(spec: Spec, assignment: Assignment, info: EnvInfo, wrappers: Named) -> RewardModel:
     """Build the model of the spec's `rewards:` for the simulators of a worker."""
     assert spec.rewards is not None
@@ -64,6 +84,12 @@ def build_reward_model(spec: Spec, assignment: Assignment, info: EnvInfo, wrappe
     )
     model: RewardModel = build("reward_model", spec.rewards.type, spec.rewards.config, context, spec.plugins)
     return wrap("reward_model", model, spec.rewards.type, wrappers)
+
+
+def find_data_plugin(folder: Path, modules: Sequence[str] = ()) -> str:
+    """Return the data plugin whose files a folder has; for others `lerobot`, whose message says what they are."""
+    plugins = {name: load("data", name, modules) for name in installed_plugins("data", modules)}
+    return next((name for name, one in plugins.items() if any(any(folder.glob(f)) for f in one.files)), "lerobot")
 
 
 def open_data(spec: Spec, info: EnvInfo, device: str, wrappers: Named) -> Demonstrations:

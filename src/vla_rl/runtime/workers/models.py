@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from vla_rl.core.catalogue import build, load
+from vla_rl.core.catalogue import build, hook_modules, load
 from vla_rl.core.contexts import EngineContext, ModelContext, Role
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm, PolicyEngine, VLAModel
@@ -17,7 +17,8 @@ from vla_rl.core.spec.sections import ConventionsSpec
 from vla_rl.core.spec.spec import Spec, has_own_policy, suites_of
 from vla_rl.core.types import Chunk, EnvInfo, Scores
 from vla_rl.runtime.checks.run import check_critic, check_reference
-from vla_rl.runtime.placement.components import values_for
+from vla_rl.runtime.placement.components import build_algorithm, values_for
+from vla_rl.runtime.workers.compilation import compile_model
 from vla_rl.toolkit.models.conventions import Converter
 from vla_rl.toolkit.models.instructions import saved_suffix, with_suffix
 from vla_rl.toolkit.models.meta_device import device_autocast
@@ -101,6 +102,19 @@ def build_engine(
     )
     engine: PolicyEngine = build("engine", part.type, part.config, context, spec.plugins)
     return wrap("engine", engine, part.type, wrappers)
+
+
+def build_actor(spec: Spec, info: EnvInfo, device: str, scaling: Mapping[str, Any] | None = None) -> PolicyEngine:
+    """Build the engine of a policy that acts without a run. Arguments as of `build_model`."""
+    algorithm = build_algorithm(spec, device)
+    wrappers = hook_modules(spec.plugins)
+
+    def make_model() -> VLAModel:
+        model = build_model(spec, info, device, scaling, algorithm, wrappers, "act")
+        compile_model(spec, model, device, "act")
+        return model
+
+    return build_engine(spec, info, device, make_model, wrappers, "act")
 
 
 def _policy_arguments(spec: Spec, info: EnvInfo, device: str, role: Role) -> dict[str, Any]:

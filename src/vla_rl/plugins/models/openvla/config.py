@@ -122,10 +122,7 @@ class FamilyConfig:
     preset: str | None = field(default=None, validator=[optional(in_(PRESETS)), one_source])
     """Random weights instead of a checkpoint: `tiny` (64 px, Llama 64x3) or `fast`, for tests; `small` (109M
     parameters, with the public model's image size and vocabulary) or `full` (its 7.5B), to measure machines."""
-    unnorm_key: str | None = field(
-        default=None,
-        metadata=convention(_list_statistics, evidence="how far the robot moves, in episodes (--episodes)"),
-    )
+    unnorm_key: str | None = field(default=None, metadata=convention(_list_statistics))
     """Data set whose statistics scale actions and state. Null: the checkpoint's only one."""
     gripper: str = field(
         default="keep", validator=in_(GRIPPERS), metadata=convention(GRIPPERS, evidence=GRIPPER_EVIDENCE)
@@ -142,9 +139,7 @@ class FamilyConfig:
     cameras: tuple[str, ...] | None = field(default=None, metadata=convention(order_cameras, evidence=CAMERA_EVIDENCE))
     """Cameras in the order in which the model sees them. Null: those of the checkpoint's training, else all (`openvla`:
     the first)."""
-    center_crop: bool = field(
-        default=False, metadata=convention((False, True), evidence="more frames, or episodes (--episodes)")
-    )
+    center_crop: bool = field(default=False, metadata=convention((False, True)))
     """Crop the central 0.9 of the area, as evaluation does for models trained with random crops."""
     freeze_vision: bool = False
     """Do not train the two vision transformers."""
@@ -196,15 +191,13 @@ class OpenVLAOFTConfig(FamilyConfig):
     statistics_range: str | None = field(
         default=None,
         validator=[optional(in_(RANGES)), for_checkpoints],
-        metadata=convention(_list_ranges, evidence="how far the robot moves, in episodes (--episodes)"),
+        metadata=convention(_list_ranges),
     )
     """Statistics that are scaled to -1 and 1 for actions and state. `q01_q99`: 1st and 99th percentile, as OpenVLA-OFT
     does for LIBERO and Bridge; `min_max`: minimum and maximum, as it does for ALOHA. Null: as the checkpoint was
     trained, if the folder says so, else q01_q99; for statistics of ALOHA, or of 14 numbers, the key is then
     required."""
-    append_stop_token: bool | None = field(
-        default=None, metadata=convention((False, True), evidence="more frames, or episodes (--episodes)")
-    )
+    append_stop_token: bool | None = field(default=None, metadata=convention((False, True)))
     """End the sequence with `</s>`, as OpenVLA-OFT does. Null: as the checkpoint was trained, else true."""
 
 

@@ -50,9 +50,7 @@ class Pi05Config(PiConfig):
     """Keys of `model:` in a spec with `type: pi05`."""
 
     state_in_prompt: str | None = field(
-        default=None,
-        validator=optional(in_(STATE_KINDS)),
-        metadata=convention(STATE_KINDS, evidence="more frames, or episodes (--episodes)"),
+        default=None, validator=optional(in_(STATE_KINDS)), metadata=convention(STATE_KINDS)
     )
     """Form of the state in the prompt. `exact`: for each dimension, its bin out of 256 on [-1, 1] (openpi's default,
     lerobot since 0.5); `padded`: the same with zeros up to the network's width (lerobot 0.4); `none`: no state

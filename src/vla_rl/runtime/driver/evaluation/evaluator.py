@@ -23,8 +23,8 @@ from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest
 from vla_rl.toolkit.data.episodes import format_numbers
 from vla_rl.toolkit.data.recording import settings_in
 
-Enough = Callable[[Sequence[Episode]], bool]
-"""Whether the episodes so far, in the order of their states, answer the question of an evaluation."""
+Enough = Callable[[Sequence[Episode], int], bool]
+"""Whether the episodes so far, in the order of their states, of so many in all, answer an evaluation's question."""
 logger = logging.getLogger(__name__)
 
 
@@ -113,7 +113,7 @@ class Evaluator:
                 self.fault_log.report_faults(report.faults)
             trajectories += [trajectory.env_part for report in reports for trajectory in report.collected]
             shares, started = [*shares, *split], [*started, *part]
-            if enough is not None and enough(_order_episodes(trajectories, started)):
+            if enough is not None and enough(_order_episodes(trajectories, started), len(possible)):
                 break
         if enough is not None:
             requests = started

@@ -165,9 +165,7 @@ class FlowConfig:
     )
     """Conversion of an action's last number, 0 (closed) or 1 (open) as the data stores it. `as_is`: none; `libero`: +1
     and -1, as GR00T's models for LIBERO need; `widowx`: -1 and +1, as RLinf's models for ManiSkill's WidowX do."""
-    denoise_steps: int = field(
-        default=4, validator=ge(1), metadata=convention((4, 10), evidence="episodes (--episodes)")
-    )
+    denoise_steps: int = field(default=4, validator=ge(1), metadata=convention((4, 10)))
     """K, steps from noise to actions: 4 in pi_RL's training recipes, 10 in the models' own inference."""
     noise: FlowNoiseKind = field(factory=FlowSDE, validator=_some_step_is_noisy)
     """Stochastic denoising, which gives a chunk a log-probability (pi_RL, section 4)."""
