@@ -80,6 +80,8 @@ def test_an_untrained_policy_is_said_to_know_nothing():
 def test_what_cannot_be_compared_is_refused(tmp_path):
     with pytest.raises(UserError, match="--data FOLDER, or --env"):
         vla_rl.identify({**SPEC, "imitation": None})
+    with pytest.raises(UserError, match="give one of them"):
+        vla_rl.identify(SPEC, data=tmp_path, env=True)
     with pytest.raises(UserError, match=str(tmp_path)):
         vla_rl.identify(SPEC, data=tmp_path)
 

@@ -45,6 +45,8 @@ def open_scorer(
     """Read demonstrations of a policy. Raise UserError where there are none, or of another robot."""
     if has_own_policy(spec):
         raise UserError(f"engine {spec.rollout.engine.type!r} has its own policy, whose keys are not in the spec")
+    if env and data is not None:
+        raise UserError("--env lets the expert demonstrate, and --data reads demonstrations; give one of them")
     spec = with_weights(spec, checkpoint)
     own = spec.imitation
     if data is None and not env and own is not None and own.data is not None and hasattr(own.data.config, "folder"):
@@ -158,6 +160,8 @@ def describe_findings(result: Mapping[str, Any]) -> str:
         lines += ["", f"write{sure}:", dump_yaml(nest_keys(result["changed"])).rstrip()]
     else:
         lines += ["", f"the spec's own values are confirmed{sure}"]
+    if untried := [path for path, about in result["keys"].items() if about["status"].startswith("not tried")]:
+        lines.append(f"not tried within {result['passes']:,} passes: {', '.join(untried)}")
     if result["open"]:
         lines += ["not told apart from it, and what would tell:"]
     for change in result["open"]:
