@@ -69,9 +69,14 @@ def write_run(folder: Path, steps: list[dict], **overrides: dict) -> Path:
     ],
 )
 def test_a_symptom_names_its_cause(tmp_path, changes, overrides, name):
-    found = vla_rl.why(write_run(tmp_path / "run", [STEP | UPDATE | changes] * 5, **overrides))
+    found = vla_rl.why(write_run(tmp_path / "run", [STEP | UPDATE | changes] * 10, **overrides))
     assert found.answer == "causes" and name in [cause.name for cause in found.causes]
     assert all(cause.stage == 1 and cause.evidence and cause.key for cause in found.causes)
+
+
+def test_a_critic_has_ten_steps_to_explain_something(tmp_path):
+    steps = [STEP | UPDATE | {"value/explained_variance": -0.1}] * 9
+    assert not vla_rl.why(write_run(tmp_path / "run", steps)).causes
 
 
 def test_curves_of_a_run_that_learns_name_nothing(tmp_path):

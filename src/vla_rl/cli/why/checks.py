@@ -98,14 +98,18 @@ def find_wrong_terms(step: RepeatedStep) -> Iterator[Cause]:
     stray, missing = int(((own.weights > 0) & ~valid).sum()), int(((own.weights <= 0) & valid).sum())
     if stray or missing > 0.1 * int(valid.sum()):
         evidence = f"{stray} terms of the loss are of no executed action, and {missing} executed ones are left out"
-        yield Shown(name="a wrong mask", evidence=evidence, number=stray + missing, key="advantages", certainty=0.94)
+        key = "the weights that the algorithm's `advantages` returns"
+        yield Shown(name="a wrong mask", evidence=evidence, number=stray + missing, key=key, certainty=0.94)
     inside = own.advantages[rollout.samples if own.advantages.dim() == 2 else rollout.valid]
     if getattr(step.spec.algorithm.config, "normalize_advantages", None) and len(inside) > 2:
         mean, std = float(inside.mean()), float(inside.std())
         if std and (abs(mean) > 0.05 or abs(std - 1) > 0.05):
-            evidence = f"normalised advantages have mean {mean:.2f} and std {std:.2f} over valid actions, not 0 and 1"
-            yield Shown(name="normalised over padding", evidence=evidence, number=mean, key="advantages", certainty=0.9)
+            evidence = (
+                f"normalised advantages have mean {mean:.2f} and std {std:.2f} over executed actions, not 0 and 1"
+            )
+            key = "the algorithm's `advantages`, which must normalise over executed actions alone"
+            yield Shown(name="normalised over padding", evidence=evidence, number=mean, key=key, certainty=0.9)
     if NOTES.idle > 0.1 * NOTES.tensors:
         evidence = f"{NOTES.idle} of {NOTES.tensors} trained tensors have no gradient"
-        name = "weights without a gradient"
-        yield Shown(name=name, evidence=evidence, number=NOTES.idle, key="adapters, detach", certainty=0.9)
+        name, key = "weights without a gradient", "model.lora, or what the model's forward pass detaches"
+        yield Shown(name=name, evidence=evidence, number=NOTES.idle, key=key, certainty=0.9)

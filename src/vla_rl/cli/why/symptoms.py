@@ -15,6 +15,7 @@ from vla_rl.core.run.weight_changes import LEAST, WEIGHTS_CHANGED
 from vla_rl.core.spec.spec import Spec
 
 Symptom = partial(Cause, stage=1)
+CRITIC_STEPS = 10  # before which a sound critic may explain nothing yet
 
 
 @frozen
@@ -100,13 +101,12 @@ def find_estimates(record: RunFiles) -> Iterator[Cause]:
     """Yield what is wrong with estimates: critic, discount, age of the data, and evaluations unlike rollouts."""
     spec, config = record.spec, record.spec.algorithm.config
     explained = record.values("value/explained_variance", spec.train.critic_warmup_steps)
-    late = median(explained[len(explained) // 2 :]) if len(explained) > 2 else 1.0
+    late = median(explained[len(explained) // 2 :]) if len(explained) >= CRITIC_STEPS else 1.0
     if late <= 0.02:
         detached = getattr(getattr(spec.model.config, "value_head", None), "detach", False)
         key = "train.value_lr" + (", or model.value_head.detach: false" if detached else "")
         evidence = f"the critic's explained variance is {late:.2f} in the latest steps"
-        certainty = 0.75 if len(explained) >= 10 else 0.6
-        yield Symptom(name="the critic explains nothing", evidence=evidence, number=late, key=key, certainty=certainty)
+        yield Symptom(name="the critic explains nothing", evidence=evidence, number=late, key=key, certainty=0.75)
     gamma = getattr(config, "gamma", None)
     steps = record.middle("env/episode_length") / (
         spec.rollout.chunk if getattr(config, "advantage", "") == "chunk" else 1
