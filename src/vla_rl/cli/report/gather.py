@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import asdict, field, frozen
 
 from vla_rl.cli.report.checks import read_captions, read_metrics, read_results, read_trace
 from vla_rl.core.errors import UserError
-from vla_rl.core.events import wilson_interval
+from vla_rl.core.events import Rate, wilson_interval
 from vla_rl.core.spec.yaml import parse_yaml
 from vla_rl.toolkit.json_files import read_record
 
@@ -18,14 +18,15 @@ EVALUATED = ("eval/success_rate", "eval/success_low", "eval/success_high", "eval
 
 
 @frozen(kw_only=True)
-class Point:
-    """A success rate at a step, with its 95 % Wilson interval."""
+class Point(Rate):
+    """The success rate at a step."""
 
     step: int
-    rate: float
-    low: float
-    high: float
-    n: int
+
+
+def pool_points(points: Sequence[Point]) -> Rate:
+    """Return the success rate of the episodes of all points together."""
+    return wilson_interval(sum(round(point.rate * point.n) for point in points), sum(point.n for point in points))
 
 
 @frozen(kw_only=True, eq=False)
@@ -53,8 +54,8 @@ class ReportData:
         for m in self.steps:
             if m.get("rollout/episodes", 0) > 0 and "env/success_rate" in m:
                 rate, n = m["env/success_rate"], int(m["rollout/episodes"])
-                interval = wilson_interval(round(rate * n), n)
-                points.append(Point(step=int(m["step"]), rate=rate, low=interval.low, high=interval.high, n=n))
+                interval = asdict(wilson_interval(round(rate * n), n))
+                points.append(Point(step=int(m["step"]), **{**interval, "rate": rate}))
         return points
 
     def spec_section(self, name: str) -> Mapping[str, Any]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import define, field, frozen
 
+from vla_rl.core.spec.yaml import parse_yaml
+
+KNOWN: dict[str, dict[str, Any]] = parse_yaml(files(__package__).joinpath("causes.yaml").read_text("utf-8")).data
+"""Name of a cause -> its stage, certainty and key."""
 CERTAIN, NAMED = 0.9, 0.5
 """Certainties from which a cause ends the search, and from which it is named."""
 
@@ -26,6 +31,11 @@ class Cause:
     """From 0 to 1: how rarely the check that found it is wrong, as its author judges it; no measured probability."""
     stage: int
     """1: the run's files; 2: the same data, another computation; 3: other data."""
+
+
+def name_cause(name: str, number: float, evidence: str) -> Cause:
+    """Return one of the causes that causes.yaml lists, with its evidence."""
+    return Cause(name=name, number=float(number), evidence=evidence, **KNOWN[name])
 
 
 @define(kw_only=True)

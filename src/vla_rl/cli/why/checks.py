@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import torch
+from attrs import evolve
 
-from vla_rl.cli.why.causes import Cause
+from vla_rl.cli.why.causes import Cause, name_cause
 from vla_rl.cli.why.repeat import NOTES, RepeatedStep, Update
 
 SMALL = 2e-3  # difference of log-probs, in nats a token, that rounding explains
-WRAPPERS = "the wrappers of env in plugins"
-Shown = partial(Cause, stage=2)
 
 
 def find_wrappers() -> Iterator[Cause]:
@@ -30,26 +28,22 @@ def find_wrappers() -> Iterator[Cause]:
             name = "rewards come late"
         elif np.array_equal(rewarded, np.clip(own, rewarded.min(), rewarded.max())):
             name = "rewards are clipped"
-        evidence += f": up to {rewarded.max():g} instead of {own.max():g}"
-        yield Shown(name=name, evidence=evidence, number=float(rewarded.max()), key=WRAPPERS, certainty=0.95)
+        yield name_cause(name, rewarded.max(), f"{evidence}: up to {rewarded.max():g} instead of {own.max():g}")
     won, counted = (np.concatenate([pair[side] for pair in NOTES.wins] or [np.zeros(1, bool)]) for side in (0, 1))
     added, lost = int((counted & ~won).sum()), int((won & ~counted).sum())
     if added or lost:
-        name = "false successes" if added >= lost else "successes are lost"
         evidence = f"of the simulator's {won.sum()} successes the run misses {lost}, and it counts {added} others"
-        yield Shown(name=name, evidence=evidence, number=float(added or lost), key=WRAPPERS, certainty=0.96)
+        yield name_cause("false successes" if added >= lost else "successes are lost", added or lost, evidence)
     if NOTES.ignored is not None and NOTES.ignored.any():
         numbers = np.flatnonzero(NOTES.ignored).tolist()
         evidence = f"the simulator gets other values than the policy chose of the action's numbers {numbers}"
-        yield Shown(name="actions are changed", evidence=evidence, number=len(numbers), key=WRAPPERS, certainty=0.95)
+        yield name_cause("actions are changed", len(numbers), evidence)
     train, evaluated = (NOTES.states.get(split) or Counter[str]() for split in ("train", "eval"))
     shares = {task: train[task] * evaluated.total() / (train.total() * n) for task, n in evaluated.items() if train}
     task = min(shares, key=shares.__getitem__, default="")
     if shares and shares[task] < 0.1:
         evidence = f"{train[task]} of {train.total()} training states and {evaluated[task]} of {evaluated.total()} "
-        evidence += f"evaluation states are of {task}"
-        key = "the simulator's train states, rollout.task_sampling"
-        yield Shown(name="a task starves", evidence=evidence, number=shares[task], key=key, certainty=0.92)
+        yield name_cause("a task starves", shares[task], f"{evidence}evaluation states are of {task}")
 
 
 def find_signs(step: RepeatedStep) -> Iterator[Cause]:
@@ -62,11 +56,10 @@ def find_signs(step: RepeatedStep) -> Iterator[Cause]:
     if int(won.sum()) < 3 or int((~won).sum()) < 3:
         return
     win, loss = float(scores[won].mean()), float(scores[~won].mean())
-    evidence = f"successes are rewarded {win:.3g}, failures {loss:.3g}"
     if win < loss + 1e-6:
         name = "rewards have the wrong sign" if win < loss - 1e-6 else "success brings no reward"
-        key = "rewards, rollout.reward_coef"
-        yield Shown(name=name, evidence=evidence, number=win - loss, key=key, certainty=0.93)
+        cause = name_cause(name, win - loss, f"successes are rewarded {win:.3g}, failures {loss:.3g}")
+        yield evolve(cause, stage=2, certainty=0.93)
 
 
 def find_different_acting(step: RepeatedStep, update: Update) -> Iterator[Cause]:
@@ -81,14 +74,13 @@ def find_different_acting(step: RepeatedStep, update: Update) -> Iterator[Cause]
         f"log-probs of the same weights differ by {update.difference:.2g} nats a token between acting and learning; "
         f"{seen} of {total} images that are scored were seen in acting"
     )
+    name = "acting and scoring differ"
     if first is not None and first < update.difference / 10:
         evidence += f"; at the run's first weights they differ by {first:.2g}"
-        name, key = "stale weights act", "the engine's `load`"
+        name = "stale weights act"
     elif seen < 0.5 * total:
-        name, key = "acting sees other images", "the observations of acting and of learning"
-    else:
-        name, key = "acting and scoring differ", "the model's `sample_chunk` and `chunk_log_probs`"
-    yield Shown(name=name, evidence=evidence, number=update.difference, key=key, certainty=0.93)
+        name = "acting sees other images"
+    yield name_cause(name, update.difference, evidence)
 
 
 def find_wrong_terms(step: RepeatedStep) -> Iterator[Cause]:
@@ -98,18 +90,15 @@ def find_wrong_terms(step: RepeatedStep) -> Iterator[Cause]:
     stray, missing = int(((own.weights > 0) & ~valid).sum()), int(((own.weights <= 0) & valid).sum())
     if stray or missing > 0.1 * int(valid.sum()):
         evidence = f"{stray} terms of the loss are of no executed action, and {missing} executed ones are left out"
-        key = "the weights that the algorithm's `advantages` returns"
-        yield Shown(name="a wrong mask", evidence=evidence, number=stray + missing, key=key, certainty=0.94)
+        yield name_cause("a wrong mask", stray + missing, evidence)
     inside = own.advantages[rollout.samples if own.advantages.dim() == 2 else rollout.valid]
     if getattr(step.spec.algorithm.config, "normalize_advantages", None) and len(inside) > 2:
         mean, std = float(inside.mean()), float(inside.std())
         if std and (abs(mean) > 0.05 or abs(std - 1) > 0.05):
             evidence = (
-                f"normalised advantages have mean {mean:.2f} and std {std:.2f} over executed actions, not 0 and 1"
+                f"over executed actions normalised advantages have mean {mean:.2f} and std {std:.2f}, not 0 and 1"
             )
-            key = "the algorithm's `advantages`, which must normalise over executed actions alone"
-            yield Shown(name="normalised over padding", evidence=evidence, number=mean, key=key, certainty=0.9)
+            yield name_cause("normalised over padding", mean, evidence)
     if NOTES.idle > 0.1 * NOTES.tensors:
         evidence = f"{NOTES.idle} of {NOTES.tensors} trained tensors have no gradient"
-        name, key = "weights without a gradient", "model.lora, or what the model's forward pass detaches"
-        yield Shown(name=name, evidence=evidence, number=NOTES.idle, key=key, certainty=0.9)
+        yield name_cause("weights without a gradient", NOTES.idle, evidence)

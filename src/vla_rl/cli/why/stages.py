@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 
 import torch
 from attrs import frozen
 
 from vla_rl.cli.benchmark.paired import compare_episodes
-from vla_rl.cli.why.causes import Cause, Diagnosis
+from vla_rl.cli.why.causes import Cause, Diagnosis, name_cause
 from vla_rl.cli.why.checks import find_different_acting, find_signs, find_wrappers, find_wrong_terms
 from vla_rl.cli.why.repeat import RepeatedStep, Update, cosine, plain_loss, repeat_spec, repeat_step, true_advantages
 from vla_rl.cli.why.symptoms import RunFiles
 from vla_rl.core.catalogue import hook_modules
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.spec.spec import Spec, has_own_policy, parse_spec, trains_on_transitions
+from vla_rl.core.spec.yaml import parse_yaml
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.run_folder.folder import STEP
@@ -53,42 +56,19 @@ class Counterfactual:
 
 REFERENCE = Counterfactual(name="the reference", advantages=true_advantages, loss=plain_loss)
 """The plain policy gradient of true returns."""
-TABLE: Sequence[Counterfactual] = (
-    Counterfactual(
-        name="advantages from true returns",
-        cause="the advantages are wrong",
-        key="rewards, and what the algorithm makes of them",
-        advantages=true_advantages,
-    ),
-    Counterfactual(name="no KL penalty", cause="KL penalty too strong", overrides=["algorithm.kl=null"]),
-    Counterfactual(name="no behaviour KL", cause="KL penalty too strong", overrides=["algorithm.behaviour_kl_coef=0"]),
-    Counterfactual(name="no entropy bonus", cause="entropy bonus too strong", overrides=["algorithm.entropy_coef=0"]),
-    Counterfactual(
-        name="no value loss", cause="the value loss drowns the policy", overrides=["algorithm.value_coef=0"]
-    ),
-    Counterfactual(name="no discount", cause="discount too strong", overrides=["algorithm.gamma=1"]),
-    Counterfactual(
-        name="ends end episodes",
-        cause="episodes bootstrap past their end",
-        overrides=["algorithm.time_limit=bootstrap"],
-    ),
-    Counterfactual(
-        name="no clip", cause="clip too narrow", overrides=["algorithm.clip_low=0.99", "algorithm.clip_high=1000"]
-    ),
-    Counterfactual(name="advantages not normalised", overrides=["algorithm.normalize_advantages=null"]),
-    Counterfactual(name="scores not divided by their std", overrides=["algorithm.normalize_by_std=null"]),
-    Counterfactual(name="each trajectory weighed alike", overrides=["algorithm.aggregation=trajectory-mean"]),
-    Counterfactual(name="each step weighed alike", overrides=["algorithm.aggregation=step-mean"]),
-    Counterfactual(
-        name="one micro-batch",
-        cause="micro-batches are weighed wrongly",
-        key="the loss, which must sum over `Batch.weights` and divide by nothing",
-        overrides=["train.micro_batch=100000"],
-        restarts=True,
-        invariant=True,
-    ),
-    Counterfactual(name="float32", cause="precision", overrides=["model.dtype=float32"], restarts=True),
+TRUE_ADVANTAGES = Counterfactual(
+    name="advantages from true returns",
+    cause="the advantages are wrong",
+    key="rewards, and what the algorithm makes of them",
+    advantages=true_advantages,
 )
+
+
+def list_rows(spec: Spec) -> list[Counterfactual]:
+    """Return the rows of counterfactuals.yaml, and those of the modules that the run's `plugins:` names."""
+    table = parse_yaml(files(__package__).joinpath("counterfactuals.yaml").read_text("utf-8")).data
+    added = [getattr(module, "vla_rl_counterfactuals", ()) for _, module in hook_modules(spec.plugins)]
+    return [TRUE_ADVANTAGES, *(Counterfactual(**row) for row in table), *chain(*added)]
 
 
 def find_checkpoint(diagnosis: Diagnosis, record: RunFiles, step: int | None) -> tuple[int, Path | None]:
@@ -136,8 +116,7 @@ def repeat_and_compare(
         reference = change_update(step, REFERENCE)
         if reference is None or not bool(reference.gradient.any()):
             raise UserError(f"in step {number} no episode turned out better than another of its kind")
-        modules = hook_modules(record.spec.plugins)
-        rows = [*TABLE, *(row for _, module in modules for row in getattr(module, "vla_rl_counterfactuals", ()))]
+        rows = list_rows(record.spec)
         seconds = step.seconds + own.seconds
         diagnosis.compared[OWN] = cosine(own.gradient, reference.gradient)
         for row in (row for row in rows if not row.restarts):
@@ -234,8 +213,7 @@ def evaluate_step(diagnosis: Diagnosis, record: RunFiles, step: RepeatedStep, ch
     runtime.learners.load(checkpoint / "trainer")
     if pair.first > pair.second and pair.p < 0.01:
         evidence = f"{pair.first} of {pair.n} evaluation states succeed before it, {pair.second} after (p {pair.p:.2g})"
-        harm = Cause(name="the step harms", evidence=evidence, number=pair.p, key="train.lr", certainty=0.7, stage=3)
-        diagnosis.causes.append(harm)
+        diagnosis.causes.append(name_cause("the step harms", pair.p, evidence))
 
 
 def measure_noise(diagnosis: Diagnosis, step: RepeatedStep, reference: Update) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 
 from attrs import asdict
 
-from vla_rl.cli.report.gather import ReportData, read_report_data
+from vla_rl.cli.report.gather import ReportData, pool_points, read_report_data
 from vla_rl.cli.why.causes import Diagnosis
 from vla_rl.cli.why.symptoms import RunFiles, find_symptoms
 from vla_rl.core.errors import UserError
-from vla_rl.core.events import wilson_interval
 from vla_rl.runtime.run_folder.spec_file import load_run_spec
 
 
@@ -58,11 +57,7 @@ def improves(run: ReportData) -> bool:
     if evaluations and (evaluations[-1].low > 0.9 or evaluations[-1].low > evaluations[0].high):
         return True
     third = len(rollouts) // 3
-    early, late = (
-        wilson_interval(sum(round(p.rate * p.n) for p in part), sum(p.n for p in part))
-        for part in (rollouts[:third], rollouts[len(rollouts) - third :])
-    )
-    return third > 0 and late.low > early.high
+    return third > 0 and pool_points(rollouts[-third:]).low > pool_points(rollouts[:third]).high
 
 
 def print_diagnosis(diagnosis: Diagnosis, given: Any) -> None:
