@@ -167,6 +167,12 @@ def test_a_repeated_step_is_the_recorded_one_and_changes_no_file(healthy):
     assert contents(healthy) == before and heard[0].startswith("step 3 is repeated")
 
 
+def test_a_step_that_trains_on_older_weights_is_repeated_and_its_noise_measured(trained):
+    found = vla_rl.why(trained(rollout={**SPEC["rollout"], "lag": 1}), budget="300s")
+    assert found.repeated == "step 3; its episodes are the recorded ones"
+    assert found.compared and not any("noise" in text for text in found.not_looked_at)
+
+
 def test_an_earlier_step_is_repeated_too(healthy):
     assert vla_rl.why(healthy, step=1, budget="300s").repeated.startswith("step 1; its episodes are the recorded")
 

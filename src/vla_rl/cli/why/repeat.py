@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -55,16 +56,6 @@ class ProbeNotes:
     """Reset states of each task, by split."""
     ignored: Array | None = None
     """Numbers of an action that the simulator got otherwise than the run chose them, bool [A]."""
-
-    @contextmanager
-    def begin_notes(self) -> Iterator[None]:
-        """Begin notes of another step; those of before are back after the context."""
-        kept = dict(vars(self))
-        self.__init__()  # type: ignore[misc]
-        try:
-            yield
-        finally:
-            vars(self).update(kept)
 
     def note_gradient(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Add up the gradients before an optimiser step, and set its rates to 0."""
@@ -119,17 +110,12 @@ class Update:
 def repeat_spec(spec: Spec) -> Spec:
     """Return the spec with which a step of the run is repeated: in this process, in one optimiser step."""
     data = spec.to_dict()
-    train = {"steps": spec.train.steps + AHEAD, "epochs": 1, "global_batch": None, "max_grad_norm": None}
-    workers = "workers" if torch.cuda.is_available() else "cpu_workers"
-    changes = {
-        "hooks": [],
-        "plugins": [PROBES[0], *data.get("plugins", ()), PROBES[1]],
-        "asynchrony": {},
-        "runtime": {"backend": "local", "max_faults": spec.runtime.max_faults},
-        "placement": {"type": "collocated", workers: 1},
-        "train": {**data["train"], **train, "critic_warmup_steps": 0},
-    }
-    return parse_spec({**data, **changes})
+    data["train"] |= {"steps": spec.train.steps + AHEAD, "epochs": 1, "critic_warmup_steps": 0}
+    data["train"] |= dict.fromkeys(("global_batch", "mini_batches", "max_grad_norm"))
+    data["plugins"] = [PROBES[0], *data.get("plugins", ()), PROBES[1]]
+    data["runtime"] = {"backend": "local", "max_faults": spec.runtime.max_faults}
+    data["placement"] = {"type": "collocated", "workers" if torch.cuda.is_available() else "cpu_workers": 1}
+    return parse_spec({**data, "hooks": [], "asynchrony": {}})
 
 
 class RepeatedStep:
@@ -149,7 +135,7 @@ class RepeatedStep:
     def collect(self) -> None:
         """Collect the rollout of the step, or after it those of later steps' tickets, with the same weights."""
         if self._batches:
-            finish_step(self.runtime, self.step, trained=False)
+            finish_step(self.runtime, self.step + self._batches - 1, trained=False)
             self._flow.finish_step("discarded")
         before = perf_counter()
         rollout, keep, metrics = collect_rollout(self.runtime, self._flow, self.step + self._batches)
@@ -168,17 +154,18 @@ class RepeatedStep:
         given. Raises UserError where the trainer makes no optimiser step."""
         before = perf_counter()
         NOTES.gradients.clear()
-        NOTES.loss_of = loss_of
         NOTES.differences.clear()
+        NOTES.loss_of = loss_of
         try:
             metrics: Mapping[str, float] = self.runtime.learners.train(prepared, advantages)
         finally:
             NOTES.loss_of = None
-        if not NOTES.gradients:
-            raise UserError(f"trainer {self.spec.trainer.type!r} made no optimiser step")
-        samples, differences = int(metrics["update/samples"]), NOTES.differences or [0.0]
-        gradient = torch.stack(NOTES.gradients).sum(0)
-        return Update(gradient, samples, sum(differences) / len(differences), perf_counter() - before)
+        if len({len(gradient) for gradient in NOTES.gradients}) != 1:
+            raise UserError(
+                f"trainer {self.spec.trainer.type!r} made no optimiser step, or one with several optimisers"
+            )
+        gradient, difference = torch.stack(NOTES.gradients).sum(0), fmean(NOTES.differences or [0.0])
+        return Update(gradient, int(metrics["update/samples"]), difference, perf_counter() - before)
 
     def own_update(self) -> Update:
         """Make the update as the run computes it."""
@@ -193,16 +180,18 @@ def repeat_step(spec: Spec, checkpoint: Path | None) -> Iterator[RepeatedStep]:
     state = State() if checkpoint is None else read_state(checkpoint)
     handle, level = register_optimizer_step_pre_hook(NOTES.note_gradient), logging.root.manager.disable
     logging.disable(logging.WARNING)
+    notes_before = dict(vars(NOTES))  # of a step that is open around this one
+    vars(NOTES).update(vars(ProbeNotes()))
     try:
-        with NOTES.begin_notes():
-            runtime = start(spec, scaling=state.scaling)
-            with closing(runtime.workers):
-                if not runtime.info.fixed_states:
-                    raise UserError("a person arranges the scenes, and no episode is played again")
-                if checkpoint is not None:
-                    runtime.learners.load(checkpoint / "trainer")
-                yield RepeatedStep(spec, state, runtime)
+        runtime = start(spec, scaling=state.scaling)
+        with closing(runtime.workers):
+            if not runtime.info.fixed_states:
+                raise UserError("a person arranges the scenes, and no episode is played again")
+            if checkpoint is not None:
+                runtime.learners.load(checkpoint / "trainer")
+            yield RepeatedStep(spec, state, runtime)
     finally:
+        vars(NOTES).update(notes_before)
         logging.disable(level)
         handle.remove()
 

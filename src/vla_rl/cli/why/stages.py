@@ -21,7 +21,7 @@ from vla_rl.core.spec.spec import Spec, has_own_policy, parse_spec, trains_on_tr
 from vla_rl.core.spec.yaml import parse_yaml
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.runtime.placement.components import build_algorithm
-from vla_rl.runtime.run_folder.folder import STEP
+from vla_rl.runtime.run_folder.folder import saved_checkpoints
 
 OWN = "as the run does"
 RIGHT = 0.1
@@ -77,8 +77,7 @@ def find_checkpoint(diagnosis: Diagnosis, record: RunFiles, step: int | None) ->
     spec, run = record.spec, record.run
     if spec.env.type == "lerobot_robot" or has_own_policy(spec) or trains_on_transitions(spec):
         raise UserError("no robot is moved for it, and trainers that keep transitions repeat no step")
-    checkpoints = (run.folder / "checkpoints").glob("step_*")
-    folders = {int(match[1]): place for place in checkpoints if (match := STEP.fullmatch(place.name))}
+    folders = saved_checkpoints(run.folder)
     last = step or max([int(m["step"]) for m in run.steps], default=1)
     begin = max([number for number in folders if number < last], default=0)
     if begin not in folders and spec.bc_warmup is not None:
@@ -131,11 +130,12 @@ def repeat_and_compare(
             with repeat_step(changed_spec, checkpoint) as other:
                 gradient = other.own_update().gradient
             note_gradient_of(diagnosis, row, own.gradient, gradient, reference.gradient)
-    value, need = diagnosis.compared[OWN], diagnosis.more_samples or f"more than {BATCHES - 1} times its"
+    value, more = diagnosis.compared[OWN], diagnosis.more_samples
     diagnosis.text = f"cannot tell: the cosine with the plain gradient is {value:.2f}, and no change explains it"
     if value >= RIGHT:
         diagnosis.answer = "slow"
-        diagnosis.text = f"slow but right: a clear direction takes {need} more samples a step"
+        need = f"more than {BATCHES} times the samples" if more is None else f"{more} more samples"
+        diagnosis.text = f"slow but right: a clear direction takes {need} a step"
 
 
 def describe_repetition(record: RunFiles, step: RepeatedStep) -> str:
@@ -198,11 +198,12 @@ def note_gradient_of(
 
 def evaluate_step(diagnosis: Diagnosis, record: RunFiles, step: RepeatedStep, checkpoint: Path | None) -> None:
     """Compare evaluations before and after the step, on the same states."""
-    after = record.run.folder / "checkpoints" / f"step_{step.step:06d}"
+    after = saved_checkpoints(record.run.folder).get(step.step)
     what = "an evaluation before and after the step"
-    if checkpoint is None or not after.is_dir():
+    if checkpoint is None or after is None:
         diagnosis.not_looked_at.append(f"{what}: one of the checkpoints is missing")
-    if checkpoint is None or not after.is_dir() or not diagnosis.affords(2 * record.middle("time/eval", 60.0), what):
+        return
+    if not diagnosis.affords(2 * record.middle("time/eval", 60.0), what):
         return
     runtime = step.runtime
     before = runtime.workers.evaluate(step.step, 0)

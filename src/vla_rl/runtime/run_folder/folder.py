@@ -251,10 +251,7 @@ class RunFolder:
 
     def _saved_checkpoints(self) -> list[Path]:
         """Return the checkpoints, newest first."""
-        folder_of_step = {
-            int(match[1]): p for p in self.checkpoints.glob("step_*") if (match := STEP.fullmatch(p.name))
-        }
-        return [folder_of_step[step] for step in sorted(folder_of_step, reverse=True)]
+        return list(saved_checkpoints(self.path).values())
 
     def _repair_checkpoints(self) -> None:
         """Clean up after a kill or a copy: restore a checkpoint that was being replaced, unless it was replaced; delete
@@ -385,6 +382,12 @@ class RunFolder:
             os.replace(partial, self.path / name)
         except OSError as exc:
             raise UserError(f"{self.path / name} cannot be written: {exc.strerror or exc}") from exc
+
+
+def saved_checkpoints(run_folder: Path) -> dict[int, Path]:
+    """Return step -> checkpoint of a run, newest first."""
+    folders = (run_folder / "checkpoints").glob("step_*")
+    return dict(sorted(((int(match[1]), p) for p in folders if (match := STEP.fullmatch(p.name))), reverse=True))
 
 
 def read_state(checkpoint: Path) -> State:
