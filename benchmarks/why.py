@@ -76,7 +76,7 @@ PI0: dict[str, Any] = {
 }  # fmt: skip
 SAC: dict[str, Any] = {
     **COMMON,
-    "model": {"type": "pi0", "preset": "tiny", "cameras": ["wrist"]},
+    "model": {"type": "pi0", "preset": "tiny", "cameras": ["wrist"], "steering": {}},
     "env": PI0["env"],
     "imitation": {"expert": {"episodes": 256, "noise": 0.6}, "steps": 60, "batch": 64, "lr": 1e-3, "report_every": 30},
     "rollout": {"chunk": 4, "episodes": 64},
