@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import attrs
 import pytest
+from typer.testing import CliRunner
 
 import vla_rl
+from vla_rl.cli.main import app
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.spec.yaml import dump_yaml
 
@@ -203,6 +206,21 @@ def test_negated_advantages_are_named_by_a_counterfactual(trained):
 def test_a_budget_has_a_unit(healthy, budget):
     with pytest.raises(vla_rl.UserError, match="such as 20%, or seconds"):
         vla_rl.why(healthy, budget=budget)
+
+
+def test_a_step_that_the_run_has_not_made_is_not_repeated(healthy):
+    found = vla_rl.why(healthy, step=99, budget="300s")
+    assert not found.repeated and any("--step 99: the run has made 3 steps" in text for text in found.not_looked_at)
+
+
+def test_a_trainer_of_transitions_is_not_repeated_and_json_says_so(tmp_path):
+    folder = write_run(tmp_path / "run", [STEP | UPDATE])
+    changed = parse_spec({**SPEC, "trainer": {"type": "off_policy"}, "rollout": {"chunk": 2, "episodes": 32}})
+    (folder / "spec.yaml").write_text(dump_yaml(changed.to_dict()))
+    printed = CliRunner().invoke(app, ["why", str(folder), "--budget", "100s", "--json"]).stdout
+    told = json.loads(printed)
+    assert told.keys() == {field.name for field in attrs.fields(vla_rl.Diagnosis) if field.init}
+    assert any("'off_policy' keeps transitions" in text for text in told["not_looked_at"])
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

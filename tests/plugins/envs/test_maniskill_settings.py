@@ -70,7 +70,7 @@ def make(**changes: Any) -> Any:
         ),
         (
             {"task": "PutCarrotOnPlateInScene-v1"},
-            r"needs files .* bridge_v2_real2sim\n  download them with: .* PutCarrotOnPlateInScene-v1 -y",
+            r"needs files .* bridge_v2_real2sim\n  download them with: .* bridge_v2_real2sim -y",
         ),
         (
             {"task": "PickCubeWidowXAI-v1"},

@@ -66,13 +66,13 @@ class Diagnosis:
 
     def affords(self, seconds: float, what: str) -> bool:
         """Return whether the budget allows something; note it as not looked at if not."""
-        self.seconds = perf_counter() - self._begun
-        possible = self.seconds + seconds <= self.budget_s
+        possible = perf_counter() - self._begun + seconds <= self.budget_s
         if not possible:
             self.not_looked_at.append(f"{what}: the budget is spent")
         return possible
 
-    def rank_causes(self) -> None:
+    def end_search(self) -> None:
         """Keep one cause of each name that is certain enough to be named, the most certain first."""
+        self.seconds = perf_counter() - self._begun
         ranked = sorted(self.causes, key=lambda cause: (-cause.certainty, cause.stage))
         self.causes = list({cause.name: cause for cause in reversed(ranked) if cause.certainty >= NAMED}.values())[::-1]

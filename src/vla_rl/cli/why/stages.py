@@ -74,11 +74,16 @@ def list_rows(spec: Spec) -> list[Counterfactual]:
 def find_checkpoint(diagnosis: Diagnosis, record: RunFiles, step: int | None) -> tuple[int, Path | None]:
     """Return the step to repeat, and the checkpoint before it: of the newest step that the run has made, or of the one
     that was asked for. Raises UserError where none can be repeated."""
-    spec, run = record.spec, record.run
-    if spec.env.type == "lerobot_robot" or has_own_policy(spec) or trains_on_transitions(spec):
-        raise UserError("no robot is moved for it, and trainers that keep transitions repeat no step")
-    folders = saved_checkpoints(run.folder)
-    last = step or max([int(m["step"]) for m in run.steps], default=1)
+    spec = record.spec
+    if spec.env.type == "lerobot_robot" or has_own_policy(spec):
+        raise UserError("a robot is not moved for it, and a policy that is served elsewhere has no weights here")
+    if trains_on_transitions(spec):
+        raise UserError(f"trainer {spec.trainer.type!r} keeps transitions of earlier steps, so none is repeated alone")
+    folders = saved_checkpoints(record.run.folder)
+    newest = max([*folders, *(int(m["step"]) for m in record.run.steps)], default=1)
+    last = newest if step is None else step
+    if last > newest:
+        raise UserError(f"--step {last}: the run has made {newest} steps")
     begin = max([number for number in folders if number < last], default=0)
     if begin not in folders and spec.bc_warmup is not None:
         raise UserError(f"there is no checkpoint before step {last}; lower train.checkpoint_every")
@@ -143,7 +148,7 @@ def describe_repetition(record: RunFiles, step: RepeatedStep) -> str:
     recorded = next((m for m in record.run.steps if int(m["step"]) == step.step), {})
     common = [name for name in METRICS if name in recorded and name in step.metrics]
     exact = all(abs(recorded[name] - step.metrics[name]) < 1e-9 for name in common)
-    what = "the recorded ones" if exact and common else "not exactly the recorded ones"
+    what = "not recorded" if not common else "the recorded ones" if exact else "not exactly the recorded ones"
     text = f"step {step.step}; its episodes are {what}"
     if record.spec.asynchrony.max_lag or record.spec.asynchrony.replay or record.spec.imagination:
         text += "; states, seeds and noise are repeated, but no older weights, replayed groups or imagined episodes"

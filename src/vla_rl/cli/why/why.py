@@ -34,8 +34,7 @@ def find_causes(folder: Path, step: int | None, budget: str, say: Callable[[str]
             repeat_and_compare(diagnosis, record, step, say)
         except UserError as exc:
             diagnosis.not_looked_at.append(f"what a repeated step shows: {str(exc).splitlines()[0]}")
-    diagnosis.rank_causes()
-    diagnosis.affords(0, "more")
+    diagnosis.end_search()
     if diagnosis.causes:
         diagnosis.answer, diagnosis.text = "causes", f"most likely: {diagnosis.causes[0].name}"
     elif improves(run):
@@ -63,7 +62,7 @@ def improves(run: ReportData) -> bool:
 def print_diagnosis(diagnosis: Diagnosis, given: Any) -> None:
     """Print the answer, or JSON."""
     if given.json:
-        print(json.dumps(asdict(diagnosis), indent=1))
+        print(json.dumps(asdict(diagnosis, filter=lambda attribute, _: attribute.init), indent=1))
         return
     print(diagnosis.text)
     for number, cause in enumerate(diagnosis.causes[:3], 1):
