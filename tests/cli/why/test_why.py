@@ -82,6 +82,13 @@ def test_a_critic_has_ten_steps_to_explain_something(tmp_path):
     assert not vla_rl.why(write_run(tmp_path / "run", steps)).causes
 
 
+@pytest.mark.parametrize(("interventions", "alarms"), [(0.0, ["evaluation is greedy"]), (1.0, [])])
+def test_rollouts_in_which_an_expert_acts_say_nothing_of_greedy_evaluations(tmp_path, interventions, alarms):
+    evaluation = {"success_rate": 0.0, "success_low": 0.0, "success_high": 0.1, "episodes": 32}
+    step = STEP | UPDATE | {"env/intervention_rate": interventions} | {f"eval/{k}": v for k, v in evaluation.items()}
+    assert [cause.name for cause in vla_rl.why(write_run(tmp_path / "run", [step] * 3)).causes] == alarms
+
+
 def test_curves_of_a_run_that_learns_name_nothing(tmp_path):
     steps = [STEP | UPDATE | {"env/success_rate": rate} for rate in (0.3, 0.35, 0.4, 0.5, 0.6, 0.7)]
     found = vla_rl.why(write_run(tmp_path / "run", steps))

@@ -110,7 +110,7 @@ def find_estimates(record: RunFiles) -> Iterator[Cause]:
     if lag >= 0.9 and ratio > (1.5 if getattr(config, "correction", None) else 0.3):
         evidence = f"samples are {lag:.1f} versions old, and 5 % of their ratios are beyond exp({ratio:.2f})"
         yield name_cause("data too old", ratio, evidence)
-    if record.run.evaluations and spec.eval.greedy:
+    if record.run.evaluations and spec.eval.greedy and not any(record.values("env/intervention_rate")):
         sampled, last = pool_points(record.run.rollout_points[-3:]), record.run.evaluations[-1]
         if sampled.low - last.high > 0.1:
             evidence = (
