@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from vla_rl.cli.selection import describe_choice, describe_selection
+from vla_rl.cli.evaluate import describe_choice, describe_selection
 
 
 def test_the_best_of_many_has_a_wider_interval(tmp_path):

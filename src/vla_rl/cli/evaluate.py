@@ -7,17 +7,20 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import asdict, evolve, frozen
 
 from vla_rl.cli.benchmark.run import describe_missing, evaluate_suite, rate_line, write_result
 from vla_rl.cli.benchmark.suites import load_benchmark
 from vla_rl.cli.inputs import checkpoint_of, name_of, read_spec
 from vla_rl.cli.protocol.protocols import protocol_record, with_protocol
 from vla_rl.cli.refute import keep_card, refute
-from vla_rl.cli.selection import describe_choice, describe_selection
+from vla_rl.cli.report.gather import read_report_data
 from vla_rl.cli.until import StoppingRule, describe_answer
+from vla_rl.core.errors import UserError
+from vla_rl.core.events import wilson_interval
 from vla_rl.core.paths import check_file
 from vla_rl.core.spec.spec import Component, Spec, make_component
 from vla_rl.runtime.checks.run import check_spec
@@ -27,6 +30,37 @@ from vla_rl.runtime.placement.components import describe_simulator
 from vla_rl.runtime.run_folder.env_info import read_env_info
 from vla_rl.runtime.start import evaluate
 from vla_rl.toolkit.data.recording import RecordSettings
+
+ERROR = 0.05
+
+
+def describe_selection(checkpoint: Path | None, result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return among how many evaluations of the run a checkpoint was the best, and its interval corrected for so many
+    (Bonferroni): each of their intervals holds with 95 % at once. None: it was not chosen, as the last of a run is
+    not."""
+    if checkpoint is None:
+        return None
+    try:
+        run = read_report_data(checkpoint.resolve().parents[1])
+    except (UserError, OSError):
+        return None
+    step, n = result["step"], result["success"]["n"]
+    rates = {point.step: point.rate for point in run.evaluations if point.n == n}  # of the same states
+    if len(rates) < 2 or step == run.evaluations[-1].step or rates.get(step, -1.0) < max(rates.values()):
+        return None
+    z = NormalDist().inv_cdf(1 - ERROR / len(rates) / 2)
+    corrected = wilson_interval(round(result["success"]["rate"] * n), n, z)
+    return {"evaluations": len(rates), "steps": sorted(rates), "corrected": asdict(corrected)}
+
+
+def describe_choice(selection: Mapping[str, Any]) -> str:
+    """Return what a selection means, in one line."""
+    corrected = selection["corrected"]
+    return (
+        f"the best of {selection['evaluations']} evaluations of its run on these states; corrected for the choice its "
+        f"interval is [{100 * corrected['low']:.1f}, {100 * corrected['high']:.1f}]; other states would say more"
+    )
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,4 @@
-"""`vla-rl plugins`: the catalogue as a table. Imports the declaration of each plugin, and neither settings nor what it
-builds."""
+"""`vla-rl plugins`: the catalogue as a table. Imports declarations, and neither settings nor what they build."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from vla_rl.core.spec.yaml import dump_yaml
 
 
 def checkpoint_entries() -> list[dict[str, Any]]:
-    """Return one entry for each known checkpoint: name, types, keys, env_keys, tell, required and facts,
-    with their sources."""
+    """Return an entry of each known checkpoint: name, types, keys, env_keys, tell, required, facts, with sources."""
     return [_row_to_plain(row) for row in known_checkpoints().rows.values()]
 
 

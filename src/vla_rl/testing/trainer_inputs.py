@@ -288,8 +288,7 @@ def check_drawn_batches(f: Findings, builder: TrainerBuilder, learns_from: Learn
 def _weights_from_kept(
     builder: TrainerBuilder, row: int | None, learns_from: LearningSource
 ) -> tuple[dict[str, torch.Tensor], int]:
-    """Return the weights after some updates on the same transitions, one of them changed, and the number of optimiser
-    steps."""
+    """Return weights after updates on the same transitions, one of them changed, and the number of optimiser steps."""
     rank = Rank()
     rank.world = 1
     case = builder.make_case(strategy=rank)

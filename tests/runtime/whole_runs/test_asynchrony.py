@@ -17,7 +17,7 @@ from vla_rl.core.interrupts import RunStopped
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.interfaces import LearnerInterface, PolicyInterface
-from vla_rl.runtime.driver.lifecycle.workers import RunWorkers
+from vla_rl.runtime.driver.driver import RunWorkers
 from vla_rl.runtime.messages.ids import SampleId
 from vla_rl.runtime.run_folder.folder import RunFolder
 from vla_rl.runtime.start import evaluate

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scripted_runs import weights_in
 
-from vla_rl.runtime.driver.lifecycle import startup
+from vla_rl.runtime.driver import startup
 
 pytestmark = [pytest.mark.ray]
 PLUGINS = ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(Path(dying_model.__file__))]

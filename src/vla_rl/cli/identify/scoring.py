@@ -126,8 +126,7 @@ class Scorer:
                 yield from ({**settings, key.path: value} for value in self._other_values(key, settings))
 
     def vary_pairs(self, settings: Settings, of_actions: bool) -> Iterator[Settings]:
-        """Yield the settings that differ in two conventions that trade with each other; the second also has its
-        default."""
+        """Yield settings that differ in two conventions that trade with each other; the second also has its default."""
         partners = {key.path: key for key in self.keys}
         for key in self.keys:
             for other in key.convention.trades_with if key.convention.of_actions == of_actions else ():

@@ -171,8 +171,7 @@ class Imitation(Protocol):
     def train(
         self, first: int, last: int, lr: Callable[[int], float], on_step: Callable[[int], None]
     ) -> dict[str, float]:
-        """Run optimiser steps `first` to `last` (from 1, inclusive) at rates `lr`; `on_step` gets each. Return
-        metrics."""
+        """Run optimiser steps `first` to `last` (from 1, inclusive) at rates `lr`; `on_step` gets each; get metrics."""
 
 
 class StartRuntime(Protocol):

@@ -399,8 +399,7 @@ class RateSchedule:
     """First steps, over which rates rise linearly."""
 
     def factor(self, step: int) -> float:
-        """Return the factor on learning rates at `step` (from 1): linear warm-up, then constant or a decay to
-        `lr_end`."""
+        """Return the factor on learning rates at `step` (from 1): linear warm-up, then constant or down to `lr_end`."""
         if step <= self.lr_warmup_steps:
             return step / (self.lr_warmup_steps + 1)
         share = (step - self.lr_warmup_steps) / max(self.steps - self.lr_warmup_steps, 1)

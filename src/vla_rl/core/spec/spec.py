@@ -69,8 +69,7 @@ LONGEST_NAME = 200
 
 
 def make_component(kind: str, type: str, modules: Sequence[str] = (), **config: Any) -> Component:  # noqa: A002
-    """Return a component built in Python: `component("algorithm", "grpo", clip_high=0.3)`. Raise PluginError or
-    Problems."""
+    """Return a component built in Python: `component("algorithm", "grpo", clip_high=0.3)`. Raise Problems."""
     section = PlacementSpec if kind == "placement" else Component
     return _Reader(modules).read_component({"type": type, **config}, kind, section)  # type: ignore[no-any-return]
 

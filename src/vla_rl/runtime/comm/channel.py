@@ -25,8 +25,7 @@ class Channel:
         return self.connection.fileno()
 
     def send(self, message: bytes, while_full: Callable[[], None] | None = None) -> None:
-        """Send the whole message. `while_full` receives what the other end sends meanwhile, so that two senders do not
-        deadlock."""
+        """Send the whole message. `while_full` receives what the other end sends meanwhile, else two would deadlock."""
         rest = memoryview(LENGTH.pack(len(message)) + message)  # one piece: the length alone would wake the receiver
         with self._sending:
             if while_full is None:

@@ -1,5 +1,4 @@
-"""Packed numbers: the identity of a sample, and ranges of numbers that must not overlap. No other module does
-arithmetic on ids."""
+"""Packed numbers: the identity of a sample, and ranges of numbers that must not overlap. All arithmetic on ids."""
 
 from __future__ import annotations
 

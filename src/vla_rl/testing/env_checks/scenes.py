@@ -69,8 +69,7 @@ def _step_one(player: Player, env_id: int, state: int, stop: bool) -> bool:
 
 
 def check_states(player: Player) -> None:
-    """Reset every state, or as many as there is time for, well spread. Those that cannot be entered are left out of
-    what follows."""
+    """Reset every state, or as many as time allows, well spread. Those that cannot be entered are left out."""
     for split in ("eval", "train"):
         began, states = perf_counter(), player.splits[split]
         soon, late = (share * player.seconds for share in SHARES[split])

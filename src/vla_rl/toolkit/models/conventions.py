@@ -1,5 +1,4 @@
-"""Conversion between a simulator's observations and actions and those that a policy was trained with (`conventions:`
-of a spec)."""
+"""Conversion between a simulator's observations and actions and those of a policy's training (`conventions:`)."""
 
 from __future__ import annotations
 

@@ -33,8 +33,7 @@ class GRPO(PolicyGradientAlgorithm):
         return group_relative_advantages(rollout, self.config)
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """Return the clipped (or softly gated) surrogate around the proximal policy, less the entropy bonus, plus the
-        KL term."""
+        """Return the clipped (or softly gated) surrogate around the proximal policy, less entropy, plus KL."""
         terms, gate = loss_terms(scores, batch, self.config), self.config.soft_gate
         surrogate = (
             compute_clipped_surrogate(terms, self.config) if gate is None else compute_soft_surrogate(terms, gate)

@@ -22,8 +22,7 @@ class PPO(PolicyGradientAlgorithm):
     config: PPOConfig
 
     def advantages(self, rollout: Rollout) -> Advantages:
-        """Return generalised advantages of chunk steps or of actions, or V-trace's, normalised over the whole
-        rollout."""
+        """Return generalised advantages of chunk steps or of actions, or V-trace's, normalised over the rollout."""
         if isinstance(self.config.correction, VTrace):
             return v_trace_advantages(rollout, self.config, self.config.correction)
         return gae_advantages(rollout, self.config)

@@ -93,8 +93,7 @@ class SRPO(PolicyGradientAlgorithm):
         )
 
     def select(self, rollout: Rollout) -> Tensor:
-        """Return which trajectories to train on: whole groups are dropped by success rate, equal (shaped) scores or
-        truncation."""
+        """Return the trajectories to train on: groups are dropped by success rate, equal scores, truncation."""
         return select_groups(rollout, self.config)
 
     def advantages(self, rollout: Rollout) -> Advantages:

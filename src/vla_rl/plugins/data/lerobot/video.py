@@ -116,8 +116,7 @@ def _read_end(path: Path, name: str, pixels: int) -> float:
 
 
 def open_video(path: Path, pixels: int) -> Any:
-    """Open a video file, whose frames may have this many pixels at most. Raise UserError for others, and for what is
-    not a video."""
+    """Open a video file, whose frames may have this many pixels at most. Raise UserError for anything else."""
     container = open_container(path)
     stream = container.streams.video[0]
     if stream.width * stream.height > pixels:

@@ -9,7 +9,7 @@ plugin = DataPlugin(
     build="vla_rl.plugins.data.libero_hdf5.files:LiberoFiles",
     summary="LIBERO's demonstrations (HDF5)",
     extra="data",
-    check="vla_rl.plugins.data.libero_hdf5.checks:check_folder",
+    check="vla_rl.plugins.data.libero_hdf5.files:check_folder",
     inspect="vla_rl.plugins.data.libero_hdf5.files:open_recordings",
     files=("**/*_demo.hdf5",),
 )

@@ -11,11 +11,11 @@ import h5py
 import numpy as np
 from attrs import frozen
 
-from vla_rl.core.contexts import DataContext
+from vla_rl.core.contexts import CheckContext, DataContext
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
+from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Array, EnvInfo, Observation
-from vla_rl.plugins.data.libero_hdf5.checks import ENDING, find_files
 from vla_rl.plugins.data.libero_hdf5.config import LiberoHDF5Config
 from vla_rl.toolkit.data.episodes import EpisodeFilter, EpisodeLabels
 from vla_rl.toolkit.data.idle_steps import find_no_ops
@@ -29,6 +29,30 @@ from vla_rl.toolkit.data.samples import (
     compute_statistics,
     match_cameras,
 )
+
+ENDING = "_demo.hdf5"
+DEPTH = 4
+"""Most folder levels between `folder` and a file."""
+
+
+def find_files(folder: Path) -> dict[str, list[Path]]:
+    """Return task -> its files. Raise UserError where the folder does not exist. Symbolic links to folders are
+    followed, which is why the depth is limited."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder; give the one that holds the files TASK{ENDING}")
+    files: dict[str, list[Path]] = {}
+    for depth in range(DEPTH + 1):
+        for path in sorted(folder.glob(f"{'*/' * depth}*{ENDING}")):
+            files.setdefault(path.name.removesuffix(ENDING), []).append(path)
+    return files
+
+
+def check_folder(config: LiberoHDF5Config, context: CheckContext) -> None:
+    """Raise UserError for a folder without files."""
+    with at("folder"):
+        if not find_files(config.folder):
+            raise UserError(f"{config.folder} holds no files TASK{ENDING}, nor does a folder in it")
+
 
 ACTION_DIM, STATE_DIM = 7, 8
 CAMERAS = {"agentview": "agentview_rgb", "wrist": "eye_in_hand_rgb"}

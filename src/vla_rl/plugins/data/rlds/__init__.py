@@ -8,7 +8,7 @@ plugin = DataPlugin(
     config="vla_rl.plugins.data.rlds.config:RLDSConfig",
     build="vla_rl.plugins.data.rlds.dataset:RLDSData",
     summary="a data set in RLDS (TFRecord files)",
-    check="vla_rl.plugins.data.rlds.checks:check_folder",
+    check="vla_rl.plugins.data.rlds.dataset:check_folder",
     inspect="vla_rl.plugins.data.rlds.dataset:open_recordings",
     files=("**/*.tfrecord-*",),
 )

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from attrs import evolve, frozen
 
-from vla_rl.core.contexts import DataContext
-from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.contexts import CheckContext, DataContext
+from vla_rl.core.errors import UserError, did_you_mean, there_are
 from vla_rl.core.hookspecs import Demonstrations
+from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Array, Observation
-from vla_rl.plugins.data.rlds.checks import find_files
 from vla_rl.plugins.data.rlds.config import RLDSConfig
 from vla_rl.plugins.data.rlds.tfrecord import Example, ExampleFeature, Span, find_records, read_bytes, read_example
 from vla_rl.toolkit.data.episodes import EpisodeFilter, EpisodeLabels, exclude_remedy, format_numbers
@@ -30,6 +30,39 @@ from vla_rl.toolkit.data.samples import (
     compute_statistics,
     match_cameras,
 )
+
+DEPTH = 3
+"""Most folder levels between `folder` and the files: DATA_SET/VERSION."""
+
+
+def find_files(config: RLDSConfig) -> list[Path]:
+    """Return the files of the split, in order. Raise UserError for none, for several data sets, and where one of the
+    numbered files is missing."""
+    folder = config.folder
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder; give the one with the files NAME-{config.split}.tfrecord-...")
+    for depth in range(DEPTH + 1):
+        files = sorted(folder.glob(f"{'*/' * depth}*-{config.split}.tfrecord-*-of-*"))
+        if files:
+            break
+    else:
+        splits = sorted({file.name.split(".tfrecord")[0].rpartition("-")[2] for file in folder.rglob("*.tfrecord-*")})
+        listed = f"; it has the splits {', '.join(splits)}" if splits else ""
+        raise UserError(f"{folder} holds no files NAME-{config.split}.tfrecord-00000-of-...{listed}")
+    sets = sorted({str(file.parent / file.name.partition(".tfrecord")[0]) for file in files})
+    if len(sets) > 1:
+        raise UserError(f"{folder} holds {len(sets)} data sets: {', '.join(sets[:5])}; give the folder of one")
+    count = files[0].name.rpartition("-of-")[2]
+    if not count.isdigit() or int(count) != len(files):
+        raise UserError(f"{sets[0]}: {there_are(len(files), 'file')}, their names say {count}; download it again")
+    return files
+
+
+def check_folder(config: RLDSConfig, context: CheckContext) -> None:
+    """Raise UserError for a folder that is not one complete data set."""
+    with at("folder"):
+        find_files(config)
+
 
 STEPS = "steps/"
 OBSERVATION = "observation/"

@@ -1,5 +1,4 @@
-"""`remote`: a policy that another process serves over a websocket (openpi's protocol), to be evaluated on our
-simulators."""
+"""`remote`: a policy that another process serves over a websocket (openpi's protocol), evaluated on our simulators."""
 
 from __future__ import annotations
 

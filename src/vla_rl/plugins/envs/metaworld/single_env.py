@@ -18,8 +18,7 @@ from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View, env_factory
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 IDS_PER_TASK, FIRST_TRAIN, EVAL_STATES = 10_000, 1000, 50
-"""State ids: 10,000 times the task's number in the official order, plus 0 to 49 for "eval" or 1000 to 9999 for
-"train"."""
+"""Ids: 10,000 times the task's number in the official order, plus 0 to 49 for "eval", 1000 to 9999 for "train"."""
 
 
 def make_env(config: MetaWorldConfig, context: EnvContext) -> SubprocEnvs:

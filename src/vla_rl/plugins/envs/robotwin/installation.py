@@ -95,8 +95,7 @@ class Installation:
         return settings
 
     def setup_arguments(self, task: str) -> dict[str, Any]:
-        """Return the keyword arguments of `setup_demo` besides the seed, as RoboTwin's evaluation derives them from the
-        settings."""
+        """Return `setup_demo`'s arguments besides the seed, as RoboTwin's evaluation derives them from settings."""
         settings = self.task_settings(task)
         embodiment = settings["embodiment"]
         camera = self.robotwin_yaml("_camera_config")[settings["camera"].get("head_camera_type", "D435")]

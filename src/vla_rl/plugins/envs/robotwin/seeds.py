@@ -16,8 +16,7 @@ SPLITS = ("eval", "train")
 RANGE = 100_000
 """Number of seeds per split: split k has the seeds from RANGE * (1 + k), as in RoboTwin's evaluation number k."""
 IDS_PER_TASK, IDS_PER_SPLIT = 1_000_000, 500_000
-"""Composition of state ids: the task's number times IDS_PER_TASK, plus the split's times IDS_PER_SPLIT, plus the
-state's."""
+"""Composition of state ids: the task's number times IDS_PER_TASK, the split's times IDS_PER_SPLIT, and the state's."""
 
 
 class SeedBook:

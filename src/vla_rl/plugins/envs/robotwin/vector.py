@@ -240,8 +240,7 @@ class VectorRobotwin(SimEnv):
         return self._venvs[task]
 
     def _try_out(self, task: str, seed: int) -> None:
-        """Set up one scene, to raise errors early: `VectorEnv` takes any failure for a bad seed and tries further seeds
-        for ever."""
+        """Set up one scene, to raise errors early: `VectorEnv` takes failures for bad seeds and tries on for ever."""
         scene, unstable = self._robotwin.create_task(task), self._robotwin.unstable_error()
         try:
             scene.setup_demo(now_ep_num=seed, seed=seed, is_test=True, **self._robotwin.setup_arguments(task))

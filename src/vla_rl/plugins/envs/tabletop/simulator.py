@@ -294,8 +294,7 @@ def split_scenes(split: str) -> TabletopScenes:
 
 
 def _draw_positions(rng: np.random.Generator, count: int, starts_held: Array) -> tuple[Array, Array]:
-    """Return positions of the gripper [S, 2] and of objects [S, 4, 2], none closer than GAP: the first of many draws
-    that fits."""
+    """Return positions of the gripper [S, 2] and of objects [S, 4, 2], none closer than GAP."""
     gripper = np.empty((count, 2), np.float32)
     position = np.empty((count, THINGS, 2), np.float32)
     left = np.arange(count)

@@ -109,8 +109,7 @@ class _Output(Console):
 
 
 def _describe_operation(evaluation: Evaluation) -> str:
-    """Describe how much others acted instead of the policy, and how many actions came late; empty without takeovers and
-    in time."""
+    """Describe how much others acted instead of the policy and how many actions came late; empty for neither."""
     text = ""
     if (interventions := evaluation.interventions) is not None:
         text = f"; interventions in {interventions.rate:.0%} of steps, {format_rate(interventions.unaided)} without any"

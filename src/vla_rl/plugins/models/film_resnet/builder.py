@@ -104,8 +104,7 @@ class FilmPolicy(VLAModel, HasCritic, HasFeatures, HasReference):
     def _prepare_inputs(
         self, obs: Observation, offsets: ArrayOrTensor | None = None
     ) -> tuple[list[Tensor], Tensor | None, Tensor]:
-        """Return pixels of each camera, normalised state and bags of words; images are shifted by `offsets` int64
-        [cameras, B, 2]."""
+        """Return pixels of cameras, normalised state, bags of words; `offsets` int64 [cameras, B, 2] shift images."""
         images = [obs.images[name] for name in self.setup.cameras]
         if offsets is not None:
             images = [shift_images(image, move, self._device) for image, move in zip(images, offsets, strict=True)]

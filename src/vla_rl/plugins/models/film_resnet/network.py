@@ -94,8 +94,7 @@ def soft_argmax(maps: Tensor) -> Tensor:
 
 
 def encode_waves(state: Tensor, count: int) -> Tensor:
-    """Return the state [B, D] as [B, D (1 + 2 count)]: itself, and sines and cosines of each number with periods 2, 1,
-    1/2, ..."""
+    """Return the state [B, D] as [B, D (1 + 2 count)]: itself, its sines and cosines with periods 2, 1, 1/2, ..."""
     angle = (state.float().unsqueeze(-1) * (math.pi * 2.0 ** torch.arange(count, device=state.device))).flatten(1)
     return torch.cat([state, angle.sin().to(state.dtype), angle.cos().to(state.dtype)], dim=1)
 

@@ -105,8 +105,7 @@ class GrootModule(FlowModule):
         P, D]. Attention is causal, so padding changes nothing."""
 
     def list_sources(self, mixed: Tensor, mask: Tensor, count: int) -> list[Source]:
-        """Return what each of `count` even blocks attends to, from images and prompt [B, P, D]; mask: bool [B, 1, 1,
-        P]."""
+        """Return what each of `count` even blocks attends to: images and prompt [B, P, D]; mask: bool [B, 1, 1, P]."""
         return [(mixed, mask)] * count
 
     def run_backbone(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> BackboneFeatures:

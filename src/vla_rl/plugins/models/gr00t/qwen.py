@@ -127,8 +127,7 @@ class QwenTowers(nn.ModuleDict):
 
 @lru_cache
 def _on_device(table: Callable[..., Any], device: torch.device, *arguments: Any) -> Any:
-    """Return a table of numbers on the device, where it is kept: copies from the host would stall it, and CUDA graphs
-    refuse them."""
+    """Return a table of numbers on the device, where it is kept: copies from the host stall, in CUDA graphs fail."""
     result = table(*arguments)
     return result.to(device) if isinstance(result, Tensor) else tuple(part.to(device) for part in result)
 

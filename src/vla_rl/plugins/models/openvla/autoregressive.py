@@ -79,8 +79,7 @@ class ARModule(PolicyModule):
         pixels: Tensor | None,
         features: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return float32 logits [B, N, V] of `tokens` int64 [B, N] under teacher forcing (None without tokens), and
-        values."""
+        """Return float32 logits [B, N, V] of `tokens` int64 [B, N] under teacher forcing (None without), and values."""
         count = 1 if tokens is None else tokens.shape[1]
         if tokens is not None and count > 1:
             ids = torch.cat([ids, tokens[:, :-1]], dim=1)

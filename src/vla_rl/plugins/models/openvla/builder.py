@@ -131,8 +131,7 @@ def _build_module(
     device: torch.device,
     dtype: torch.dtype,
 ) -> M:
-    """Return the network with weights from the folder, or random ones that depend on the seed alone. The critic stays
-    in float32."""
+    """Return the network with weights from the folder, or random ones of the seed. The critic stays in float32."""
     checkpoint = fit.checkpoint
     vla = _build_network(config, context, fit, device, dtype)
     check_network(vla, find_decoding(config) == "autoregressive", config.checkpoint or f"preset {config.preset}")

@@ -105,8 +105,7 @@ def open_checkpoint(name: str) -> OpenVLACheckpoint:
 
 
 def read_part(path: Path) -> dict[str, Tensor]:
-    """Return the state of a part that is stored separately from the network, saved from a DistributedDataParallel
-    wrapper or not."""
+    """Return the state of a part that is stored separately, saved from a DistributedDataParallel wrapper or not."""
     state = read_pickled(path)
     if not all(isinstance(tensor, Tensor) for tensor in state.values()):
         raise CheckpointError(f"{path} holds other things than tensors; it is to be the state of a part of the network")

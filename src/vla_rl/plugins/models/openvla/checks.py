@@ -1,5 +1,4 @@
-"""Checks that a checkpoint's folder and the spec agree, as far as files tell. Light to import: specs are checked with
-it."""
+"""Checks that a checkpoint's folder and the spec agree, as far as files tell. Light to import, for reading specs."""
 
 from __future__ import annotations
 
@@ -268,8 +267,7 @@ def check_decoding(folder: Path, setup: Mapping[str, Any], config: FamilyConfig,
 
 
 def check_head(folder: Path, file: Path | None, config: FamilyConfig) -> None:
-    """Check that the L1 head's file exists if, and only if, the spec asks for the L1 head. Raise MismatchError
-    otherwise."""
+    """Check that the L1 head's file exists if, and only if, the spec asks for it. Raise MismatchError otherwise."""
     if uses_l1_head(config) and file is None:
         raise MismatchError(
             f"{folder} has no action_head--*_checkpoint.pt, which `head: l1` needs; "

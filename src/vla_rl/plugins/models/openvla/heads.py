@@ -19,8 +19,7 @@ from vla_rl.toolkit.models.networks import as_tensor
 
 
 class ProprioProjector(nn.Module):
-    """Projects the state [B, S] to one embedding [B, 1, D]; keys of OpenVLA-OFT's
-    `proprio_projector--*_checkpoint.pt`."""
+    """Projects the state [B, S] to one embedding [B, 1, D]; keys of OFT's `proprio_projector--*_checkpoint.pt`."""
 
     def __init__(self, state_dim: int, llm_dim: int) -> None:
         super().__init__()

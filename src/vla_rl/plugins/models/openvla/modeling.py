@@ -30,8 +30,7 @@ class VisionBackbone(nn.Module):
         self.embed_dim = first.embed_dim + second.embed_dim
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return features [B, images * patches, D] of [B, 6 * images, H, W] (per image: DINOv2's three channels, then
-        SigLIP's)."""
+        """Return features [B, images * patches, D] of [B, 6 * images, H, W] (an image: DINOv2's, SigLIP's)."""
         images = pixels.shape[1] // 6
         pixels = pixels.reshape(-1, 6, *pixels.shape[2:])
         features = torch.cat([self.featurizer(pixels[:, :3]), self.fused_featurizer(pixels[:, 3:])], dim=2)
@@ -130,8 +129,7 @@ class OpenVLAForActionPrediction(PreTrainedModel):
         causal: bool,
         past: int,
     ) -> tuple[Tensor, Tensor | None, Rotation]:
-        """Return the Llama's embeddings [B, S, D], mask and rotary embedding; `patches`: [B, P, D]; else as
-        `forward`."""
+        """Return the Llama's embeddings [B, S, D], mask, rotary embedding; `patches`: [B, P, D]; else as `forward`."""
         sequence = self.get_input_embeddings()(input_ids)
         if patches is not None:
             inserted = patches if extra is None else torch.cat([patches, extra], dim=1)

@@ -172,8 +172,7 @@ class Pi0Module(FlowModule):
         )
 
     def lay_out_suffix(self, valid: Tensor) -> tuple[Tensor, Rotation]:
-        """Return mask and rotation, as in `PiPrefix`, of the suffix that follows a prefix; valid: bool [B, P], False
-        where masked."""
+        """Return mask and rotation, as in `PiPrefix`, of the suffix that follows a prefix; valid: bool [B, P]."""
         tokens = self.state_tokens + self.pi0.config.chunk_size
         order = torch.arange(tokens, device=valid.device)
         among = (order[:, None] >= self.state_tokens) | (order < self.state_tokens)  # states do not see the actions

@@ -43,8 +43,7 @@ class SmolVLASizes:
     depth: int = 16
     """Layers of the language model (half of SmolVLM2's) and of the expert; each reads the same layer of the other."""
     alternate: int = 2
-    """Period of self-attention: the expert's tokens see each other in every `alternate`-th layer, in the others the
-    prefix alone."""
+    """Period of self-attention: the expert's tokens see each other in each `alternate`-th layer, else the prefix."""
     heads: int = 15
     kv_heads: int = 5
     head_dim: int = 64

@@ -284,8 +284,7 @@ class SmolVLAModule(FlowModule):
     def _run_language_model(
         self, x: Tensor, positions: Tensor, mask: Tensor, before: Sequence[Pair] | None
     ) -> tuple[Tensor, list[Pair]]:
-        """Run the language model on tokens x [B, T, D] that follow those of `before`. Return its output, and all keys
-        and values."""
+        """Run the language model on tokens x [B, T, D] after those of `before`. Return output, keys and values."""
         text = self.smolvla.vlm_with_expert.vlm.model.text_model
         by, pairs = rotary_factors(positions, self._dim), []
         for i, layer in enumerate(text.layers):

@@ -53,8 +53,7 @@ class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
         """Gradients of the parts that came before `update`; None: all samples come with `update`."""
 
     def update(self, data: TrajectoryData) -> UpdateMetrics:
-        """Make all optimiser steps of one training step. Sums are means over the optimiser steps once they are added
-        over ranks."""
+        """Make all optimiser steps of a training step. Sums, added over ranks, are means over the optimiser steps."""
         before = perf_counter()
         accumulator, trained = self._accumulator, self._trained
         metrics = MetricAccumulator({"loss/total": torch.zeros((), device=trained.device)})
@@ -107,8 +106,7 @@ class PolicyGradient(Trainer[TrajectoryData], TrainsInParts):
     def _run_passes(
         self, data: TrajectoryData, step: OptimizerStep, metrics: MetricAccumulator, first: bool
     ) -> torch.Tensor:
-        """Run the passes of all micro-batches of an optimiser step, whether it is the training step's first. Return the
-        loss."""
+        """Run the passes of all micro-batches of an optimiser step. `first`: of the training step. Return the loss."""
         count = len(data.steps)
         trained = self._trained
         trained.optimizer.zero_grad(set_to_none=True)

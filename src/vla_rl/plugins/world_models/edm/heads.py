@@ -82,8 +82,7 @@ class Heads(nn.Module):
         )
 
     def forward(self, before: Tensor, path: Path, instructions: Sequence[str], noise: Noise | None = None) -> Tensor:
-        """Return features [B, C, D] of each action, from the images [B, cameras 3, H, W] before the chunk; `noise` is
-        for dropout."""
+        """Return features [B, C, D] of actions, from images [B, cameras 3, H, W] before it; `noise` of dropout."""
         words, offsets = hashed_words(instructions, before.device)
         condition = self.condition(self.words(words, offsets))
         images = at_most(before, IMAGE_SIDE).chunk(len(self.glances), dim=1)

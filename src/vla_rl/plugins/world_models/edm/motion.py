@@ -69,8 +69,7 @@ class Path:
 
 
 class Motion(nn.Module):
-    """Predicts poses and their effect on images. A pose is the state; without a state, the sum of the actions since
-    the image."""
+    """Predicts poses and their effect on images. A pose is the state, or the sum of actions since the image."""
 
     usual: Tensor
     seen: Tensor

@@ -230,8 +230,7 @@ def _shift(wanted: Array, motion: Array, lag: int) -> tuple[Array, Array]:
 
 
 def _read_curves(data: RecordedData, place: int, kind: str, detrended: bool = True) -> tuple[Array, Array]:
-    """Return what an episode's actions ask for and how its state moves, float64 [T, A] and [T, S], for this kind of
-    `MotionPairs`."""
+    """Return what an episode's actions ask for and how its state moves, float64 [T, A] and [T, S], as `MotionPairs`."""
     assert data.state is not None
     vectors = data.episodes[place].vectors
     action, state = (vectors[name].astype(np.float64) for name in (data.action, data.state))

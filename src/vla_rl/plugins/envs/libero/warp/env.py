@@ -46,8 +46,7 @@ def make_env(config: LiberoWarpConfig, context: EnvContext) -> LiberoWarpEnv:
 
 
 class LiberoWarpEnv(SimEnv, Offloadable[Mapping[str, Any]]):
-    """Envs in batches of worlds. An env gets a world of its task's batch at a reset, and keeps it for other episodes of
-    the task."""
+    """Envs in batches of worlds. An env gets a world of its task's batch at a reset, and keeps it for the task."""
 
     def __init__(self, config: LiberoWarpConfig, context: EnvContext) -> None:
         from vla_rl.plugins.envs.libero.warp.task_model import HostScenes

@@ -98,8 +98,7 @@ def _read_joints(env: Any, name: str, state: Any, task: str) -> Predicate:
 
 
 def _find_threshold(name: str, ranges: Mapping[str, list[float]]) -> tuple[Side, float]:
-    """Return side and threshold of a condition, as LIBERO's classes choose them: some things open towards lower joint
-    positions."""
+    """Return side and threshold of a condition, as LIBERO chooses them: some things open towards lower positions."""
     if name == "turnon":
         return ">=", float(min(ranges["default_turnon_ranges"]))
     if name == "turnoff":

@@ -96,8 +96,7 @@ class HostScenes:
         return scene.task, read_start(scene, self._models[scene.task].model)
 
     def place_scene(self, state_id: int) -> LiberoScene:
-        """Return the scene of a reset state's task on the host, at the start of an episode. It stays valid until the
-        next call."""
+        """Return the scene of a reset state's task on the host, at an episode's start. Valid until the next call."""
         self._env.reset(state_id, 0)
         return self._scenes.resume_scene(0)
 

@@ -1,1 +1,0 @@
-"""Start of the workers, and what the loop asks of them."""
