@@ -120,7 +120,7 @@ class Hub(BaseHTTPRequestHandler):
         )
 
     def do_GET(self) -> None:
-        self._say(200, {"id": "me/toy", "sha": "1", "siblings": []})
+        self._say(200, {"id": "me/toy", "sha": "1", "siblings": [], "private": not self.server.public})
 
     def _say(self, status: int, content: dict) -> None:
         text = json.dumps(content).encode()
@@ -137,7 +137,12 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.asked, server.refuses, server.address = [], False, f"http://127.0.0.1:{server.server_port}"
+    server.asked, server.refuses, server.public, server.address = (
+        [],
+        False,
+        False,
+        f"http://127.0.0.1:{server.server_port}",
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()
@@ -173,6 +178,13 @@ def test_an_upload_that_is_refused_leaves_the_folder(hub, push, tmp_path):
     status, said = push(tmp_path / "given")
     assert status == 2 and "could not be uploaded" in said and "hf auth login" in said and "Traceback" not in said
     assert (tmp_path / "given" / "README.md").is_file()
+
+
+def test_what_was_meant_to_be_private_is_not_uploaded_to_a_public_repository(hub, push, tmp_path):
+    hub.public = True
+    status, said = push(tmp_path / "given")
+    assert status == 2 and "me/toy exists and is public; give --public, or another name" in said
+    assert not [path for path, _, _ in hub.asked if "/commit/" in path or "/preupload/" in path]
 
 
 def test_a_hub_that_cannot_be_reached(hub, push, tmp_path):

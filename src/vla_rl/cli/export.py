@@ -110,17 +110,22 @@ def _copy_folder(source: Path, target: Path) -> None:
 
 
 def upload_to_hub(folder: Path, repository: str, public: bool) -> str:
-    """Upload to huggingface.co, or `HF_ENDPOINT`, with the user's login or HF_TOKEN. Return the address."""
+    """Upload to huggingface.co, or `HF_ENDPOINT`, by the user's login or HF_TOKEN. Return the address. Raise UserError
+    where that fails, and, unless `public`, for a public repository."""
     from huggingface_hub import HfApi
 
     api = HfApi()
     try:
         address = api.create_repo(repository, private=not public, exist_ok=True)
-        api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Exported by vla-rl")
+        exposed = not public and api.repo_info(repository).private is False  # `private` is of new repositories alone
+        if not exposed:
+            api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Exported by vla-rl")
     except Exception as exc:  # those of a connection are of the HTTP library that this version of the hub's client uses
         raise UserError(
             f"{repository} could not be uploaded to {api.endpoint}: {str(exc).strip()}\n  see that it can be reached, "
             f"and log in with `hf auth login`, or set HF_TOKEN to a token that may write there; {folder} is whole, and "
             f"may be uploaded by hand"
         ) from exc
+    if exposed:
+        raise UserError(f"{repository} exists and is public; give --public, or another name; {folder} is whole")
     return str(address)

@@ -60,6 +60,7 @@ def test_every_key_and_item_has_its_line():
         ("a: !thing [3]", ((1, "a: tag !thing is not supported"),)),
         ("a: !!set {3}", ((1, "a: tag tag:yaml.org,2002:set is not supported"),)),
         ("a: &x {b: 1}\nc:\n  <<: *x\n  d: 2", ((3, f"c: {MERGE}"),)),
+        ('a: "\\U00110000"', ((1, "not valid YAML: chr() arg not in range(0x110000)"),)),
         ("a: " + 5000 * "[", ((1, "not valid YAML: it is nested too deeply"),)),
         ("a: 1\nb: " + 80 * "[" + 80 * "]", ((2, "not valid YAML: it is nested more than 64 deep"),)),
         ("a: 0x" + 1000 * "f", ((1, "a: 0xffffffffffffffffff... has 4000 bits; use a smaller number"),)),

@@ -100,6 +100,8 @@ def parse_yaml(text: str) -> Document:
         )
     except yaml.YAMLError as exc:
         return _unreadable_document(1, str(exc))
+    except (ValueError, OverflowError) as exc:  # an escape or a version number that no character or integer can be
+        return _unreadable_document(1, str(exc))
     except RecursionError:
         return _unreadable_document(1, "it is nested too deeply")
     except _TooMuch as exc:

@@ -61,7 +61,7 @@ class SuccessClassifier(nn.Module):
         return torch.stack(scaled, 1)
 
     def instruction_ids(self, instructions: Sequence[str]) -> torch.Tensor:
-        """Return the numbers of instructions, int64 [B]. Raises UserError for one that the recordings do not have."""
+        """Return places in the classifier's table, int64 [B]. Raises UserError for an instruction that is not there."""
         unknown = sorted(set(instructions) - self._position.keys())
         if unknown:
             raise UserError(
@@ -69,7 +69,7 @@ class SuccessClassifier(nn.Module):
                 f"{'; '.join(map(repr, self.shape.instructions))}"
             )
         ids = [self._position[text] for text in instructions]
-        return torch.tensor(ids, device=self.instruction.weight.device)
+        return torch.tensor(ids, dtype=torch.int64, device=self.instruction.weight.device)
 
     def forward(self, images: torch.Tensor, instruction_ids: torch.Tensor) -> torch.Tensor:
         """Return logits of success, float32 [B], for what `scale_images` and `instruction_ids` return."""
