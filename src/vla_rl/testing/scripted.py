@@ -30,7 +30,7 @@ from vla_rl.core.types import (
     at_last_action,
     to_numpy,
 )
-from vla_rl.testing.linear import Latency, wait_for_slowest
+from vla_rl.testing.latency import Latency, wait_for_slowest
 
 Outcome = Literal["success", "failure", "truncated"]
 End = tuple[int, Outcome]

@@ -18,7 +18,7 @@ from vla_rl.cli.report.html import interval_table, render_document, render_name,
 from vla_rl.cli.report.timeline import draw_timelines
 
 OVER_ESTIMATION = "imagination/over_estimation"
-METRICS = {
+IMAGINATION_METRICS = {
     OVER_ESTIMATION: "success over-estimation",
     "imagination/success_rate": "success of imagined episodes",
     "world_model/replay_auc": "AUC of success, episodes imagined again",
@@ -60,7 +60,7 @@ def _totals_table(run: ReportData) -> str:
 
 def _metric_charts(run: ReportData) -> str:
     figures = ""
-    for name, label in METRICS.items():
+    for name, label in IMAGINATION_METRICS.items():
         pairs = run.metric_series(name)
         if len(pairs) < 2:
             continue

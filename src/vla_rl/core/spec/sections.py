@@ -189,8 +189,7 @@ class AutoReset:
     """Tickets of a fixed length: at the end of an episode the ticket continues with a new one."""
 
     steps: int = field(validator=number_between(1, STEPS))
-    """Environment steps (single actions) of each of the env.num_envs tickets in a training step; a multiple of
-    chunk."""
+    """Environment steps (single actions) of each of env.num_envs tickets in a training step; a multiple of chunk."""
     mode: Literal["immediate", "deferred"] = "immediate"
     """When the new episode begins: at once (immediate), or at the next chunk (deferred)."""
 
@@ -331,8 +330,7 @@ class QualityThresholds:
 
 @frozen(kw_only=True)
 class ImaginationSpec:
-    """Training in imagination: after each real rollout the same policy collects trajectories in the world model.
-    Experimental."""
+    """Training in imagination: after each rollout the policy collects trajectories in the world model. Experimental."""
 
     per_real: int = field(default=7, validator=number_between(1, 10_000))
     """Imagined trajectories for each real one of a training step."""
@@ -554,8 +552,7 @@ class ImitationSpec(RateSchedule):
     other settings are those of `train`."""
 
     steps: int | None = field(default=None, validator=v.optional(number_between(0, UPDATES)))  # type: ignore[assignment]
-    """Optimiser steps of `vla-rl sft`, which needs them; with `data` for a trainer of transitions alone, leave it
-    out."""
+    """Optimiser steps of `vla-rl sft`, which needs them; with `data` for a trainer of transitions, leave it out."""
     lr: float | None = field(default=None, validator=v.optional(positive_between(1e-12, 10)))  # type: ignore[assignment]
     """Learning rate of `vla-rl sft`, which needs it."""
     expert: ExpertSpec | None = field(default=None)

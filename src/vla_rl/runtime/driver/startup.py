@@ -21,7 +21,7 @@ from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface, LearnerI
 from vla_rl.runtime.driver.training.part import StepPart
 from vla_rl.runtime.gpu_memory.checks import check_before_building
 from vla_rl.runtime.messages.weights import WeightTransfer
-from vla_rl.runtime.placement.weight_strategy import TransferNotPossible, choose_strategy
+from vla_rl.runtime.placement.weight_strategy import TransferNotPossible, WorkerLocation, choose_strategy
 
 logger = logging.getLogger(__name__)
 
@@ -122,8 +122,7 @@ def _connect_weights(fleet: Fleet, spec: Spec) -> None:
         strategy = choose_strategy(spec.placement.weight_transfer, locations[0], locations[1:])
     except TransferNotPossible as exc:
         raise TransferNotPossible(f"placement.weight_transfer: {exc}") from exc
-    one_machine = locations[0].machine is not None and len({location.machine for location in locations}) == 1
-    fleet.through_store = strategy == "host" and not one_machine
+    fleet.through_store = strategy == "host" and not _on_one_machine(locations)
     transfer = WeightTransfer(
         strategy=strategy,
         through_store=fleet.through_store,
@@ -136,6 +135,11 @@ def _connect_weights(fleet: Fleet, spec: Spec) -> None:
     logger.info("weights reach policies by strategy %s", strategy)
     connecting = [policy.call(PolicyInterface.connect_learner, transfer) for policy in policies]
     fleet.get_all([learner.call(LearnerInterface.connect_policies, transfer), *connecting])
+
+
+def _on_one_machine(locations: Sequence[WorkerLocation]) -> bool:
+    """Return whether these workers can share memory."""
+    return locations[0].machine is not None and len({location.machine for location in locations}) == 1
 
 
 def _join_learners(fleet: Fleet) -> None:

@@ -37,6 +37,7 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "model.save_lora": (NONE, "what is kept"),
     "model.frozen_weights": (NUMBERS, "weights that are not trained are rounded in another way"),
     "model.lora.merge_for_acting": (NUMBERS, "which weights act: merged ones round differently"),
+    "conventions": (ANOTHER_RUN, "they are what the policy sees and what its actions mean"),
     "env": (ANOTHER_RUN, "it is the task that is learned"),
     "env.num_envs": (NUMBERS, "with auto_reset each env has its own stream"),
     "env.processes": (NONE, "where envs run and how long they may take"),

@@ -35,8 +35,7 @@ class EncoderSettings:
     """Frames per trajectory that are embedded, evenly spaced from first to last, 2 or more; a multiple of the encoder's
     tubelet size (2)."""
     image_size: int | None = field(default=None, validator=v.optional(v.ge(16)))
-    """Side of the crop in pixels, 16 or more, a multiple of the encoder's patch size (16); null: the checkpoint's
-    own."""
+    """Side of the crop in pixels, 16 or more, a multiple of the encoder's patch size (16); null: the checkpoint's."""
     camera: str | None = None
     """Camera whose frames are embedded; null: the simulator's first camera."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -30,8 +30,7 @@ class LeRobotConfig:
     state: str = "observation.state"
     """Feature with the state, in the simulator's units; not read for a simulator without a state."""
     reward: str = "next.reward"
-    """Feature with the reward of each row, which trainers of recordings read; data sets without it are fine for
-    others."""
+    """Feature with the reward of each row, which trainers of recordings read; others do without."""
     only: Literal["all", "interventions"] = "all"
     """Samples to read: all, or those whose first action a person or an expert chose instead of the policy (feature
     `is_intervention` of recordings with takeovers), for HG-DAgger."""

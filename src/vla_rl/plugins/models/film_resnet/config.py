@@ -100,8 +100,7 @@ class FilmResnetConfig:
     value_head: FilmValueHeadConfig = field(factory=FilmValueHeadConfig)
     """Critic, used when the algorithm asks for one."""
     dtype: str = field(default="float32", validator=in_(DTYPES))
-    """Precision of the weights: float32 or bfloat16. Log-probs, entropies and values are computed in float32 either
-    way."""
+    """Precision of the weights: float32 or bfloat16. Log-probs, entropies and values are always computed in float32."""
 
     @network.validator
     def _keys_of_bins(self, attribute: Attribute[Any], value: NetworkConfig | None) -> None:

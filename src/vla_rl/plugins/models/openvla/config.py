@@ -154,8 +154,7 @@ class FamilyConfig:
     instead of keeping them. `off`: none. `selective`: all but the large products of matrices, and attention over long
     sequences: 0.4 of the memory at full size. `full`: all, 0.06 of the memory and about a third more time."""
     dtype: str = field(default="float32", validator=in_(DTYPES))
-    """Precision of the weights: float32 or bfloat16. Log-probs, entropies and values are computed in float32 either
-    way."""
+    """Precision of the weights: float32 or bfloat16. Log-probs, entropies and values are always computed in float32."""
     frozen_weights: str = field(default="bf16", validator=[in_(FROZEN_WEIGHTS), check_frozen_weights])
     """Storage of the weights of transformer layers that `lora` leaves frozen. `bf16`: as `dtype` says; `int8` and
     `nf4`: one byte, or 4.25 bits a weight, and products in `dtype`; `fp8`: one byte, and products in FP8, on GPUs that
@@ -184,8 +183,7 @@ class OpenVLAOFTConfig(FamilyConfig):
     """Action head. `discrete`: 256 bins per action dimension. `l1`: the regression head of the public OpenVLA-OFT
     checkpoints, for evaluation and behaviour cloning; without `deviation` it has no distribution, and RL is refused."""
     deviation: DeviationConfig | None = field(default=None, validator=_only_with_l1)
-    """Distribution around the actions of `head: l1`, with a learnt scale, for RL. Null: deterministic actions, no
-    RL."""
+    """Distribution around the actions of `head: l1`, with a learnt scale, for RL. Null: deterministic, no RL."""
     use_proprio: bool | None = None
     """Feed the state as one token. Null: as the checkpoint was trained; a preset does if the simulator has one."""
     statistics_range: str | None = field(

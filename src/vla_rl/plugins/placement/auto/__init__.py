@@ -1,5 +1,4 @@
-"""Automatic placement: measures the job's roles, then takes the split of devices with the shortest predicted
-iteration."""
+"""Automatic placement: measures the roles, then takes the split of devices with the shortest predicted iteration."""
 
 from __future__ import annotations
 

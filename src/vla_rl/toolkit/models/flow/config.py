@@ -179,8 +179,7 @@ class FlowConfig:
     alone; needs `train_expert_only`. Costs memory and, between processes, traffic for each chunk: about 10 MB for pi0
     and pi0.5 at full size with two cameras, in bfloat16."""
     lora: LoRAConfig | None = None
-    """Train adapters on the linear layers of the trained part, instead of its weights; the heads are trained in
-    full."""
+    """Train adapters on the linear layers of the trained part, instead of its weights; heads are trained in full."""
     dtype: str = field(default="float32", validator=in_(DTYPES))
     """Precision of the towers' weights. Norms, projections of state, time and actions, and all heads stay in
     float32."""
