@@ -79,7 +79,15 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME")
     for project in PROJECTS:
         parser.add_argument(f"--{project}", type=Path)
+    parser.add_argument(
+        "--expected", action="store_true", help="only write the forecasts of `vla-rl plan` into the heads"
+    )
     arguments = parser.parse_args()
+    if arguments.expected:
+        for file in sorted(RECIPES.glob("*.yaml")):
+            if not arguments.names or file.stem in arguments.names:
+                update_expected(file)
+        return
     for name in arguments.names or all_names():
         kept = read_kept(name)
         checkout = getattr(arguments, kept.project)
@@ -206,6 +214,15 @@ def with_departures(text: str, reasons: Mapping[str, str]) -> str:
     said = " ".join(line.removeprefix("#").strip() for line in lines.splitlines()).partition(DEPARTS)[0].strip()
     sentences = f"{said} {_departures(reasons)}" if reasons else said
     return head + "\n".join(_wrap(f"Differs here: {sentences}")) + "\n# Expected:" + follow
+
+
+def update_expected(recipe: Path) -> None:
+    """Replace the sentence after `Expected:` in a recipe's head by the forecast of today's `vla-rl plan`."""
+    text = recipe.read_text(encoding="utf-8")
+    before, rest = text.split("# Expected: ", 1)
+    after = rest.partition("# On one GPU:")[2]
+    expected = "\n".join(_wrap(f"Expected: {forecast(recipe.stem)}"))
+    recipe.write_text(f"{before}{expected}\n# On one GPU:{after}", encoding="utf-8")
 
 
 def expected_of(text: str) -> str:
