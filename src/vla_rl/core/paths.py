@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from vla_rl.core.errors import UserError
 
@@ -96,6 +96,13 @@ def open_text(path: Path, longest: int = LONGEST_TEXT) -> TextIO:
         # A character is at most 4 bytes: enough for one more than `longest`, which tells that the text is too long.
         content = (begin or b"") + io.BufferedReader(pipe).read(4 * longest + 4)
     return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
+
+
+def read_table(module_file: str, name: str) -> Any:
+    """Return the content of a YAML file beside a module, whose `__file__` is given."""
+    import yaml  # not needed for what else is here
+
+    return yaml.safe_load(Path(module_file).with_name(name).read_text("utf-8"))
 
 
 def format_path(path: object) -> str:

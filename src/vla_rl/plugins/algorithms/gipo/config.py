@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import yaml
 from attrs import field, frozen
 from attrs import validators as v
 
+from vla_rl.core.paths import read_table
 from vla_rl.core.types import Requirements
 from vla_rl.toolkit.algorithms.checks import Deviation
 from vla_rl.toolkit.algorithms.policy_gradient import CriticSettings
 
-PRESETS = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text("utf-8"))
+PRESETS = read_table(__file__, "presets.yaml")
 """Preset -> its keys, with their sources."""
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import yaml
 from attrs import frozen
 
+from vla_rl.core.paths import read_table
 from vla_rl.toolkit.algorithms.policy_gradient import ClipSettings, CorrectionSettings, CriticSettings
 
-PRESETS = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text("utf-8"))
+PRESETS = read_table(__file__, "presets.yaml")
 """Preset -> its keys, with their sources."""
 
 

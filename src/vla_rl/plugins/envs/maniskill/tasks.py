@@ -3,14 +3,12 @@ of fixed placements."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import yaml
-
+from vla_rl.core.paths import read_table
 from vla_rl.core.types import ResetState
 
-_FACTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("tasks.yaml").read_text("utf-8"))
+_FACTS: dict[str, Any] = read_table(__file__, "tasks.yaml")
 INSTRUCTIONS: dict[str, str] = _FACTS["instructions"]
 """Task -> instruction of the policy, unless the task or the spec gives another one."""
 PANDA_TASKS = frozenset(_FACTS["panda_tasks"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import yaml
+from vla_rl.core.paths import read_table
 
 FACTS_FILE = "lerobot.json"
 """File that tools/metaworld_facts.py writes: what checkpoints and data sets in public were made with."""
@@ -16,7 +16,6 @@ CORNER2_POSITION: tuple[float, float, float] = tuple(_FACTS["corner2_position"])
 """Place of lerobot's camera corner2 in the model [m]."""
 
 BENCHMARKS: dict[str, tuple[str, ...]] = {
-    name: tuple(tasks)
-    for name, tasks in yaml.safe_load(Path(__file__).with_name("benchmarks.yaml").read_text("utf-8")).items()
+    name: tuple(tasks) for name, tasks in read_table(__file__, "benchmarks.yaml").items()
 } | {"MT50": tuple(INSTRUCTIONS)}
 """Benchmark -> its tasks. MT1 is any single task."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from vla_rl.core.paths import read_table
 
-import yaml
-
-STEP_LIMITS: dict[str, int] = yaml.safe_load(Path(__file__).with_name("step_limits.yaml").read_text("utf-8"))
+STEP_LIMITS: dict[str, int] = read_table(__file__, "step_limits.yaml")
 """Task -> step limit of RoboTwin's evaluation, in actions (`_eval_step_limit.yml`). The order numbers the tasks."""
 
 

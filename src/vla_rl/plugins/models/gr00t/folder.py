@@ -9,11 +9,11 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
-import yaml
 from attrs import evolve, field, frozen
 
 from vla_rl.core.contexts import CheckContext
 from vla_rl.core.errors import CheckpointError
+from vla_rl.core.paths import read_table
 from vla_rl.core.types import EnvInfo
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.gr00t.processor import read_processor
@@ -159,7 +159,7 @@ class Generation:
         return {**top, **(head if self.section is None else {self.section: head})}
 
 
-FACTS: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("generations.yaml").read_text("utf-8"))
+FACTS: Mapping[str, Any] = read_table(__file__, "generations.yaml")
 """Generation -> what differs between them."""
 N1_5 = Generation(name="N1.5", sizes=GrootSizes, **FACTS["N1.5"]["config"])
 N1_7 = Generation(name="N1.7", sizes=QwenSizes, **FACTS["N1.7"]["config"])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import yaml
 from attrs import field, frozen, validators
 
-PRESETS = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text("utf-8"))
+from vla_rl.core.paths import read_table
+
+PRESETS = read_table(__file__, "presets.yaml")
 """Preset -> its keys, with their sources."""
 RATE: Any = validators.and_(validators.gt(0.0), validators.le(10.0))
 DECAY: Any = validators.and_(validators.ge(0.0), validators.le(100.0))

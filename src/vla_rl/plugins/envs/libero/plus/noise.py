@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
-import yaml
 from scipy.ndimage import gaussian_filter, zoom
 
+from vla_rl.core.paths import read_table
 from vla_rl.core.types import Array
 
 Draws = np.random.RandomState
 """Random numbers of one frame. The legacy generator, since the authors' code draws from it."""
-SEVERITIES = yaml.safe_load(Path(__file__).with_name("noise.yaml").read_text("utf-8"))
+SEVERITIES = read_table(__file__, "noise.yaml")
 """Kind of noise -> its numbers for each severity; the file says what they are."""
 FOG_SIZE, FOG_SPREAD = 256, 100.0
 """Side of the fog's map in pixels, at least, and its variation at the coarsest scale."""
